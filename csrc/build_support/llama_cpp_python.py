@@ -1,0 +1,70 @@
+"""What the build needs to know of the llama-cpp-python it compiles against.
+
+Run by CMake as a script, it prints one `KEY=value` line each for the release and its folders. Imported by
+scikit-build-core as the provider of the `dependencies` field, it pins the wheel to that very release: llama.h changes
+weekly, so a built extension fits one release only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+OLDEST_SUPPORTED = "0.3.36"
+"""The oldest release whose llama.h has what csrc/ calls."""
+
+RUNTIME_DEPENDENCIES = ["numpy>=1.24", "cffi>=1.16", "click>=8.1", "rich>=13.0", "prompt_toolkit>=3.0.36"]
+
+
+def release() -> str:
+    """The installed release, such as "0.3.36"; raises SystemExit with a remedy if there is none that fits."""
+    try:
+        version = importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(
+            f"llama-cpp-python is not installed in the build environment; install {OLDEST_SUPPORTED} or newer "
+            "first, or build with isolation (plain `pip install .`)."
+        ) from None
+    if _key(version) < _key(OLDEST_SUPPORTED):
+        raise SystemExit(
+            f"llama-cpp-python {version} is too old: pyfly-cpp needs {OLDEST_SUPPORTED} or newer. Upgrade it (with the "
+            "CMAKE_ARGS of your backend), then install pyfly-cpp again."
+        )
+    return version
+
+
+def _key(version: str) -> tuple[int, ...]:
+    public = version.split("+")[0]
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in public.split(".")[:3])
+
+
+def package_folder() -> Path:
+    """The folder of the llama_cpp package. It is located, not imported: importing would load the backend."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the llama_cpp package of llama-cpp-python cannot be found; reinstall llama-cpp-python.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def include_folder() -> Path:
+    """The folder with llama.h and ggml.h."""
+    site = package_folder().parent
+    for folder in (site / "include", package_folder() / "include"):
+        if (folder / "llama.h").is_file():
+            return folder
+    raise SystemExit(f"llama-cpp-python came without llama.h (looked in {site / 'include'}); reinstall it from source.")
+
+
+def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, *_: Any) -> list[str]:
+    """scikit-build-core's provider call for `dependencies`."""
+    if field != "dependencies":
+        raise ValueError(f"this provider knows only the field 'dependencies', not {field!r}")
+    return [f"llama-cpp-python=={release()}", *RUNTIME_DEPENDENCIES]
+
+
+if __name__ == "__main__":
+    print(f"RELEASE={release()}")
+    print(f"INCLUDE={include_folder()}")
+    print(f"LIB={package_folder() / 'lib'}")

@@ -1,0 +1,110 @@
+#include "chain_sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+
+namespace pyfly {
+
+namespace {
+
+// llama.cpp marks a sampler that does nothing with a leading '?'.
+bool is_disabled(const llama_sampler * sampler) {
+    return llama_sampler_name(sampler)[0] == '?';
+}
+
+bool selects(const llama_sampler * sampler) {
+    static const std::array<const char *, 13> names = {
+        "greedy", "dist",        "top-k", "typical",     "top-p",       "min-p",  "temp",
+        "temp-ext", "xtc", "mirostat", "mirostat-v2", "top-n-sigma", "adaptive-p"};
+    const char * name = llama_sampler_name(sampler);
+    name += std::strspn(name, "?+-"); // marks for "disabled" and "runs on the backend"
+    return std::any_of(names.begin(), names.end(), [&](const char * n) { return std::strcmp(n, name) == 0; });
+}
+
+} // namespace
+
+std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row) {
+    if (llama_sampler_chain == nullptr) {
+        return std::make_unique<GreedySampler>();
+    }
+    LlamaSamplerPtr copy(llama_sampler_clone(static_cast<const llama_sampler *>(llama_sampler_chain)));
+    const int32_t n = llama_sampler_chain_n(copy.get());
+    const auto at = [&](int32_t i) { return llama_sampler_chain_get(copy.get(), i); };
+    int32_t n_shaping = 0;
+    bool shapes = false;
+    while (n_shaping < n && !selects(at(n_shaping))) {
+        shapes = shapes || !is_disabled(at(n_shaping));
+        n_shaping++;
+    }
+    if (n_shaping == n) {
+        throw Error(PYFLY_STATUS_INVALID, "the sampler chain selects no token; end it with a greedy or dist sampler");
+    }
+    const bool is_greedy = n_shaping == n - 1 && std::strcmp(llama_sampler_name(at(n - 1)), "greedy") == 0;
+    if (is_greedy && !shapes) {
+        return std::make_unique<GreedySampler>();
+    }
+    return std::make_unique<ChainSampler>(std::move(copy), n_shaping, is_greedy, keeps_shaped_row);
+}
+
+int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
+    data_.resize(n_vocab);
+    bool is_finite = false;
+    for (size_t i = 0; i < n_vocab; i++) {
+        data_[i] = {static_cast<llama_token>(i), row[i], 0.0f};
+        is_finite = is_finite || std::isfinite(row[i]);
+        if (std::isnan(row[i]) || row[i] == INFINITY) {
+            is_finite = false;
+            break;
+        }
+    }
+    candidates_ = {data_.data(), n_vocab, -1, false};
+    const auto apply = [&](int32_t begin, int32_t end) {
+        for (int32_t i = begin; i < end; i++) {
+            llama_sampler * sampler = llama_sampler_chain_get(chain_.get(), i);
+            if (sampler->iface->apply) {
+                llama_sampler_apply(sampler, &candidates_);
+            }
+        }
+    };
+    if (is_finite) {
+        apply(0, n_shaping_);
+        is_finite = std::any_of(data_.begin(), data_.end(), [](const llama_token_data & d) { return std::isfinite(d.logit); });
+    }
+    if (!is_finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE,
+                    "the target's logits row has no distribution left (NaN, +inf, or every token forbidden); check the "
+                    "model file, the logits processors and the grammar");
+    }
+    if (keeps_shaped_row_) {
+        shaped_.assign(n_vocab, -INFINITY);
+        for (size_t i = 0; i < candidates_.size; i++) {
+            shaped_[static_cast<size_t>(candidates_.data[i].id)] = candidates_.data[i].logit;
+        }
+    }
+    apply(n_shaping_, llama_sampler_chain_n(chain_.get()));
+    if (candidates_.selected < 0 || static_cast<size_t>(candidates_.selected) >= candidates_.size) {
+        throw Error(PYFLY_STATUS_NATIVE, "the sampler chain selected no token");
+    }
+    return candidates_.data[candidates_.selected].id;
+}
+
+bool ChainSampler::could_draw(int32_t token) const {
+    if (is_greedy_) {
+        return true;
+    }
+    const llama_token_data * end = candidates_.data + candidates_.size;
+    return std::any_of(static_cast<const llama_token_data *>(candidates_.data), end,
+                       [&](const llama_token_data & d) { return d.id == token && std::isfinite(d.logit); });
+}
+
+std::unique_ptr<Sampler> ChainSampler::clone() const {
+    return std::make_unique<ChainSampler>(LlamaSamplerPtr(llama_sampler_clone(chain_.get())), n_shaping_, is_greedy_,
+                                          keeps_shaped_row_);
+}
+
+} // namespace pyfly

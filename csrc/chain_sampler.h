@@ -1,0 +1,41 @@
+// A request's own llama.cpp sampler chain as a Sampler.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "llama.h"
+#include "sampler.h"
+
+namespace pyfly {
+
+struct LlamaSamplerDeleter {
+    void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
+};
+using LlamaSamplerPtr = std::unique_ptr<llama_sampler, LlamaSamplerDeleter>;
+
+// The leading samplers of a chain (custom ones, biases, penalties, grammar) shape the row; from the first one that
+// truncates, scales or selects on, they choose.
+class ChainSampler : public Sampler {
+  public:
+    // n_shaping: how many leading samplers shape the row; is_greedy: the rest only takes the argmax.
+    ChainSampler(LlamaSamplerPtr chain, int32_t n_shaping, bool is_greedy, bool keeps_shaped_row)
+        : chain_(std::move(chain)), n_shaping_(n_shaping), is_greedy_(is_greedy), keeps_shaped_row_(keeps_shaped_row) {}
+
+    int32_t choose(const float * row, size_t n_vocab) override;
+    const float * shaped_row() const override { return shaped_.data(); }
+    bool could_draw(int32_t token) const override;
+    void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
+    std::unique_ptr<Sampler> clone() const override;
+
+  private:
+    LlamaSamplerPtr chain_;
+    int32_t n_shaping_;
+    bool is_greedy_;
+    bool keeps_shaped_row_;
+    std::vector<llama_token_data> data_;  // candidates of the last row
+    llama_token_data_array candidates_ = {nullptr, 0, -1, false};
+    std::vector<float> shaped_;
+};
+
+} // namespace pyfly

@@ -1,0 +1,196 @@
+#include "draft_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "error.h"
+#include "rows.h"
+
+namespace pyfly {
+
+std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft) {
+    const auto number = [](int64_t n) { return std::to_string(n); };
+    const auto differs = [&](const char * what, int64_t a, int64_t b) {
+        return std::string("the draft's ") + what + " is " + number(b) + ", the target's " + number(a);
+    };
+    if (llama_vocab_type(target) != llama_vocab_type(draft)) {
+        return differs("tokenizer type", llama_vocab_type(target), llama_vocab_type(draft));
+    }
+    const int32_t n_target = llama_vocab_n_tokens(target);
+    const int32_t n_draft = llama_vocab_n_tokens(draft);
+    // The text of tokens first: it says more than two numbers do.
+    for (int32_t token = 0; token < std::min(n_target, n_draft); token++) {
+        const char * a = llama_vocab_get_text(target, token);
+        const char * b = llama_vocab_get_text(draft, token);
+        if (std::strcmp(a, b) != 0) {
+            return "token " + number(token) + " is '" + a + "' in the target and '" + b + "' in the draft";
+        }
+    }
+    if (n_target != n_draft) {
+        return differs("vocabulary size", n_target, n_draft);
+    }
+    if (llama_vocab_bos(target) != llama_vocab_bos(draft)) {
+        return differs("BOS token", llama_vocab_bos(target), llama_vocab_bos(draft));
+    }
+    if (llama_vocab_eos(target) != llama_vocab_eos(draft)) {
+        return differs("EOS token", llama_vocab_eos(target), llama_vocab_eos(draft));
+    }
+    return {};
+}
+
+DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config) : p_min_(config.p_min) {
+    const std::string path = config.model_path ? config.model_path : "";
+    if (!(p_min_ >= 0.0 && p_min_ <= 1.0)) {
+        throw Error(PYFLY_STATUS_INVALID, "p_min must be in [0, 1]");
+    }
+    llama_model_params model_params = llama_model_default_params();
+    model_params.n_gpu_layers = config.n_gpu_layers;
+    model_.reset(llama_model_load_from_file(path.c_str(), model_params));
+    if (!model_) {
+        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp could not load the draft model '" + path +
+                                             "'; check that it is a complete GGUF file");
+    }
+    const llama_vocab * vocab = llama_model_get_vocab(model_.get());
+    const std::string difference =
+        vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())), vocab);
+    if (!difference.empty()) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "the draft model '" + path + "' does not share the target's vocabulary: " +
+                                                   difference + "; use a draft of the same model family");
+    }
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) : static_cast<uint32_t>(target.n_ctx());
+    params.n_batch = config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
+    params.n_batch = std::min(params.n_batch, params.n_ctx);
+    params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
+    params.n_threads = config.n_threads;
+    params.n_threads_batch = config.n_threads;
+    params.flash_attn_type = config.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.offload_kqv = config.offload_kqv != 0;
+    if (config.type_k >= 0) {
+        params.type_k = static_cast<ggml_type>(config.type_k);
+    }
+    if (config.type_v >= 0) {
+        params.type_v = static_cast<ggml_type>(config.type_v);
+    }
+    context_.reset(llama_init_from_model(model_.get(), params));
+    if (!context_ || llama_get_memory(context_.get()) == nullptr) {
+        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp could not create a context for the draft model '" + path +
+                                             "'; lower the draft's n_ctx or choose another cache type");
+    }
+    target.thread_pool().attach(context_.get());
+    n_vocab_ = llama_vocab_n_tokens(vocab);
+    n_ctx_ = llama_n_ctx_seq(context_.get());
+    n_batch_ = llama_n_batch(context_.get());
+    if (n_ctx_ < 16) {
+        throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
+    }
+    can_shift_ = llama_memory_can_shift(llama_get_memory(context_.get()));
+    can_rewind_ = !llama_model_is_recurrent(model_.get()) && !llama_model_is_hybrid(model_.get());
+}
+
+void DraftModel::forget_all() {
+    llama_memory_clear(llama_get_memory(context_.get()), false);
+    cached_.clear();
+}
+
+void DraftModel::forget_from(size_t n) {
+    if (n >= cached_.size()) {
+        return;
+    }
+    if (!can_rewind_ ||
+        !llama_memory_seq_rm(llama_get_memory(context_.get()), 0, static_cast<llama_pos>(n), -1)) {
+        forget_all(); // a state that cannot be taken back is built anew
+        return;
+    }
+    cached_.resize(n);
+}
+
+// Makes cached_ a prefix of history[offset_...], short of the last token, whose row starts the draft.
+void DraftModel::sync(const std::vector<int32_t> & history) {
+    size_t common = 0;
+    if (offset_ < history.size()) {
+        const size_t n = std::min(cached_.size(), history.size() - offset_ - 1);
+        const auto begin = history.begin() + static_cast<std::ptrdiff_t>(offset_);
+        common = static_cast<size_t>(std::mismatch(begin, begin + static_cast<std::ptrdiff_t>(n), cached_.begin()).first -
+                                     begin);
+    }
+    forget_from(common);
+    if (cached_.empty()) {
+        offset_ = 0;
+    }
+}
+
+// Moves the window so that `n_new` more tokens fit behind what is cached.
+void DraftModel::make_room(size_t n_history, size_t n_new) {
+    if (cached_.size() + n_new <= n_ctx_) {
+        return;
+    }
+    const size_t keep = n_ctx_ / 2;
+    const llama_memory_t memory = llama_get_memory(context_.get());
+    if (can_shift_ && can_rewind_ && n_new <= keep && cached_.size() > keep) {
+        const size_t drop = cached_.size() - keep;
+        llama_memory_seq_rm(memory, 0, 0, static_cast<llama_pos>(drop));
+        llama_memory_seq_add(memory, 0, static_cast<llama_pos>(drop), -1, -static_cast<llama_pos>(drop));
+        cached_.erase(cached_.begin(), cached_.begin() + static_cast<std::ptrdiff_t>(drop));
+        offset_ += drop;
+    } else {
+        // Too far behind, or a cache that cannot shift: start again with the most recent half.
+        forget_all();
+        offset_ = n_history > keep ? n_history - keep : 0;
+    }
+}
+
+void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
+    decode_tokens(context_.get(), "draft model", tokens, n, static_cast<int32_t>(cached_.size()), with_row ? n - 1 : n);
+    cached_.insert(cached_.end(), tokens, tokens + n);
+    n_evaluated_ += static_cast<int64_t>(n);
+}
+
+size_t DraftModel::prepare(const std::vector<int32_t> & history) {
+    sync(history);
+    size_t behind = history.size() - offset_ - cached_.size();
+    if (behind <= n_batch_) {
+        return 0; // the first draft takes the rest in one batch
+    }
+    make_room(history.size(), behind);
+    behind = history.size() - offset_ - cached_.size();
+    if (behind <= n_batch_) {
+        return 0;
+    }
+    evaluate(history.data() + offset_ + cached_.size(), n_batch_, false);
+    return behind - n_batch_;
+}
+
+void DraftModel::draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) {
+    while (prepare(history) > 0) {
+    }
+    n_max = std::min(n_max, static_cast<int32_t>(n_ctx_ / 4));
+    make_room(history.size(), history.size() - offset_ - cached_.size() + static_cast<size_t>(n_max));
+    while (history.size() - offset_ - cached_.size() > n_batch_) {
+        evaluate(history.data() + offset_ + cached_.size(), n_batch_, false);
+    }
+    const int32_t * next = history.data() + offset_ + cached_.size();
+    size_t n_next = history.size() - offset_ - cached_.size();
+    out.reserve(static_cast<size_t>(n_max)); // `next` points into it
+    while (static_cast<int32_t>(out.size()) < n_max) {
+        evaluate(next, n_next, true);
+        const float * row = llama_get_logits_ith(context_.get(), static_cast<int32_t>(n_next) - 1);
+        const RowMax max = row_max(row, static_cast<size_t>(n_vocab_));
+        if (!max.finite) {
+            throw Error(PYFLY_STATUS_NOT_FINITE,
+                        "the draft model produced a logits row without a distribution; check its file");
+        }
+        if (p_min_ > 0.0) {
+            const RowStats stats = row_stats(row, static_cast<size_t>(n_vocab_), 0);
+            if (std::exp(stats.log_prob(max.logit)) < p_min_) {
+                return;
+            }
+        }
+        out.push_back(max.token);
+        next = &out.back();
+        n_next = 1;
+    }
+}
+
+} // namespace pyfly

@@ -1,0 +1,39 @@
+// What proposes tokens for the target. One file per drafter beside this one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pyfly {
+
+struct RowStats;
+
+// A drafter follows one sequence. It is always shown the whole token history and compares it with what it has seen, so
+// that nothing it holds can go stale: a rollback, another prompt or a caller that stops midway need no notice.
+class Drafter {
+  public:
+    virtual ~Drafter() = default;
+
+    // Catches up with at most one batch of `history`, so that a long prompt can be interrupted. Returns how many tokens
+    // are left to catch up with; call again until it is 0.
+    virtual size_t prepare(const std::vector<int32_t> & history) {
+        (void) history;
+        return 0;
+    }
+
+    // Proposes at most n_max tokens to follow `history` (not empty), to `out` (empty on entry). None is a valid answer.
+    virtual void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) = 0;
+
+    // Full rows of the last draft, one for each proposed token, for gates that want the draft's distribution
+    // (Gate::needs_draft_row). Null where the drafter has no distribution.
+    virtual const RowStats * row(size_t i) const {
+        (void) i;
+        return nullptr;
+    }
+
+    // Tokens evaluated on a model of its own so far.
+    virtual int64_t n_evaluated() const { return 0; }
+};
+
+} // namespace pyfly

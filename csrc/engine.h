@@ -1,0 +1,97 @@
+// Prefill, the round loop, rollback and the counters of one sequence. No llama.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "drafters/drafter.h"
+#include "gates.h"
+#include "pyfly.h"
+#include "sampler.h"
+#include "target.h"
+#include "window.h"
+
+namespace pyfly {
+
+struct EngineConfig {
+    Gate gate;
+    pyfly_window_config window;
+    int32_t draft_max;
+    bool trace;
+    bool keep_rows;
+};
+
+// The state between two rounds:
+//   history   committed tokens, then provisional ones (from the window's oldest open mismatch on)
+//   memory    the target has evaluated history[0 .. n_memory), n_memory < history.size(): the last token is evaluated
+//             by the next round, whose first row it yields
+//   pending   records of the provisional tokens, and for every open mismatch what rolling back to it needs
+class Engine {
+  public:
+    // The target is borrowed.
+    explicit Engine(Target & target);
+
+    // See pyfly_engine_configure. Throws Error(PYFLY_STATUS_INVALID) while a sequence runs.
+    void configure(EngineConfig config, Drafter * drafter);
+    bool keeps_shaped_rows() const { return !config_.gate.is_exact() || config_.trace; }
+
+    void begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler);
+    size_t prefill(bool all_rows);
+    const float * prompt_row(int32_t position) const;
+    size_t round(int32_t n_room);
+    void end(size_t n_keep);
+
+    const std::vector<pyfly_record> & records() const { return records_; }
+    const std::vector<int32_t> & rejected() const { return rejected_; }
+    const float * record_row(size_t i) const;
+    const std::vector<int32_t> & history() const { return history_; }
+    const pyfly_stats & stats() const { return stats_; }
+    void reset_stats() { stats_ = {}; }
+
+    Target & target() { return target_; }
+
+  private:
+    // A token whose fate may still be open.
+    struct Pending {
+        pyfly_record record;
+        std::vector<int32_t> rejected; // drafts rejected at this position
+        std::vector<float> row;        // raw row, if rows are kept
+    };
+
+    // A deferred mismatch whose window is open.
+    struct Open {
+        int64_t position;
+        std::unique_ptr<Sampler> sampler; // as it was just after the target's own choice was accepted
+        pyfly_record choice;              // the record of that choice, should the window break
+    };
+
+    std::vector<int32_t> propose(int32_t n_room);
+    void verify(const std::vector<int32_t> & draft, size_t first_row);
+    bool verify_position(const std::vector<int32_t> & draft, size_t i, const float * row);
+    void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
+    void settle(const Window::Outcome & outcome);
+    void roll_back(const Window::Rejection & rejection);
+    void count_rejection(const pyfly_record & record);
+    void commit();
+    void truncate_memory(size_t n);
+    void measure(pyfly_record & record) const;
+
+    Target & target_;
+    Drafter * drafter_ = nullptr;
+    EngineConfig config_;
+    Window window_;
+    std::unique_ptr<Sampler> sampler_;
+    std::vector<int32_t> history_;
+    size_t n_memory_ = 0;
+    bool is_active_ = false;
+    int32_t round_ = 0;
+    std::vector<Pending> pending_;
+    std::vector<Open> open_;
+    int32_t prompt_row_begin_ = 0, prompt_row_end_ = 0; // positions whose rows the last prefill kept
+    std::vector<pyfly_record> records_;
+    std::vector<int32_t> rejected_;
+    std::vector<std::vector<float>> record_rows_;
+    pyfly_stats stats_ = {};
+};
+
+} // namespace pyfly

@@ -1,0 +1,316 @@
+/* pyfly.h: the C ABI of pyfly-cpp's core.
+ *
+ * Plain C; cffi reads the part between the two "cffi" marks as it stands. Conventions:
+ *
+ * - A function that can fail returns a pyfly_status and fills the caller's pyfly_error (never NULL) with one sentence.
+ *   No C++ exception leaves. After PYFLY_OK the error is untouched.
+ * - `const T *` with a length goes in; results go to the caller's buffers. No pointer is kept after return unless the
+ *   comment says so.
+ * - Handles are freed with their own _free; _free(NULL) does nothing. A handle belongs to one thread at a time.
+ * - Tokens are int32_t ids in [0, n_vocab); positions are int32_t, 0 for the first token of a sequence; logits are
+ *   float32 and natural-log units are nats; times are int64_t microseconds.
+ */
+#ifndef PYFLY_H
+#define PYFLY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+typedef enum pyfly_status {
+    PYFLY_OK = 0,
+    PYFLY_STATUS_INVALID = 1,      /* the caller's mistake: an argument out of range, a token outside the vocabulary */
+    PYFLY_STATUS_NO_MEMORY = 2,    /* allocation failed */
+    PYFLY_STATUS_NATIVE = 3,       /* llama.cpp refused or failed */
+    PYFLY_STATUS_NOT_FINITE = 4,   /* a logits row has no distribution: NaN, +inf, or -inf everywhere */
+    PYFLY_STATUS_CONTEXT_FULL = 5, /* the next token does not fit in the context */
+    PYFLY_STATUS_INCOMPATIBLE = 6, /* the draft's vocabulary is not the target's */
+    PYFLY_STATUS_CALLBACK = 7,     /* a callback asked to stop; whoever set it knows why */
+    PYFLY_STATUS_INTERNAL = 8      /* our own mistake */
+} pyfly_status;
+
+typedef struct pyfly_error {
+    char message[1024]; /* UTF-8, zero-terminated */
+} pyfly_error;
+
+/* Version of this ABI; the binding refuses another one. */
+int32_t pyfly_abi_version(void);
+
+/* The llama-cpp-python release this library was compiled against, such as "0.3.36". Static storage. */
+const char * pyfly_llama_cpp_python_version(void);
+
+/* Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline". Static storage. */
+const char * pyfly_simd_level(void);
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+/* Statistics of one logits row; p = softmax(row). */
+typedef struct pyfly_row_stats {
+    int32_t argmax;      /* lowest index among the largest logits */
+    float max;           /* its logit */
+    double log_sum_exp;  /* ln sum exp(row), nats */
+    double entropy;      /* -sum p ln p over the whole row, nats */
+    double top_entropy;  /* -sum p ln p over the `top` most probable, not renormalised, nats (FLy reference code) */
+} pyfly_row_stats;
+
+/* row[n_vocab], 1 <= top <= 32. PYFLY_STATUS_NOT_FINITE for a row without a distribution. */
+pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top, pyfly_row_stats * out,
+                                  pyfly_error * error);
+
+/* Lowest index among the largest logits of row[n_vocab], or -1 for a row without a distribution. */
+int32_t pyfly_row_argmax(const float * row, size_t n_vocab);
+
+/* ---- Gates and windows ------------------------------------------------------------------------------------------- */
+
+typedef enum pyfly_gate_kind {
+    PYFLY_GATE_EXACT = 0,              /* never defers */
+    PYFLY_GATE_ENTROPY_TOP = 1,        /* defers when the top-n entropy >= threshold (nats, >= 0) */
+    PYFLY_GATE_ENTROPY_NORMALIZED = 2, /* defers when entropy / ln n_vocab >= threshold (in [0, 1]); FLy paper, Eq. 5-6 */
+    PYFLY_GATE_MARGIN = 3,             /* defers when ln p(top 1) - ln p(draft) < threshold (nats, >= 0) */
+    PYFLY_GATE_ALL = 4,                /* defers when its `n` operands all do */
+    PYFLY_GATE_ANY = 5                 /* defers when one of its `n` operands does */
+} pyfly_gate_kind;
+
+/* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
+typedef struct pyfly_gate_node {
+    int32_t kind;     /* pyfly_gate_kind */
+    int32_t n;        /* ENTROPY_TOP: n of the top-n, 1..32; ALL and ANY: operands, >= 1; else 0 */
+    double threshold; /* see the kinds */
+} pyfly_gate_node;
+
+typedef enum pyfly_window_rule {
+    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions are drafted and all match (FLy paper, Eq. 8-9) */
+    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches */
+} pyfly_window_rule;
+
+typedef struct pyfly_window_config {
+    int32_t size;          /* W >= 0; 0 lets every deferred mismatch stand at once */
+    int32_t rule;          /* pyfly_window_rule */
+    int32_t tail;          /* the last `tail` positions of a round are strict; -1: the rule's default */
+    int32_t across_rounds; /* 1: an undecided mismatch survives its round as provisional; 0: it is rejected */
+} pyfly_window_config;
+
+/* ---- Verification of one round, without a model ------------------------------------------------------------------ */
+
+/* How one drafted position was judged. */
+typedef enum pyfly_reason {
+    PYFLY_REASON_MATCH = 0,    /* the draft is the target's choice */
+    PYFLY_REASON_LOOSE = 1,    /* a mismatch that passed safety, gate and window */
+    PYFLY_REASON_GATE = 2,     /* rejected by the gate */
+    PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
+    PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
+} pyfly_reason;
+
+typedef struct pyfly_decision {
+    int32_t reason;  /* pyfly_reason; accepted when MATCH or LOOSE */
+    int32_t choice;  /* the target's choice at this position */
+    double entropy;  /* of the target's row, nats; the gate's own measure: top-n if an ENTROPY_TOP gate asked for it */
+    double margin;   /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
+} pyfly_decision;
+
+/* Judges one round. Every position is judged on its own, also behind the first rejection; the prefix rule then says
+ * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
+ * bonus token.
+ *
+ * logits[n_draft + 1][n_vocab]; draft[n_draft]; target_tokens[n_draft + 1] or NULL for the argmax of each row;
+ * protected_tokens[n_protected] are never accepted loosely. Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens.
+ * window->across_rounds must be 0: one round is all there is here. */
+pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
+                          const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
+                          const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+
+/* ---- Targets ----------------------------------------------------------------------------------------------------- */
+
+/* What the engine verifies with: it turns a token sequence into logits rows and can forget its last positions. */
+typedef struct pyfly_target pyfly_target;
+
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses sequence 0. */
+pyfly_status pyfly_target_llama_new(void * llama_context, pyfly_target ** out, pyfly_error * error);
+
+/* A scripted target for tests: `row` writes the logits that follow history[n_history] to out[n_vocab] and returns 0,
+ * or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed through. */
+typedef int32_t (*pyfly_row_callback)(void * user, const int32_t * history, size_t n_history, float * out);
+pyfly_status pyfly_target_scripted_new(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row,
+                                       void * user, pyfly_target ** out, pyfly_error * error);
+
+void pyfly_target_free(pyfly_target * target);
+
+/* Marks tokens: `protected_tokens` are never accepted loosely, `eog_tokens` end a text. A llama target starts with its
+ * vocabulary's control, unknown, unused and end-of-generation tokens and the markers of its chat template. */
+pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protected_tokens, size_t n_protected,
+                                  const int32_t * eog_tokens, size_t n_eog, pyfly_error * error);
+
+/* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
+size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);
+
+/* Whether positions can be taken back: 1 all of them, 0 none (recurrent state). */
+int32_t pyfly_target_can_rewind(const pyfly_target * target);
+
+/* ---- Drafters ---------------------------------------------------------------------------------------------------- */
+
+typedef struct pyfly_drafter pyfly_drafter;
+
+typedef struct pyfly_draft_model_config {
+    const char * model_path; /* GGUF, UTF-8 */
+    int32_t n_ctx;           /* context of the draft, tokens; 0: the target's */
+    int32_t n_batch;         /* largest batch, tokens; 0: the target's */
+    int32_t n_gpu_layers;    /* layers on the GPU; < 0: all */
+    int32_t n_threads;       /* > 0 */
+    int32_t flash_attn;      /* 0 or 1 */
+    int32_t offload_kqv;     /* 0 or 1 */
+    int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
+    int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
+    double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */
+} pyfly_draft_model_config;
+
+/* Loads a draft model beside the llama target `target` (borrowed, must outlive the drafter). PYFLY_STATUS_INCOMPATIBLE
+ * when the vocabularies differ: the message names the first difference. */
+pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                     pyfly_drafter ** out, pyfly_error * error);
+
+typedef enum pyfly_lookup_match {
+    PYFLY_LOOKUP_LATEST = 0,  /* the most recent earlier occurrence, overlaps allowed */
+    PYFLY_LOOKUP_EARLIEST = 1 /* the first occurrence that ends before the pattern begins (FLy reference) */
+} pyfly_lookup_match;
+
+/* Prompt lookup: proposes what followed the longest earlier occurrence of the last n tokens,
+ * n = max_ngram..min_ngram (1 <= min_ngram <= max_ngram <= 64), at most num_pred tokens (>= 1). */
+pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
+                                      pyfly_drafter ** out, pyfly_error * error);
+
+/* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`. It
+ * returns how many, or a negative number to stop (PYFLY_STATUS_CALLBACK). */
+typedef int32_t (*pyfly_draft_callback)(void * user, const int32_t * history, size_t n_history, int32_t * out,
+                                        size_t capacity);
+pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, pyfly_drafter ** out,
+                                        pyfly_error * error);
+
+void pyfly_drafter_free(pyfly_drafter * drafter);
+
+/* One proposal for history[n_history], at most n_max tokens to out[n_max]; *n_out receives how many. */
+pyfly_status pyfly_drafter_propose(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t n_max,
+                                   int32_t * out, int32_t * n_out, pyfly_error * error);
+
+/* Tokens the drafter has evaluated on a model of its own so far. */
+int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
+
+/* ---- Engine ------------------------------------------------------------------------------------------------------ */
+
+/* Prefill, the round loop, rollback and the counters of one sequence on one target. */
+typedef struct pyfly_engine pyfly_engine;
+
+/* How a committed token came. */
+typedef enum pyfly_origin {
+    PYFLY_ORIGIN_MATCHED = 0, /* drafted, and the target's choice */
+    PYFLY_ORIGIN_LOOSE = 1,   /* drafted, another than the target's choice, loosely accepted */
+    PYFLY_ORIGIN_TARGET = 2   /* the target's own: a bonus or the choice at a rejection */
+} pyfly_origin;
+
+/* One committed token. */
+typedef struct pyfly_record {
+    int32_t position;
+    int32_t token;
+    int32_t origin;     /* pyfly_origin */
+    int32_t choice;     /* what the target chose at this row */
+    int32_t depth;      /* 1-based place in its round's draft, 0 for the target's own */
+    int32_t reason;     /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
+    int32_t round;      /* number of the round that produced it, from 0 at begin */
+    int32_t rejected_begin, rejected_end; /* the drafts rejected here, as a slice of pyfly_engine_rejected */
+    double entropy;     /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
+    double margin;      /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
+    double logprob;     /* ln p(token), nats; NaN where not measured */
+} pyfly_record;
+
+/* Depths that are counted one by one; deeper drafts are counted at the last one. */
+#define PYFLY_MAX_DEPTH 64
+
+/* Counters since the last pyfly_engine_reset_stats. All times in microseconds. */
+typedef struct pyfly_stats {
+    int64_t rounds;            /* target batches that were verified */
+    int64_t drafted;           /* tokens proposed to the target */
+    int64_t committed;         /* tokens given to the caller for good */
+    int64_t matched;           /* of these: drafted and the target's choice */
+    int64_t loose_accepted;    /* of these: loose accepts */
+    int64_t rejected_gate;     /* mismatches rejected, by reason */
+    int64_t rejected_window;
+    int64_t rejected_boundary;
+    int64_t rejected_safety;
+    int64_t rollbacks;         /* broken or undecidable windows that took tokens back */
+    int64_t rolled_back;       /* tokens taken back by them */
+    int64_t prefilled;         /* prompt tokens evaluated */
+    int64_t drafted_at[PYFLY_MAX_DEPTH];  /* drafted tokens by depth, [0] the first of a round */
+    int64_t accepted_at[PYFLY_MAX_DEPTH]; /* committed drafts (matched or loose) by depth */
+    double sum_margin_loose;   /* sum of the margins of loose accepts, nats */
+    double sum_margin_rejected; /* sum of the finite margins of rejected mismatches, nats */
+    int64_t n_margin_rejected; /* how many went into it */
+    int64_t us_prefill, us_draft, us_verify, us_gate; /* verify: the target's batch; gate: rows, gates, windows, sampling */
+} pyfly_stats;
+
+typedef struct pyfly_engine_config {
+    const pyfly_gate_node * gate; /* copied */
+    size_t n_gate;
+    pyfly_window_config window;
+    int32_t draft_max;            /* K: most drafts in a round, 0..n_batch - 1 */
+    int32_t trace;                /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows;            /* 1: keep the raw logits row behind every committed token until the next round */
+} pyfly_engine_config;
+
+/* The target is borrowed and must outlive the engine. */
+pyfly_status pyfly_engine_new(pyfly_target * target, pyfly_engine ** out, pyfly_error * error);
+void pyfly_engine_free(pyfly_engine * engine);
+
+/* Sets what the next sequence uses; not while one runs. The drafter (NULL: none) is borrowed until it is replaced. An
+ * error changes nothing. */
+pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config, pyfly_drafter * drafter,
+                                    pyfly_error * error);
+
+/* Starts a sequence: history[n_history] (n_history >= 1), whose first n_evaluated tokens the target's memory holds
+ * already (n_evaluated < n_history); everything behind them is forgotten. `sampler_chain` is a llama_sampler chain,
+ * copied, or NULL for the argmax. */
+pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, size_t n_history, size_t n_evaluated,
+                                void * sampler_chain, pyfly_error * error);
+
+/* Evaluates at most one batch of the prompt. *n_left receives the prompt tokens still to evaluate before the first
+ * round may start; call again until it is 0. With all_rows 1 every row of the batch is kept for pyfly_engine_prompt_row. */
+pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error);
+
+/* Raw logits row [n_vocab] that follows prompt token `position`, from the last pyfly_engine_prefill with all_rows;
+ * NULL if that call did not evaluate it. Valid until the next call on the engine. */
+const float * pyfly_engine_prompt_row(const pyfly_engine * engine, int32_t position);
+
+/* One round: draft, evaluate, verify, commit. At most n_room more tokens are wanted (>= 1), so no more than n_room - 1
+ * are drafted. *n_records receives how many tokens were committed; 0 is possible while a window is open. */
+pyfly_status pyfly_engine_round(pyfly_engine * engine, int32_t n_room, size_t * n_records, pyfly_error * error);
+
+/* The records of the last round [n_records] and the rejected drafts they point to. Valid until the next call. */
+const pyfly_record * pyfly_engine_records(const pyfly_engine * engine);
+const int32_t * pyfly_engine_rejected(const pyfly_engine * engine);
+
+/* Raw logits row [n_vocab] behind record i of the last round; NULL unless keep_rows. Valid until the next round. */
+const float * pyfly_engine_record_row(const pyfly_engine * engine, size_t i);
+
+/* Every token the engine holds: committed, then provisional ones. While a callback of a sampler runs: the tokens before
+ * the row that is being sampled. Valid until the next call. */
+const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_history);
+
+/* Ends the sequence: provisional tokens are dropped and the target keeps the first n_keep positions of its memory,
+ * fewer if it held fewer. */
+pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
+
+void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out);
+void pyfly_engine_reset_stats(pyfly_engine * engine);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PYFLY_H */

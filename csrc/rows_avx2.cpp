@@ -1,0 +1,2 @@
+#define PYFLY_ROWS_LEVEL avx2
+#include "rows_kernel.h"

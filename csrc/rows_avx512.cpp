@@ -1,0 +1,2 @@
+#define PYFLY_ROWS_LEVEL avx512
+#include "rows_kernel.h"

@@ -1,0 +1,2 @@
+#define PYFLY_ROWS_LEVEL baseline
+#include "rows_kernel.h"

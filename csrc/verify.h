@@ -1,0 +1,36 @@
+// The judgement of one mismatch and of one round. No llama.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "gates.h"
+#include "window.h"
+
+namespace pyfly {
+
+// What one mismatch looks like before its window is considered.
+struct Mismatch {
+    pyfly_reason rejected; // SAFETY or GATE: rejected now; LOOSE: deferred
+    double entropy;        // nats: the top-n entropy if the gate measures that, else the full one
+    double margin;         // nats; +inf for a forbidden draft token
+    double log_sum_exp;    // of the row; NaN where it was not measured
+};
+
+// Safety first, then the gate. `row` is the target's row after everything that forbids tokens and before temperature
+// and truncation; `is_safe` says that neither the draft token nor the target's choice is protected and that the draft
+// token could have been drawn. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe);
+
+struct Round {
+    std::vector<pyfly_decision> decisions; // one for each drafted position, each judged on its own
+    std::vector<int32_t> tokens;           // what is emitted: accepted drafts and the target's own token
+};
+
+// One round on its own, see pyfly_verify. logits[n_draft + 1][n_vocab]; choices[n_draft + 1] or null for the argmax.
+Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const int32_t * choices,
+                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected);
+
+} // namespace pyfly

@@ -1,0 +1,61 @@
+// The deferral window: decides whether a deferred mismatch stands, from what happens in the W positions after it.
+// No llama.h.
+//
+// The machine is told of every position in order, as it happens, and answers with what it decided. It knows nothing of
+// tokens or logits, and it does not care where a round ends unless the window may not outlive its round; so the same
+// machine serves one round, windows across rounds, and the judgement of single positions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pyfly.h"
+
+namespace pyfly {
+
+class Window {
+  public:
+    // Throws Error(PYFLY_STATUS_INVALID) for a size < 0, an unknown rule, or a tail < -1.
+    explicit Window(const pyfly_window_config & config);
+
+    // A rejected mismatch: the sequence must roll back to it, and the target's choice there be emitted.
+    struct Rejection {
+        int64_t position;
+        pyfly_reason reason; // PYFLY_REASON_WINDOW or PYFLY_REASON_BOUNDARY
+    };
+    using Outcome = std::optional<Rejection>; // after a rejection no window is open
+
+    // Whether a mismatch with `n_left` drafted positions behind it in its round may be deferred at all. If not, it is
+    // rejected at once, with PYFLY_REASON_BOUNDARY.
+    bool fits(int64_t n_left) const;
+
+    // One call for each position, positions rising:
+    Outcome match(int64_t position);    // drafted, and the target's choice
+    Outcome deferred(int64_t position); // a mismatch that may be deferred (requires fits): opens a window
+    Outcome rejected(int64_t position); // a mismatch rejected at once; the target's own token takes its place
+    Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
+    Outcome end_of_round();             // what may not outlive the round is rejected here
+
+    // The target chose to end the text: every open window stands.
+    void end_of_text();
+
+    void clear() { open_.clear(); }
+
+    // Oldest undecided mismatch, if there is one: everything from there on is provisional.
+    std::optional<int64_t> oldest_open() const {
+        return open_.empty() ? std::nullopt : std::optional<int64_t>(open_.front());
+    }
+
+    // Whether the mismatch at `position` is still undecided.
+    bool is_open(int64_t position) const;
+
+  private:
+    Outcome reject_oldest(pyfly_reason reason);
+    Outcome expire(int64_t position);
+
+    pyfly_window_config config_;
+    std::vector<int64_t> open_; // undecided mismatches, rising; at most one under "agree"
+};
+
+} // namespace pyfly

@@ -1,0 +1,127 @@
+"""Drafters: what proposes tokens for the target.
+
+The classes here hold configuration (frozen dataclasses); the work is done in `csrc/drafters/`. A `FlyLlama` also takes
+any `llama_cpp.llama_speculative.LlamaDraftModel`, that is, a callable from token ids to token ids.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+MATCHES = ("latest", "earliest")
+"""In the order of `pyfly_lookup_match` of pyfly.h."""
+
+
+def _integer(name: str, value: object, low: int, high: int = 2**31 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = f">= {low}" if high == 2**31 - 1 else f"in {low}..{high}"
+        raise ValueError(f"{name} must be an integer {limit}, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A second, cheaper GGUF model of the same vocabulary, decoded greedily with a KV cache of its own."""
+
+    model_path: str | os.PathLike[str]
+    """Path of the GGUF file."""
+
+    draft_max: int = 8
+    """Most tokens in a round (K), >= 1."""
+
+    p_min: float = 0.0
+    """Stop drafting where the draft's top probability falls under this, in [0, 1]. 0 never stops early."""
+
+    n_ctx: int | None = None
+    """Context of the draft in tokens, >= 16; None: the target's. A smaller one drafts from its most recent window."""
+
+    n_batch: int | None = None
+    """Largest batch in tokens, >= 1; None: the target's."""
+
+    n_gpu_layers: int | None = None
+    """Layers on the GPU, -1 for all; None: as the target."""
+
+    n_threads: int | None = None
+    """Threads, >= 1; None: the target's."""
+
+    type_k: int | None = None
+    """ggml type of the K cache; None: F16."""
+
+    type_v: int | None = None
+    """ggml type of the V cache; None: F16."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_path", os.fspath(self.model_path))
+        _integer("draft_max", self.draft_max, 1)
+        if (
+            isinstance(self.p_min, bool)
+            or not isinstance(self.p_min, (int, float))
+            or not math.isfinite(self.p_min)
+            or not 0.0 <= self.p_min <= 1.0
+        ):
+            raise ValueError(f"p_min must be in [0, 1], not {self.p_min!r}.")
+        for name, low in (("n_ctx", 16), ("n_batch", 1), ("n_gpu_layers", -1), ("n_threads", 1)):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), low)
+
+    def __str__(self) -> str:
+        return f"draft model {os.path.basename(self.model_path)}"
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """What followed the last n tokens when they occurred before is proposed again. Costs nothing; pays where the answer
+    repeats the prompt (edits, summaries, code). Source: Saxena 2023, "Prompt Lookup Decoding".
+    """
+
+    max_ngram_size: int = 4
+    """Longest n-gram that is looked up, 1..64. The longest one with an earlier occurrence wins."""
+
+    num_pred_tokens: int = 10
+    """Most tokens in a round (K), >= 1."""
+
+    match: str = "latest"
+    """Which earlier occurrence: `"latest"`, or `"earliest"` as the FLy reference code and llama-cpp-python do."""
+
+    min_ngram_size: int = 1
+    """Shortest n-gram that is looked up, 1..max_ngram_size. Larger proposes more rarely and is right more often."""
+
+    def __post_init__(self) -> None:
+        _integer("max_ngram_size", self.max_ngram_size, 1, 64)
+        _integer("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
+        _integer("num_pred_tokens", self.num_pred_tokens, 1)
+        if self.match not in MATCHES:
+            raise ValueError(f"match must be 'latest' or 'earliest', not {self.match!r}.")
+
+    @property
+    def draft_max(self) -> int:
+        """Most tokens in a round (K)."""
+        return self.num_pred_tokens
+
+    def propose(self, history: Sequence[int]) -> list[int]:
+        """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
+        from pyfly_cpp import _native
+
+        with _native.LookupDrafter(self) as drafter:
+            return drafter.propose(history, self.num_pred_tokens)
+
+    def __str__(self) -> str:
+        return "prompt lookup"
+
+
+Drafter = Union[DraftModel, PromptLookup, LlamaDraftModel]
+
+
+def require_drafter(drafter: object) -> Drafter | None:
+    """Returns `drafter` if it is one or None; raises ValueError otherwise."""
+    if drafter is None or isinstance(drafter, (DraftModel, PromptLookup)) or callable(drafter):
+        return drafter  # type: ignore[return-value]
+    raise ValueError(
+        "drafter must be DraftModel(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a callable from tokens to "
+        f"tokens) or None, not {drafter!r}."
+    )

@@ -1,0 +1,144 @@
+"""What was counted and traced: results of a `FlyLlama`, as frozen dataclasses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+ORIGINS = ("matched", "loose", "target")
+"""In the order of `pyfly_origin` of pyfly.h."""
+
+REASONS = ("match", "loose", "gate", "window", "boundary", "safety")
+"""In the order of `pyfly_reason` of pyfly.h."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a `FlyLlama`, since it was made or since `reset_stats()`. Seconds are wall time."""
+
+    rounds: int = 0
+    """Target batches that were verified."""
+    drafted: int = 0
+    """Tokens proposed to the target."""
+    committed: int = 0
+    """Tokens that came out for good."""
+    matched: int = 0
+    """Of these: drafted, and the target's own choice."""
+    loose_accepted: int = 0
+    """Of these: drafted, another than the target's choice, loosely accepted."""
+    rejected_gate: int = 0
+    """Mismatches rejected by the gate."""
+    rejected_window: int = 0
+    """Deferred mismatches whose window broke."""
+    rejected_boundary: int = 0
+    """Mismatches rejected because the window could not be decided before the end of the round."""
+    rejected_safety: int = 0
+    """Mismatches rejected because of a protected, forbidden or untakeable token."""
+    rollbacks: int = 0
+    """Times that tokens behind a deferred mismatch were taken back."""
+    rolled_back: int = 0
+    """Tokens taken back by them."""
+    prefilled: int = 0
+    """Prompt tokens evaluated."""
+    drafted_at_depth: tuple[int, ...] = ()
+    """Drafted tokens by their place in the round's draft, the first one first."""
+    accepted_at_depth: tuple[int, ...] = ()
+    """Committed drafts (matched or loose), likewise."""
+    accepted_by_drafter: tuple[tuple[str, int], ...] = ()
+    """Committed drafts by the drafter that proposed them."""
+    mean_margin_loose: float = math.nan
+    """Mean ln p(top 1) - ln p(draft) of loose accepts, nats; NaN if there were none."""
+    mean_margin_rejected: float = math.nan
+    """The same of rejected mismatches; NaN where none was measured (`Exact()` measures none)."""
+    seconds_prefill: float = 0.0
+    """Prompt processing, the first round's batch included if it holds prompt tokens."""
+    seconds_draft: float = 0.0
+    """Drafting."""
+    seconds_verify: float = 0.0
+    """The target's batches."""
+    seconds_gate: float = 0.0
+    """Rows, gates, windows, sampling, rollback."""
+    seconds_python: float = 0.0
+    """FlyLlama's own Python between the native calls; not the caller's."""
+
+    @property
+    def mean_accepted(self) -> float:
+        """Committed tokens per round, bonus included (the paper's tau); NaN before the first round."""
+        return self.committed / self.rounds if self.rounds else math.nan
+
+    @property
+    def loose_rate(self) -> float:
+        """Loose accepts / committed tokens; NaN before the first token."""
+        return self.loose_accepted / self.committed if self.committed else math.nan
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted / drafted tokens; NaN where nothing was drafted."""
+        return (self.matched + self.loose_accepted) / self.drafted if self.drafted else math.nan
+
+    @property
+    def acceptance_at_depth(self) -> tuple[float, ...]:
+        """Accepted / drafted tokens by their place in the round's draft."""
+        return tuple(a / d for a, d in zip(self.accepted_at_depth, self.drafted_at_depth) if d)
+
+    @property
+    def seconds_decode(self) -> float:
+        """Everything but the prompt."""
+        return self.seconds_draft + self.seconds_verify + self.seconds_gate + self.seconds_python
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields and derived figures, fit for JSON; NaN becomes None."""
+        out: dict[str, object] = asdict(self)
+        out["accepted_by_drafter"] = dict(self.accepted_by_drafter)
+        for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
+            out[name] = getattr(self, name)
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.rounds:
+            return "no tokens yet"
+        parts = [f"{self.committed} tokens in {self.rounds} rounds"]
+        if self.seconds_decode > 0:
+            parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
+        parts.append(f"{self.mean_accepted:.2f} tokens per round")
+        if self.drafted:
+            parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")
+        if self.loose_accepted:
+            parts.append(f"{self.loose_rate:.1%} loose")
+        if self.rolled_back:
+            parts.append(f"{self.rolled_back} rolled back")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one committed token came (`trace=True`)."""
+
+    position: int
+    """Place in the sequence, 0 for the first prompt token."""
+    token: int
+    """Token id."""
+    origin: str
+    """`"matched"`: drafted and the target's choice; `"loose"`: drafted and loosely accepted; `"target"`: the target's own."""
+    choice: int
+    """The target's choice here; equals `token` unless loose."""
+    depth: int
+    """1-based place in its round's draft; 0 for the target's own."""
+    reason: str
+    """`"match"`, `"loose"`; for the target's own what rejected the draft here, or `"bonus"`."""
+    round: int
+    """Which round of the generation produced it, from 0."""
+    entropy: float
+    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    margin: float
+    """ln p(top 1) - ln p(drafted token), nats."""
+    logprob: float
+    """ln p(token), nats."""
+    rejected: tuple[int, ...] = ()
+    """The drafts that were rejected here, in order."""
+
+    @property
+    def probability(self) -> float:
+        """p(token) of the target, at temperature 1."""
+        return math.exp(self.logprob)

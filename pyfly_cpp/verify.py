@@ -1,0 +1,108 @@
+"""Verification of one round of drafted tokens, on numpy arrays and without a model.
+
+The same C++ as in the engine: for experiments, other runtimes, and the conformance tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from pyfly_cpp import _native
+from pyfly_cpp.gates import Exact, Gate, require_gate
+from pyfly_cpp.stats import REASONS
+from pyfly_cpp.window import Window
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How one drafted position was judged: on its own, also behind the first rejection."""
+
+    position: int
+    """0-based place in the draft."""
+    match: bool
+    """Whether the draft is the target's choice."""
+    gate: str
+    """`"match"`, `"strict"` or `"defer"`; `"safety"` where a protected or forbidden token forbids the question."""
+    window: str
+    """What became of a deferred mismatch: `"stands"`, `"broken"`, `"does not fit"`; `""` for other positions."""
+    reason: str
+    """`"match"` and `"loose"`: accepted; `"gate"`, `"window"`, `"boundary"`, `"safety"`: rejected, and why."""
+    choice: int
+    """The target's choice."""
+    entropy: float
+    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    margin: float
+    """ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the position, taken on its own, is accepted."""
+        return self.reason in ("match", "loose")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of one round."""
+
+    n_accepted: int
+    """Length of the accepted prefix of the draft."""
+    tokens: list[int]
+    """What is emitted: the accepted prefix and the target's own token (its choice at the first rejection, or the bonus)."""
+    decisions: list[Decision]
+    """One for each drafted position."""
+
+
+_GATE = {"match": "match", "loose": "defer", "gate": "strict", "window": "defer", "boundary": "defer", "safety": "safety"}
+_WINDOW = {"loose": "stands", "window": "broken", "boundary": "does not fit"}
+
+
+def verify(
+    logits: npt.ArrayLike,
+    draft: npt.ArrayLike,
+    gate: Gate | str = Exact(),  # noqa: B008 - frozen
+    window: Window = Window(),  # noqa: B008 - frozen
+    protected: Iterable[int] = frozenset(),
+    target_tokens: npt.ArrayLike | None = None,
+    draft_logits: npt.ArrayLike | None = None,
+) -> Verification:
+    """Verifies one round.
+
+    Args:
+        logits: float32 [K+1, V], the target's rows; row i is its distribution for draft token i, row K for the bonus.
+            -inf is a forbidden token.
+        draft: int [K], the drafted tokens; K may be 0.
+        gate: What may be deferred.
+        window: What a deferred mismatch needs; `across_rounds` must not be True, since one round is all there is.
+        protected: Token ids that are never accepted loosely, on either side of a mismatch.
+        target_tokens: int [K+1], the target's choices; None for the argmax of each row.
+        draft_logits: float32 [K, V], the draft's rows, for gates that look at them. None of today's does.
+
+    Returns:
+        The accepted prefix, the emitted tokens, and the decision on every position.
+
+    Raises:
+        ValueError: a shape, a token id or a setting is wrong.
+        NotFiniteError: a row has no distribution.
+    """
+    gate = require_gate(gate)
+    if window.across_rounds:
+        raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
+    if draft_logits is not None:
+        rows: Any = draft_logits
+        if len(rows) != len(draft):  # type: ignore[arg-type]
+            raise ValueError(f"draft_logits must have one row for each of the {len(draft)} draft tokens.")  # type: ignore[arg-type]
+    raw, tokens = _native.verify(logits, draft, gate, window, protected, target_tokens)
+    decisions = []
+    for i, d in enumerate(raw):
+        reason = REASONS[d.reason]
+        decisions.append(
+            Decision(
+                position=i, match=reason == "match", gate=_GATE[reason], window=_WINDOW.get(reason, ""), reason=reason,
+                choice=d.choice, entropy=d.entropy, margin=d.margin,
+            )  # fmt: skip
+        )
+    return Verification(n_accepted=len(tokens) - 1, tokens=tokens, decisions=decisions)

@@ -1,0 +1,100 @@
+"""Every decision of the golden vectors, through the C++ core. README.md beside this file says where they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyfly_cpp import Entropy, Margin, PromptLookup, Window, verify
+from pyfly_cpp._native import LookupDrafter
+
+HERE = Path(__file__).parent
+CODES = {"match": 0, "loose": 1, "gate": 2, "window": 3, "boundary": 4, "safety": 5}
+
+
+def run_file(name, make):
+    """Runs every case at every parameter point; `make(data, p)` gives gate and window. Returns how many runs."""
+    data = np.load(HERE / f"{name}.npz")
+    n_runs = 0
+    for group in data["groups"]:
+        group = str(group)
+        arrays = {k[len(group) + 1 :]: data[k] for k in data.files if k.startswith(f"{group}.")}
+        n_cases, n_points = arrays["n_accepted"].shape
+        for case in range(n_cases):
+            control = arrays.get("control")
+            protected = frozenset() if control is None else frozenset(t for t in control[case].tolist() if t >= 0)
+            draft = arrays["draft"][case]
+            for point in range(n_points):
+                gate, window = make(data, point)
+                result = verify(arrays["logits"][case], draft, gate=gate, window=window, protected=protected)
+                where = f"{name} {group} case {case} point {point}"
+                assert [CODES[d.reason] for d in result.decisions] == arrays["codes"][case, point].tolist(), where
+                emitted = arrays["emitted"][case, point]
+                assert result.tokens == emitted[emitted >= 0].tolist(), where
+                assert result.n_accepted == arrays["n_accepted"][case, point], where
+                n_runs += 1
+                if point == 0:
+                    check_values(name, arrays, case, result)
+    return n_runs
+
+
+def check_values(name, arrays, case, result):
+    """Entropies and margins within 1e-5 of float64, computed here from the exact float32 logits."""
+    logits = arrays["logits"][case].astype(np.float64)
+    logp = logits - logits.max(axis=1, keepdims=True)
+    logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
+    for i, decision in enumerate(result.decisions):
+        p = np.exp(logp[i])
+        if name == "fly_reference":
+            top = np.sort(p)[-3:]
+            assert decision.entropy == pytest.approx(-(top * np.log(top)).sum(), abs=1e-5)
+            assert decision.entropy == pytest.approx(arrays["topk_entropy"][case, i], abs=1e-4)  # its own float32
+        elif name == "fly_paper":
+            full = -(p * logp[i]).sum()
+            assert decision.entropy == pytest.approx(full, abs=1e-5)
+            assert decision.entropy / np.log(p.size) == pytest.approx(arrays["entropy_norm"][case, i], abs=1e-5)
+        else:
+            assert decision.margin == pytest.approx(arrays["delta_logp"][case, i], abs=1e-5)
+
+
+def test_fly_reference():
+    def make(data, point):
+        length = int(data["param_win_len"][point])
+        return Entropy(float(data["param_theta"][point])), Window(length - 1, tail=length)
+
+    assert run_file("fly_reference", make) == 7975
+
+
+def test_fly_paper():
+    def make(data, point):
+        return Entropy(float(data["param_theta"][point]), top=None), Window(int(data["param_window"][point]))
+
+    assert run_file("fly_paper", make) == 7975
+
+
+def test_margin():
+    def make(data, point):
+        return Margin(float(data["param_tau"][point])), Window(int(data["param_window"][point]))
+
+    assert run_file("margin", make) == 7975
+
+
+def test_ngram():
+    data = np.load(HERE / "ngram.npz")
+    n_runs = 0
+    for point, (size, num) in enumerate(zip(data["param_max_ngram_size"], data["param_num_pred"])):
+        lookup = PromptLookup(max_ngram_size=int(size), num_pred_tokens=int(num), match="earliest")
+        with LookupDrafter(lookup) as reused:
+            for case, length in enumerate(data["length"]):
+                wanted = int(data["n_proposed"][case, point])
+                if wanted == -2:
+                    continue  # the reference fails here; the vectors say nothing
+                history = data["tokens"][case, :length]
+                expected = data["proposed"][case, point, :wanted].tolist()
+                assert reused.propose(history, int(num)) == expected, (case, point)
+                if case % 10 == 0:
+                    assert lookup.propose(history.tolist()) == expected, (case, point)
+                n_runs += 1
+    assert n_runs == 7200 - 532
