@@ -217,6 +217,10 @@ const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_his
     return engine->impl.history().data();
 }
 
+size_t pyfly_engine_n_evaluated(const pyfly_engine * engine) {
+    return engine->impl.n_evaluated();
+}
+
 pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error) {
     return guard(error, [&] { engine->impl.end(n_keep); });
 }

@@ -45,6 +45,7 @@ class Engine {
     const std::vector<int32_t> & rejected() const { return rejected_; }
     const float * record_row(size_t i) const;
     const std::vector<int32_t> & history() const { return history_; }
+    size_t n_evaluated() const { return n_memory_; }
     const pyfly_stats & stats() const { return stats_; }
     void reset_stats() { stats_ = {}; }
 

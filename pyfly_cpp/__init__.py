@@ -11,6 +11,7 @@ from pyfly_cpp.errors import (
     VersionMismatchError,
 )
 from pyfly_cpp.gates import All, Any, Entropy, Exact, Gate, Margin, parse_gate
+from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Record, Stats
 from pyfly_cpp.verify import Decision, Verification, verify
 from pyfly_cpp.window import Window

@@ -488,6 +488,11 @@ class Engine(_Handle):
         pointer = _lib.pyfly_engine_history(self.pointer, n)
         return np.frombuffer(_ffi.buffer(pointer, n[0] * 4), dtype=np.int32).copy() if n[0] else np.zeros(0, np.int32)
 
+    @property
+    def n_evaluated(self) -> int:
+        """Positions of the sequence that the target's memory holds."""
+        return int(_lib.pyfly_engine_n_evaluated(self.pointer))
+
     def end(self, n_keep: int) -> None:
         """Ends the sequence; the target's memory keeps at most its first n_keep positions."""
         _check(_lib.pyfly_engine_end, self.pointer, n_keep)

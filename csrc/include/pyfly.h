@@ -300,6 +300,9 @@ const float * pyfly_engine_record_row(const pyfly_engine * engine, size_t i);
  * the row that is being sampled. Valid until the next call. */
 const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_history);
 
+/* Positions of the sequence that the target's memory holds. */
+size_t pyfly_engine_n_evaluated(const pyfly_engine * engine);
+
 /* Ends the sequence: provisional tokens are dropped and the target keeps the first n_keep positions of its memory,
  * fewer if it held fewer. */
 pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error);

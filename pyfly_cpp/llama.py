@@ -1,0 +1,718 @@
+"""`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
+
+It is a subclass: chat formats, tools, grammars, stop strings, streaming, caches, embeddings and `from_pretrained` are the
+base class's own. What it replaces is `generate` (the native round loop of `csrc/engine.cpp`), what log-probabilities
+need, and saving and loading of states.
+
+At every `yield`, `n_tokens`, `input_ids` and the KV cache are what the base class promises: the first `n_tokens` tokens
+are evaluated, the yielded token is the next one. What the engine holds beyond that is invisible, and is gone as soon as
+somebody else uses the context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import difflib
+import functools
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaList
+
+from pyfly_cpp import _native
+from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup, require_drafter
+from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
+from pyfly_cpp.gates import Exact, Gate, require_gate
+from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
+from pyfly_cpp.stats import Record, Stats
+from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.window import Window
+
+_UNLIMITED = 2**31 - 1
+
+_BASE_PARAMETERS = {
+    name
+    for name, parameter in inspect.signature(llama_cpp.Llama.__init__).parameters.items()
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "model_path")
+}
+
+
+class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
+    """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
+
+    Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
+    `n_threads_batch` are the physical cores (the base class takes half of the logical ones for generation).
+
+    An object serves one generation at a time; use one object per thread.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        drafter: Drafter | None = None,
+        gate: Gate | str = Exact(),  # noqa: B008 - frozen
+        window: Window = Window(),  # noqa: B008 - frozen
+        draft_max: int | None = None,
+        protected: Iterable[int] = (),
+        trace: bool = False,
+        on_load: Callable[[float], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model_path: Path of the GGUF file.
+            drafter: `DraftModel(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`, or None for plain decoding.
+                The base class's `draft_model=` does the same.
+            gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
+            window: What a deferred mismatch needs to stand.
+            draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
+            protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
+                markers of its chat template.
+            trace: Keep a `Record` of every token of the last generation in `self.records`.
+            on_load: Called with the loaded fraction, 0..1, while the model is read.
+            on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
+            **kwargs: Arguments of `llama_cpp.Llama`.
+
+        Raises:
+            ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
+            IncompatibleDraftError: the draft has another vocabulary.
+        """
+        self._lock = threading.Lock()
+        self._target: _native.LlamaTarget | None = None
+        self._engine: _native.Engine | None = None
+        self._native_drafter: _native.Drafter | None = None
+        self._drafter: Drafter | None = None
+        self._generation = 0  # counts generations; an older generator finds out that it was superseded
+        self._request: _Request | None = None
+        self._rows = RowStore()
+        self._python_seconds = 0.0
+        self._accepted_by_drafter: dict[str, int] = {}
+        self._on_load = on_load
+        self.on_prefill = on_prefill
+        self.records: list[Record] = []
+
+        unknown = [name for name in kwargs if name not in _BASE_PARAMETERS]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], [*_BASE_PARAMETERS, *_OWN_PARAMETERS], n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+        draft_model = kwargs.pop("draft_model", None)
+        if draft_model is not None and drafter is not None:
+            raise ValueError("give either drafter= or draft_model=, not both.")
+        require_drafter(drafter)
+        self._gate = require_gate(gate)
+        self._window = _require_window(window)
+        self._draft_max = _require_draft_max(draft_max)
+        self._protected = frozenset(protected)
+        self.trace = trace
+        model_path = os.fspath(model_path)
+        _require_gguf(model_path)
+        cores = physical_cores()
+        kwargs["n_threads"] = kwargs.get("n_threads") or cores
+        kwargs["n_threads_batch"] = kwargs.get("n_threads_batch") or cores
+        try:
+            super().__init__(model_path, **kwargs)
+        except ValueError as error:
+            if "Failed to load model" in str(error):
+                raise ValueError(
+                    f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
+                    f"that llama-cpp-python {llama_cpp.__version__} does not know; load it with verbose=True to see why."
+                ) from error
+            raise
+        if not self._logits_all:
+            # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
+            self._logits_all = 0
+        self._stack.callback(self._close_native)
+        self.draft_model = draft_model
+        self.drafter = drafter if drafter is not None else draft_model
+        self._require_fitting(self._draft_max)
+
+    # ---- Settings that can change between requests -------------------------------------------------------------------
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        require_drafter(drafter)
+        with self._exclusive():
+            new = self._make_drafter(drafter)
+            self._supersede()
+            old, self._native_drafter = self._native_drafter, new
+            self._drafter = drafter
+            if self._engine is not None:
+                self._engine.configure(self._gate, self._window, 0)  # lets go of the old one
+            if old is not None:
+                old.close()
+
+    @property
+    def gate(self) -> Gate:
+        """What may happen to a draft token that is not the target's choice."""
+        return self._gate
+
+    @gate.setter
+    def gate(self, gate: Gate | str) -> None:
+        self._gate = require_gate(gate)
+
+    @property
+    def window(self) -> Window:
+        """What a deferred mismatch needs to stand."""
+        return self._window
+
+    @window.setter
+    def window(self, window: Window) -> None:
+        self._window = _require_window(window)
+
+    @property
+    def draft_max(self) -> int:
+        """Most tokens in a round (K). None hands the decision back to the drafter."""
+        if self._draft_max is not None:
+            return self._draft_max
+        return min(getattr(self._drafter, "draft_max", 10), self.n_batch - 1) if self._drafter is not None else 0
+
+    @draft_max.setter
+    def draft_max(self, draft_max: int | None) -> None:
+        draft_max = _require_draft_max(draft_max)
+        self._require_fitting(draft_max)
+        self._draft_max = draft_max
+
+    def _require_fitting(self, draft_max: int | None) -> None:
+        if draft_max is not None and draft_max > self.n_batch - 1:
+            raise ValueError(
+                f"draft_max is {draft_max}, but a batch of n_batch = {self.n_batch} tokens holds the last token and at "
+                f"most {self.n_batch - 1} drafts; lower draft_max or raise n_batch."
+            )
+
+    # ---- Results -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the object was made or `reset_stats()` was called."""
+        counters = self._engine.counters() if self._engine is not None and self._engine.pointer is not None else {}
+        return Stats(
+            **counters,
+            seconds_python=self._python_seconds,
+            accepted_by_drafter=tuple(sorted(self._accepted_by_drafter.items())),
+        )
+
+    def reset_stats(self) -> None:
+        """Sets all counters to 0."""
+        self._python_seconds = 0.0
+        self._accepted_by_drafter = {}
+        if self._engine is not None:
+            self._engine.reset_counters()
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """Token ids that are never accepted loosely."""
+        return self._open_target().protected
+
+    # ---- Native objects ----------------------------------------------------------------------------------------------
+
+    def _open_target(self) -> _native.LlamaTarget:
+        if self._target is None:
+            if self._ctx.ctx is None:
+                raise ValueError("this FlyLlama is closed; load the model again.")
+            target = _native.LlamaTarget(self._ctx.ctx)
+            target.protect(self._protected)
+            self._target = target
+            self._engine = _native.Engine(target)
+            if not target.can_rewind and self._drafter is not None and self.verbose:
+                print("FlyLlama: this model's memory cannot be rolled back; decoding without speculation.", file=sys.stderr)
+        return self._target
+
+    def _make_drafter(self, drafter: Drafter | None) -> _native.Drafter | None:
+        if drafter is None:
+            return None
+        if isinstance(drafter, PromptLookup):
+            return _native.LookupDrafter(drafter)
+        if isinstance(drafter, DraftModel):
+            _require_gguf(str(drafter.model_path), "draft model")
+            return _native.ModelDrafter(
+                self._open_target(),
+                drafter,
+                n_gpu_layers=self.model_params.n_gpu_layers,
+                n_threads=self.n_threads,
+                flash_attn=self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+                offload_kqv=self.context_params.offload_kqv,
+            )
+        return _native.CallbackDrafter(drafter)
+
+    def _close_native(self) -> None:
+        for handle in (self._engine, self._native_drafter, self._target):
+            if handle is not None:
+                handle.close()
+        self._engine = self._native_drafter = self._target = None
+
+    def close(self) -> None:
+        """Frees the model, the draft and everything else."""
+        if hasattr(self, "_stack"):
+            super().close()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise BusyError("this FlyLlama is generating in another thread; use one FlyLlama per thread, or a lock.")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # The base class assigns its parameters before it loads anything: the place to add our own.
+    @property
+    def model_params(self) -> Any:
+        """llama_model_params of the base class."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+        if self._on_load is not None:
+            on_load = self._on_load
+
+            def report(fraction: float, _: Any) -> bool:
+                on_load(fraction)
+                return True
+
+            self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
+            params.progress_callback = self._progress_callback
+
+    # ---- Generation --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Generates tokens after a prompt, speculatively. Arguments and protocol are those of the base class.
+
+        Yields:
+            Token ids, without end; end-of-text tokens included. Tokens sent into the generator are appended to the
+            sequence after the yielded one.
+
+        Raises:
+            ContextFullError: the prompt, or the next token, does not fit in the context.
+            BusyError: another thread or another generation uses this object.
+        """
+        request = self._request or _Request()
+        self._request = None
+        processors = _Processors(self, logits_processor) if logits_processor else None
+        history = self._prepare_history(list(tokens), reset, request)
+        keep_rows = request.wants_rows or stopping_criteria is not None or bool(self._logits_all)
+        with self._exclusive():
+            self._supersede()
+            self._generation += 1
+            generation = self._generation
+            target = self._open_target()
+            engine = self._engine
+            assert engine is not None
+            make_sampler = functools.partial(
+                self._init_sampler,
+                top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp, repeat_penalty=repeat_penalty,
+                frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, tfs_z=tfs_z,
+                mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+                penalize_nl=penalize_nl, logits_processor=processors and LogitsProcessorList([processors]),
+                grammar=grammar,
+            )  # fmt: skip
+            sampler = make_sampler()
+            self._rows.clear()
+            self.records = []
+            n_evaluated = self._reusable_prefix(history, target)
+            engine.configure(
+                self._gate, self._window, self.draft_max, self._native_drafter, trace=self.trace, keep_rows=keep_rows
+            )
+            accepted_before = self._count_accepted()
+            engine.begin(history, n_evaluated, sampler.sampler)
+            self.input_ids[: len(history)] = history
+            self.n_tokens = n_evaluated
+            self._requires_eval = True
+        try:
+            self._prefill(engine, generation, history, n_evaluated, request)
+            rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
+            generated: list[int] = []
+            while True:
+                sent = yield from self._until_sent(rounds, generated)
+                if sent is None:
+                    return
+                # The sequence goes on behind the caller's tokens, with a sampler that knows what was generated.
+                with self._step(generation):
+                    sampler = make_sampler()
+                    for token in generated:
+                        sampler.accept(token)
+                    self.input_ids[self.n_tokens] = generated[-1]
+                    history = [*self.input_ids[: self.n_tokens + 1].tolist(), *sent]
+                    engine.begin(history, self.n_tokens, sampler.sampler)
+                    self.input_ids[: len(history)] = history
+                self._prefill(engine, generation, history, self.n_tokens, request)
+                rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
+        finally:
+            if self._generation == generation and engine.pointer is not None:
+                # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
+                engine.end(self.n_tokens)
+                self._count_by_drafter(accepted_before)
+            del sampler  # its callbacks had to outlive the engine's copy of the chain
+
+    def _prepare_history(self, tokens: list[int], reset: bool, request: _Request) -> list[int]:
+        history = tokens if reset else [*self._input_ids.tolist(), *tokens]
+        if not history:
+            raise ValueError("the prompt is empty; give at least one token.")
+        if len(history) > self._n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(history)} tokens and the context holds {self._n_ctx}; shorten the prompt or raise n_ctx."
+            )
+        if request.prompt_logprobs is not None:
+            self.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
+        return history
+
+    def _reusable_prefix(self, history: list[int], target: _native.LlamaTarget) -> int:
+        """How many tokens of `history` the KV cache holds already; always leaves the last one to evaluate."""
+        n = self.longest_token_prefix(self._input_ids.tolist(), history)
+        n = min(n, len(history) - 1)
+        if n < self.n_tokens and not target.can_rewind:
+            n = 0  # a recurrent state cannot go back to a prefix: start over
+        if self.verbose and n:
+            print(f"FlyLlama: {n} prompt tokens reused, {len(history) - n} to evaluate", file=sys.stderr)
+        return n
+
+    def _prefill(
+        self, engine: _native.Engine, generation: int, history: list[int], n_evaluated: int, request: _Request
+    ) -> None:
+        """Evaluates the prompt, short of what the first round takes along; one native call for each batch, so that an
+        interrupt is heard between them."""
+        all_rows = request.prompt_logprobs is not None or bool(self._logits_all)
+        position, n_left = n_evaluated, 1
+        while n_left:
+            with self._step(generation):
+                n_left = engine.prefill(all_rows)
+                if all_rows:
+                    position = self._collect_prompt_rows(engine, history, position, request)
+                self.n_tokens = engine.n_evaluated
+            if self.on_prefill is not None and self.n_tokens > n_evaluated:
+                self.on_prefill(self.n_tokens - n_evaluated, len(history) - n_evaluated)
+
+    def _collect_prompt_rows(
+        self, engine: _native.Engine, history: list[int], position: int, request: _Request
+    ) -> int:
+        while (row := engine.prompt_row(position, self._n_vocab)) is not None:
+            if self._logits_all:
+                self.scores[position] = row
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs.add(row, history[position + 1])
+            position += 1
+        return position
+
+    def _rounds(
+        self,
+        engine: _native.Engine,
+        generation: int,
+        request: _Request,
+        processors: _Processors | None,
+        stopping_criteria: StoppingCriteriaList | None,
+        keep_rows: bool,
+    ) -> Generator[int, None, None]:
+        """Runs rounds and yields what they commit."""
+        n_room = request.max_tokens
+        while True:
+            with self._step(generation):
+                n_committed = engine.round(max(n_room, 1))
+                if processors is not None:
+                    processors.raise_failure()
+                started = time.perf_counter()
+                committed = engine.tokens()
+                records = [engine.record(i) for i in range(n_committed)] if self.trace else []
+                rows = [engine.record_row(i, self._n_vocab) for i in range(n_committed)] if keep_rows else []
+                self._python_seconds += time.perf_counter() - started
+            n_room -= n_committed
+            for i, (position, token) in enumerate(committed):
+                self.input_ids[position : position + 1] = token
+                self.n_tokens = position
+                row = rows[i] if rows else None
+                if row is not None:
+                    self._keep_row(position - 1, row, token, request)
+                if stopping_criteria is not None and stopping_criteria(self.input_ids[:position], row):
+                    return
+                if records:
+                    self.records.append(records[i])
+                yield token
+                self._require_current(generation)
+                if self.n_tokens != position:
+                    raise BusyError(
+                        "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
+                        "running; exhaust or close the generation first."
+                    )
+
+    def _keep_row(self, position: int, row: npt.NDArray[np.float32], token: int, request: _Request) -> None:
+        if self._logits_all:
+            self.scores[position] = row
+        if request.logprobs is not None:
+            request.logprobs.add(row, token)
+        elif request.keep_all_rows:
+            self._rows.add(position, row)
+        else:
+            self._rows.replace(position, row)
+
+    @staticmethod
+    def _until_sent(
+        rounds: Generator[int, None, None], generated: list[int]
+    ) -> Generator[int, Sequence[int] | None, list[int] | None]:
+        """Passes tokens on until the caller sends some (returned) or there are no more (None)."""
+        for token in rounds:
+            generated.append(token)
+            sent = yield token
+            if sent:
+                rounds.close()
+                return list(sent)
+        return None
+
+    # ---- Completions -------------------------------------------------------------------------------------------------
+
+    def _create_completion(
+        self,
+        prompt: str | list[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        *,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        logits_processor: LogitsProcessorList | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """The base class's completion; this adds the limit that drafting should respect, and log-probabilities."""
+        request = _Request(max_tokens if max_tokens is not None and max_tokens > 0 else _UNLIMITED)
+        if logits_processor is not None:
+            # A copy that can be extended: the base class appends its logit-bias processor to the caller's own list.
+            logits_processor = _ExtendableProcessors(logits_processor)
+        collects = logprobs is not None and not stream
+        if collects:
+            assert logprobs is not None
+            request.logprobs = LogprobCollector(logprobs)
+            request.prompt_logprobs = LogprobCollector(logprobs) if echo else None
+        elif logprobs is not None:
+            request.keep_all_rows = True
+        self._request = request
+        try:
+            for response in super()._create_completion(
+                prompt, suffix, max_tokens,
+                logprobs=None if collects else logprobs, echo=echo, stream=stream, logits_processor=logits_processor,
+                **kwargs,
+            ):  # fmt: skip
+                if collects:
+                    response["choices"][0]["logprobs"] = self._response_logprobs(request, prompt, echo, response)
+                yield response
+        finally:
+            self._request = None
+
+    def _response_logprobs(
+        self, request: _Request, prompt: str | list[int], echo: bool, response: Any
+    ) -> dict[str, Any]:
+        collector = request.logprobs
+        assert collector is not None
+        n_completion = response["usage"]["completion_tokens"]
+        n_prompt = response["usage"]["prompt_tokens"]
+        tokens = collector.tokens[:n_completion]
+        entries: list[Any] = list(collector.entries[:n_completion])
+        if request.prompt_logprobs is not None:
+            tokens = [*self.input_ids[:n_prompt].tolist(), *tokens]
+            entries = [None, *request.prompt_logprobs.entries[: n_prompt - 1], *entries]
+        bos = self.token_bos()
+        if echo and tokens and tokens[0] == bos:
+            tokens, entries = tokens[1:], [None, *entries[2:]]
+        return completion_logprobs(self.detokenize, tokens, entries, 0 if echo else len(prompt), bos)
+
+    @property
+    def _scores(self) -> Any:
+        return super()._scores if self._logits_all else self._rows
+
+    # ---- States ------------------------------------------------------------------------------------------------------
+
+    def save_state(self) -> LlamaState:
+        """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
+        with self._exclusive():
+            if self._logits_all:
+                return super().save_state()
+            context = self._ctx.ctx
+            buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
+            n = llama_cpp.llama_state_get_data(context, buffer, len(buffer))
+            return LlamaState(
+                scores=np.empty((0, self._n_vocab), dtype=np.single),
+                input_ids=self.input_ids.copy(),
+                n_tokens=self.n_tokens,
+                llama_state=bytes(memoryview(buffer)[:n]),
+                llama_state_size=n,
+                seed=self._seed,
+            )
+
+    def load_state(self, state: LlamaState) -> None:
+        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation."""
+        with self._exclusive():
+            self._supersede()
+            if self._logits_all:
+                super().load_state(state)
+                return
+            data = (ctypes.c_uint8 * state.llama_state_size).from_buffer_copy(state.llama_state)
+            if llama_cpp.llama_state_set_data(self._ctx.ctx, data, state.llama_state_size) != state.llama_state_size:
+                self.reset()
+                self._ctx.kv_cache_clear()
+                raise NativeError(
+                    "llama.cpp refused the saved state: it is of another model or of other context settings; "
+                    "the sequence was reset."
+                )
+            self.input_ids = state.input_ids.copy()
+            self.n_tokens = state.n_tokens
+            self._requires_eval = True
+            self._seed = state.seed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "logits_all": bool(self._logits_all),
+            "drafter": None if self.draft_model is not None else self._drafter,
+            "gate": self._gate,
+            "window": self._window,
+            "draft_max": self._draft_max,
+            "protected": self._protected,
+            "trace": self.trace,
+        }
+
+    # ---- Who may use the object --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _step(self, generation: int) -> Iterator[None]:
+        """Around native work of a generation: this thread alone, and nobody has started another one since."""
+        with self._exclusive():
+            self._require_current(generation)
+            yield
+
+    def _require_current(self, generation: int) -> None:
+        if self._generation != generation or self._engine is None:
+            raise BusyError(
+                "another generation was started on this FlyLlama before this one ended; use one FlyLlama for each, or "
+                "exhaust or close the first."
+            )
+
+    def _supersede(self) -> None:
+        """Ends the generation that runs, if one does; its generator will find out."""
+        self._generation += 1
+        if self._engine is not None:
+            self._engine.end(self.n_tokens)
+
+    def _count_accepted(self) -> int:
+        stats = self.stats
+        return stats.matched + stats.loose_accepted
+
+    def _count_by_drafter(self, before: int) -> None:
+        if self._native_drafter is not None:
+            name = self._native_drafter.name
+            n = self._accepted_by_drafter.get(name, 0) + max(0, self._count_accepted() - before)
+            self._accepted_by_drafter[name] = n
+
+
+class _Request:
+    """What a completion asks of the generation it starts."""
+
+    def __init__(self, max_tokens: int = _UNLIMITED) -> None:
+        self.max_tokens = max_tokens
+        self.logprobs: LogprobCollector | None = None
+        self.prompt_logprobs: LogprobCollector | None = None
+        self.keep_all_rows = False
+
+    @property
+    def wants_rows(self) -> bool:
+        return self.keep_all_rows or self.logprobs is not None
+
+
+class _ExtendableProcessors(LogitsProcessorList):  # type: ignore[misc]
+    """A list of logits processors whose `extend` returns it, as the base class's completion expects."""
+
+    def extend(self, processors: Iterable[Any]) -> _ExtendableProcessors:  # type: ignore[override]
+        super().extend(processors)
+        return self
+
+
+class _Processors:
+    """The caller's logits processors, shown the tokens before the very row they work on.
+
+    The base class shows them its evaluated tokens, which during a round is not the history of the row. What a processor
+    raises cannot pass through C; it is kept and raised when the round is over.
+    """
+
+    def __init__(self, llama: FlyLlama, processors: LogitsProcessorList) -> None:
+        self._llama = llama
+        self._processors = processors
+        self._failure: BaseException | None = None
+
+    def __call__(self, _: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
+        if self._failure is not None:
+            return scores
+        engine = self._llama._engine
+        assert engine is not None
+        try:
+            return np.asarray(self._processors(engine.history(), np.array(scores)), dtype=np.single)
+        except BaseException as failure:
+            self._failure = failure
+            return scores
+
+    def raise_failure(self) -> None:
+        """Raises what a processor raised during the round."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+def _require_window(window: object) -> Window:
+    if not isinstance(window, Window):
+        raise ValueError(f"window must be Window(...), not {window!r}.")
+    return window
+
+
+def _require_draft_max(draft_max: object) -> int | None:
+    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
+        raise ValueError(f"draft_max must be an integer >= 0 or None, not {draft_max!r}.")
+    return draft_max
+
+
+def _require_gguf(path: str, what: str = "model") -> None:
+    """Raises ValueError unless the file is there and begins as a GGUF file does."""
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except IsADirectoryError:
+        raise ValueError(f"the {what} {path!r} is a folder; give the path of the .gguf file in it.") from None
+    except OSError as error:
+        raise ValueError(f"the {what} {path!r} cannot be read ({error.strerror}); check the path.") from None
+    if magic != b"GGUF":
+        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")
+
+
+_OWN_PARAMETERS = [name for name in inspect.signature(FlyLlama.__init__).parameters if name not in ("self", "kwargs")]
