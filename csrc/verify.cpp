@@ -68,6 +68,8 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID, "verification of one round cannot look across rounds; set across_rounds to 0");
     }
+    const Window validated(window); // also where there is no mismatch to judge
+    (void) validated;
     const auto choice_at = [&](size_t i) {
         const RowMax max = row_max(logits + i * n_vocab, n_vocab);
         if (!max.finite) {

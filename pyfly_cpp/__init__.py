@@ -1,6 +1,6 @@
 """pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python."""
 
-from pyfly_cpp.drafters import DraftModel, Drafter, PromptLookup
+from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup
 from pyfly_cpp.errors import (
     BusyError,
     ContextFullError,
@@ -17,3 +17,30 @@ from pyfly_cpp.verify import Decision, Verification, verify
 from pyfly_cpp.window import Window
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "All",
+    "Any",
+    "BusyError",
+    "ContextFullError",
+    "Decision",
+    "DraftModel",
+    "Drafter",
+    "Entropy",
+    "Exact",
+    "FlyLlama",
+    "Gate",
+    "IncompatibleDraftError",
+    "Margin",
+    "NativeError",
+    "NotFiniteError",
+    "PromptLookup",
+    "PyflyError",
+    "Record",
+    "Stats",
+    "Verification",
+    "VersionMismatchError",
+    "Window",
+    "parse_gate",
+    "verify",
+]

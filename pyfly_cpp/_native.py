@@ -55,7 +55,9 @@ def _load() -> tuple[Any, Any]:
     ffi, lib = _pyfly.ffi, _pyfly.lib
     require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), llama_cpp.__version__)
     if lib.pyfly_abi_version() != ABI_VERSION:
-        raise VersionMismatchError("pyfly-cpp's extension and its Python files are of different versions; reinstall it.")
+        raise VersionMismatchError(
+            "pyfly-cpp's extension and its Python files are of different versions; reinstall it."
+        )
     return ffi, lib
 
 
@@ -291,9 +293,7 @@ class LlamaTarget(Target):
 class ScriptedTarget(Target):
     """A target for tests: `row(history) -> logits [n_vocab]` is the model."""
 
-    def __init__(
-        self, row: Callable[[TokenArray], Any], n_vocab: int, n_ctx: int = 4096, n_batch: int = 512
-    ) -> None:
+    def __init__(self, row: Callable[[TokenArray], Any], n_vocab: int, n_ctx: int = 4096, n_batch: int = 512) -> None:
         self.row = row
         self.n_vocab = n_vocab
         self._self = _ffi.new_handle(self)
@@ -318,7 +318,13 @@ class Drafter(_Handle):
         out = np.zeros(max(n_max, 1), dtype=np.int32)
         n_out = _ffi.new("int32_t *")
         _check(
-            _lib.pyfly_drafter_propose, self.pointer, _token_pointer(tokens), len(tokens), n_max, _token_pointer(out), n_out
+            _lib.pyfly_drafter_propose,
+            self.pointer,
+            _token_pointer(tokens),
+            len(tokens),
+            n_max,
+            _token_pointer(out),
+            n_out,
         )
         return [int(token) for token in out[: n_out[0]]]
 
@@ -373,9 +379,7 @@ class ModelDrafter(Drafter):
                 "p_min": config.p_min,
             },
         )
-        super().__init__(
-            _lib.pyfly_drafter_model_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native
-        )
+        super().__init__(_lib.pyfly_drafter_model_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native)
 
 
 class CallbackDrafter(Drafter):
@@ -480,7 +484,8 @@ class Engine(_Handle):
     def _row(pointer: Any, n_vocab: int) -> FloatArray | None:
         if pointer == _ffi.NULL:
             return None
-        return np.frombuffer(_ffi.buffer(pointer, n_vocab * 4), dtype=np.float32).copy()
+        row: FloatArray = np.frombuffer(_ffi.buffer(pointer, n_vocab * 4), dtype=np.float32).copy()
+        return row
 
     def history(self) -> TokenArray:
         """A copy of every token the engine holds; inside a logits processor: the tokens before the row it sees."""

@@ -107,8 +107,11 @@ class PromptLookup:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
         from pyfly_cpp import _native
 
-        with _native.LookupDrafter(self) as drafter:
+        drafter = _native.LookupDrafter(self)
+        try:
             return drafter.propose(history, self.num_pred_tokens)
+        finally:
+            drafter.close()
 
     def __str__(self) -> str:
         return "prompt lookup"
@@ -120,7 +123,7 @@ Drafter = Union[DraftModel, PromptLookup, LlamaDraftModel]
 def require_drafter(drafter: object) -> Drafter | None:
     """Returns `drafter` if it is one or None; raises ValueError otherwise."""
     if drafter is None or isinstance(drafter, (DraftModel, PromptLookup)) or callable(drafter):
-        return drafter  # type: ignore[return-value]
+        return drafter
     raise ValueError(
         "drafter must be DraftModel(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a callable from tokens to "
         f"tokens) or None, not {drafter!r}."

@@ -40,6 +40,11 @@ def _threshold(name: str, value: float, upper: float = math.inf) -> float:
     return float(value)
 
 
+def _written(x: float) -> str:
+    """The shortest form that reads back as x."""
+    return repr(x)[:-2] if repr(x).endswith(".0") else repr(x)
+
+
 @dataclass(frozen=True)
 class Exact:
     """Never defers: only the target's own choices are kept. Lossless; standard speculative decoding."""
@@ -75,7 +80,9 @@ class Entropy:
         if self.top is not None and (
             isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_TOP
         ):
-            raise ValueError(f"top must be an integer in 1..{MAX_TOP}, or None for the normalised entropy, not {self.top!r}.")
+            raise ValueError(
+                f"top must be an integer in 1..{MAX_TOP}, or None for the normalised entropy, not {self.top!r}."
+            )
         object.__setattr__(self, "theta", _threshold("theta", self.theta, 1.0 if self.top is None else math.inf))
 
     def nodes(self) -> tuple[GateNode, ...]:
@@ -86,8 +93,8 @@ class Entropy:
 
     def __str__(self) -> str:
         if self.top is None:
-            return f"entropy-normalized:{self.theta:g}"
-        return f"entropy:{self.theta:g}" + ("" if self.top == 3 else f":{self.top}")
+            return f"entropy-normalized:{_written(self.theta)}"
+        return f"entropy:{_written(self.theta)}" + ("" if self.top == 3 else f":{self.top}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Margin:
         return (GateNode(MARGIN, 0, self.tau),)
 
     def __str__(self) -> str:
-        return f"margin:{self.tau:g}"
+        return f"margin:{_written(self.tau)}"
 
 
 class _Combined:
@@ -175,17 +182,16 @@ def parse_gate(text: str) -> Gate:
     for name, combined in (("all", All), ("any", Any)):
         if text.startswith(name + "(") and text.endswith(")"):
             return combined(*(parse_gate(part) for part in _split(text[len(name) + 1 : -1])))
-    name, _, rest = text.partition(":")
-    numbers = rest.split(":") if rest else []
+    name, *numbers = text.split(":")
     try:
         if name == "exact" and not numbers:
             return Exact()
         if name == "margin" and len(numbers) <= 1:
-            return Margin(*map(float, numbers))
+            return Margin(float(numbers[0]) if numbers else 0.3)
         if name == "entropy-normalized" and len(numbers) <= 1:
-            return Entropy(*map(float, numbers), top=None)
+            return Entropy(float(numbers[0]) if numbers else 0.3, top=None)
         if name == "entropy" and len(numbers) <= 2:
-            return Entropy(*map(float, numbers[:1]), top=int(numbers[1]) if len(numbers) == 2 else 3)
+            return Entropy(float(numbers[0]) if numbers else 0.3, top=int(numbers[1]) if len(numbers) == 2 else 3)
     except ValueError as error:
         raise ValueError(f"cannot read the gate {text!r}: {error}") from None
     near = difflib.get_close_matches(name, ["exact", "margin", "entropy", "entropy-normalized", "all", "any"], n=1)

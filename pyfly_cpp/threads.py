@@ -30,7 +30,9 @@ def _linux_cores() -> int:
     cores = set()
     for cpu in allowed:
         try:
-            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(
+                encoding="ascii"
+            )
         except OSError:
             siblings = str(cpu)
         cores.add(siblings.strip())

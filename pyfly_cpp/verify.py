@@ -56,7 +56,14 @@ class Verification:
     """One for each drafted position."""
 
 
-_GATE = {"match": "match", "loose": "defer", "gate": "strict", "window": "defer", "boundary": "defer", "safety": "safety"}
+_GATE = {
+    "match": "match",
+    "loose": "defer",
+    "gate": "strict",
+    "window": "defer",
+    "boundary": "defer",
+    "safety": "safety",
+}
 _WINDOW = {"loose": "stands", "window": "broken", "boundary": "does not fit"}
 
 
@@ -101,8 +108,14 @@ def verify(
         reason = REASONS[d.reason]
         decisions.append(
             Decision(
-                position=i, match=reason == "match", gate=_GATE[reason], window=_WINDOW.get(reason, ""), reason=reason,
-                choice=d.choice, entropy=d.entropy, margin=d.margin,
+                position=i,
+                match=reason == "match",
+                gate=_GATE[reason],
+                window=_WINDOW.get(reason, ""),
+                reason=reason,
+                choice=d.choice,
+                entropy=d.entropy,
+                margin=d.margin,
             )  # fmt: skip
         )
     return Verification(n_accepted=len(tokens) - 1, tokens=tokens, decisions=decisions)

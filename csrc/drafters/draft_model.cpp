@@ -147,28 +147,25 @@ void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
     n_evaluated_ += static_cast<int64_t>(n);
 }
 
+// Everything but the last token, whose row starts the draft.
 size_t DraftModel::prepare(const std::vector<int32_t> & history) {
     sync(history);
-    size_t behind = history.size() - offset_ - cached_.size();
-    if (behind <= n_batch_) {
-        return 0; // the first draft takes the rest in one batch
+    const auto behind = [&] { return history.size() - 1 - offset_ - cached_.size(); };
+    make_room(history.size(), behind() + 1);
+    const size_t n = std::min(behind(), n_batch_);
+    if (n > 1) { // a single one goes with the last token, as after a fully accepted draft
+        evaluate(history.data() + offset_ + cached_.size(), n, false);
     }
-    make_room(history.size(), behind);
-    behind = history.size() - offset_ - cached_.size();
-    if (behind <= n_batch_) {
-        return 0;
-    }
-    evaluate(history.data() + offset_ + cached_.size(), n_batch_, false);
-    return behind - n_batch_;
+    return behind() > 1 ? behind() : 0;
 }
 
 void DraftModel::draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) {
     while (prepare(history) > 0) {
     }
     n_max = std::min(n_max, static_cast<int32_t>(n_ctx_ / 4));
-    make_room(history.size(), history.size() - offset_ - cached_.size() + static_cast<size_t>(n_max));
-    while (history.size() - offset_ - cached_.size() > n_batch_) {
-        evaluate(history.data() + offset_ + cached_.size(), n_batch_, false);
+    // The last draft is not evaluated, so n_max - 1 of them need a place.
+    make_room(history.size(), history.size() - offset_ - cached_.size() + static_cast<size_t>(n_max) - 1);
+    while (prepare(history) > 0) { // no-op unless making room started the window anew
     }
     const int32_t * next = history.data() + offset_ + cached_.size();
     size_t n_next = history.size() - offset_ - cached_.size();

@@ -1,0 +1,230 @@
+// The pure core against slow, obvious references, on random and on awkward input. Built with sanitizers by
+// test_sanitizers.py; no model, no llama.cpp, no Python.
+
+#undef NDEBUG
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "pyfly.h"
+
+namespace {
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+pyfly_error error;
+std::mt19937 rng(7);
+
+int32_t random_int(int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(rng);
+}
+
+std::vector<float> random_row(size_t n) {
+    std::vector<float> row(n);
+    std::normal_distribution<float> normal(0.0f, std::uniform_real_distribution<float>(0.1f, 8.0f)(rng));
+    for (float & x : row) {
+        x = random_int(0, 20) == 0 ? -inf : normal(rng);
+    }
+    row[static_cast<size_t>(random_int(0, static_cast<int32_t>(n) - 1))] = 1.0f; // never all forbidden
+    return row;
+}
+
+void test_rows() {
+    for (const size_t n : {1, 2, 15, 16, 17, 63, 64, 65, 1023, 1024, 1025, 4099, 49152, 151936}) {
+        const std::vector<float> row = random_row(n);
+        size_t best = 0;
+        for (size_t i = 0; i < n; i++) {
+            best = row[i] > row[best] ? i : best;
+        }
+        double sum = 0.0, entropy = 0.0;
+        for (const float x : row) {
+            sum += std::exp(static_cast<double>(x) - row[best]);
+        }
+        for (const float x : row) {
+            const double lp = static_cast<double>(x) - row[best] - std::log(sum);
+            entropy -= std::isfinite(lp) ? std::exp(lp) * lp : 0.0;
+        }
+        pyfly_row_stats stats;
+        assert(pyfly_row_statistics(row.data(), n, 3, &stats, &error) == PYFLY_OK);
+        assert(stats.argmax == static_cast<int32_t>(best));
+        assert(std::fabs(stats.log_sum_exp - (row[best] + std::log(sum))) < 1e-5);
+        assert(std::fabs(stats.entropy - entropy) < 1e-5);
+        for (const float bad : {nan, inf}) {
+            std::vector<float> broken = row;
+            broken[static_cast<size_t>(random_int(0, static_cast<int32_t>(n) - 1))] = bad;
+            assert(pyfly_row_statistics(broken.data(), n, 3, &stats, &error) == PYFLY_STATUS_NOT_FINITE);
+            assert(pyfly_row_argmax(broken.data(), n) == -1);
+        }
+        const std::vector<float> forbidden(n, -inf);
+        assert(pyfly_row_argmax(forbidden.data(), n) == -1);
+        const std::vector<float> flat(n, 2.5f);
+        assert(pyfly_row_argmax(flat.data(), n) == 0); // ties: the lowest
+    }
+    assert(pyfly_row_argmax(nullptr, 0) == -1);
+}
+
+// The first occurrence rule by rule: scan the history for the pattern.
+std::vector<int32_t> slow_lookup(const std::vector<int32_t> & h, int32_t max_n, int32_t min_n, bool earliest) {
+    const int32_t length = static_cast<int32_t>(h.size());
+    for (int32_t n = max_n; n >= min_n; n--) {
+        int32_t found = -1;
+        for (int32_t at = 0; at + n < length; at++) {
+            const bool same = std::memcmp(&h[static_cast<size_t>(at)], &h[static_cast<size_t>(length - n)],
+                                          static_cast<size_t>(n) * sizeof(int32_t)) == 0;
+            if (same && (!earliest || at + 2 * n <= length)) {
+                found = at;
+                if (earliest) {
+                    break;
+                }
+            }
+        }
+        if (found >= 0) {
+            return {h.begin() + found + n, h.end()};
+        }
+    }
+    return {};
+}
+
+void test_lookup() {
+    for (int32_t run = 0; run < 60; run++) {
+        const bool earliest = run % 2 == 1;
+        const int32_t max_n = random_int(1, 5), min_n = random_int(1, max_n);
+        pyfly_drafter * drafter = nullptr;
+        assert(pyfly_drafter_lookup_new(max_n, min_n, 8, earliest, &drafter, &error) == PYFLY_OK);
+        std::vector<int32_t> history;
+        for (int32_t step = 0; step < 60; step++) {
+            if (random_int(0, 3) == 0 && !history.empty()) {
+                history.resize(static_cast<size_t>(random_int(0, static_cast<int32_t>(history.size()))));
+            }
+            for (int32_t i = random_int(1, 6); i > 0; i--) {
+                history.push_back(random_int(0, 3));
+            }
+            std::vector<int32_t> expected = slow_lookup(history, max_n, min_n, earliest);
+            const int32_t n_max = random_int(1, 10);
+            expected.resize(std::min({expected.size(), static_cast<size_t>(n_max), static_cast<size_t>(8)}));
+            std::vector<int32_t> out(static_cast<size_t>(n_max));
+            int32_t n_out = 0;
+            assert(pyfly_drafter_propose(drafter, history.data(), history.size(), n_max, out.data(), &n_out, &error) ==
+                   PYFLY_OK);
+            out.resize(static_cast<size_t>(n_out));
+            assert(out == expected);
+        }
+        pyfly_drafter_free(drafter);
+    }
+    pyfly_drafter_free(nullptr);
+}
+
+// A model of 12 tokens whose row is a hash of the history.
+constexpr int32_t n_vocab = 12;
+
+int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out) {
+    uint32_t hash = *static_cast<uint32_t *>(user);
+    for (size_t i = n > 3 ? n - 3 : 0; i < n; i++) {
+        hash = (hash ^ static_cast<uint32_t>(history[i])) * 16777619u;
+    }
+    for (int32_t token = 0; token < n_vocab; token++) {
+        hash = hash * 1664525u + 1013904223u;
+        out[token] = static_cast<float>(hash >> 16) / 16384.0f;
+    }
+    return 0;
+}
+
+int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, size_t capacity) {
+    const int32_t n = random_int(0, static_cast<int32_t>(capacity));
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = random_int(0, n_vocab - 1);
+    }
+    return n;
+}
+
+void test_engine() {
+    for (uint32_t seed = 0; seed < 200; seed++) {
+        pyfly_target * target = nullptr;
+        pyfly_drafter * drafter = nullptr;
+        pyfly_engine * engine = nullptr;
+        assert(pyfly_target_scripted_new(n_vocab, 200, 32, scripted_row, &seed, &target, &error) == PYFLY_OK);
+        assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
+        assert(pyfly_engine_new(target, &engine, &error) == PYFLY_OK);
+        const bool is_exact = seed % 2 == 0;
+        const pyfly_gate_node gate = is_exact ? pyfly_gate_node{PYFLY_GATE_EXACT, 0, 0.0}
+                                              : pyfly_gate_node{PYFLY_GATE_MARGIN, 0, 1.0};
+        pyfly_engine_config config = {};
+        config.gate = &gate;
+        config.n_gate = 1;
+        config.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+        config.draft_max = random_int(0, 9);
+        config.trace = random_int(0, 1);
+        config.keep_rows = random_int(0, 1);
+        assert(pyfly_engine_configure(engine, &config, drafter, &error) == PYFLY_OK);
+        std::vector<int32_t> text = {1, 2, 3};
+        assert(pyfly_engine_begin(engine, text.data(), text.size(), 0, nullptr, &error) == PYFLY_OK);
+        size_t n_left = 1;
+        while (n_left > 0) {
+            assert(pyfly_engine_prefill(engine, 0, &n_left, &error) == PYFLY_OK);
+        }
+        pyfly_status status = PYFLY_OK;
+        while (status == PYFLY_OK) {
+            size_t n_records = 0;
+            status = pyfly_engine_round(engine, 1000, &n_records, &error);
+            for (size_t i = 0; status == PYFLY_OK && i < n_records; i++) {
+                const pyfly_record record = pyfly_engine_records(engine)[i];
+                assert(record.position == static_cast<int32_t>(text.size()));
+                if (is_exact) {
+                    float row[n_vocab];
+                    scripted_row(&seed, text.data(), text.size(), row);
+                    assert(record.token == pyfly_row_argmax(row, n_vocab));
+                }
+                text.push_back(record.token);
+            }
+        }
+        assert(status == PYFLY_STATUS_CONTEXT_FULL);
+        assert(!is_exact || text.size() == 201);
+        pyfly_engine_free(engine);
+        pyfly_drafter_free(drafter);
+        pyfly_target_free(target);
+    }
+}
+
+void test_bad_arguments() {
+    const float row[2] = {0.0f, 1.0f};
+    const int32_t draft[1] = {5};
+    const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, wrong = {PYFLY_GATE_MARGIN, 0, -1.0}, open = {PYFLY_GATE_ALL, 2, 0};
+    const pyfly_window_config window = {6, PYFLY_WINDOW_AGREE, -1, 0}, bad_window = {-1, PYFLY_WINDOW_AGREE, -1, 0};
+    pyfly_decision decisions[1];
+    int32_t tokens[2];
+    size_t n_tokens = 0;
+    const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
+        error.message[0] = '\0';
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, decisions, tokens, &n_tokens, &error);
+        assert((s == PYFLY_OK) == (error.message[0] == '\0'));
+        return s;
+    };
+    assert(status(nullptr, &exact, &window) == PYFLY_OK && n_tokens == 1 && tokens[0] == 1);
+    assert(status(draft, &exact, &window) == PYFLY_STATUS_INVALID); // a protected token outside the vocabulary
+    assert(status(nullptr, &wrong, &window) == PYFLY_STATUS_INVALID);
+    assert(status(nullptr, &open, &window) == PYFLY_STATUS_INVALID);
+    assert(status(nullptr, &exact, &bad_window) == PYFLY_STATUS_INVALID);
+    pyfly_target * target = nullptr;
+    assert(pyfly_target_scripted_new(0, 1, 1, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
+    pyfly_drafter * drafter = nullptr;
+    assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
+    assert(pyfly_drafter_callback_new(nullptr, nullptr, &drafter, &error) == PYFLY_STATUS_INVALID);
+}
+
+} // namespace
+
+int main() {
+    test_rows();
+    test_lookup();
+    test_engine();
+    test_bad_arguments();
+    std::printf("core: ok (%s)\n", pyfly_simd_level());
+    return 0;
+}

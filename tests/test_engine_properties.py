@@ -1,0 +1,260 @@
+"""The round loop on a scripted target and drafter, against an oracle that may look at the whole future."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
+from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
+
+N_VOCAB, EOG, PROTECTED = 9, 0, 1
+PROMPT = [2, 3, 4]
+
+
+class Script:
+    """A model and a drafter that are functions of the last few tokens."""
+
+    def __init__(self, seed, agreement, eog_bias):
+        self.seed, self.agreement, self.eog_bias = seed, agreement, eog_bias
+
+    def row(self, history):
+        key = [self.seed, *(int(t) for t in history[-3:])]
+        row = np.random.default_rng(key).normal(scale=1.0, size=N_VOCAB).astype(np.float32)
+        row[EOG] += self.eog_bias
+        return row
+
+    def choice(self, history):
+        return int(self.row(history).argmax())
+
+    def draft(self, history, k):
+        """Up to k tokens: often the target's choice, often its second, sometimes anything."""
+        rng = np.random.default_rng([self.seed, 77, *(int(t) for t in history[-4:])])
+        out, text = [], list(history)
+        for _ in range(rng.integers(0, k + 1)):
+            row, u = self.row(text), rng.random()
+            order = np.argsort(-row)
+            token = order[0] if u < self.agreement else order[1] if u < 0.9 else rng.integers(0, N_VOCAB)
+            out.append(int(token))
+            text.append(int(token))
+        return out
+
+
+class Oracle:
+    """Decides every deferred mismatch by simulating what comes after it if it stands."""
+
+    def __init__(self, script, tau, window, k, n_ctx):
+        self.script, self.tau, self.window, self.k, self.n_ctx = script, tau, window, k, n_ctx
+
+    def defers(self, text, token, choice, n_left):
+        row = self.script.row(text)
+        if {token, choice} & {EOG, PROTECTED} or not row.max() - row[token] < self.tau:
+            return False
+        w = self.window
+        needed = 0 if w.outlives_round else (w.size if w.rule == "agree" else min(w.size, 1))
+        return n_left >= max(needed, w.tail or 0)
+
+    def propose(self, text):
+        k = min(self.k, self.n_ctx - len(text))
+        return self.script.draft(text, self.k)[:k] if k > 0 else []
+
+    def stands(self, text, rest):
+        """Whether the mismatch whose draft token ends `text` stands; `rest` is the round's draft behind it."""
+        w, text, rest, n = self.window, list(text), list(rest), 0
+        while n < w.size:
+            if len(text) > self.n_ctx:
+                return None  # the context ends before the window does: never decided
+            choice = self.script.choice(text)
+            n += 1
+            if not rest:  # the target's own token; then the next round
+                if choice == EOG:
+                    return True
+                if not w.outlives_round:
+                    return False
+                text.append(choice)
+                rest = None
+            else:
+                token, rest = rest[0], rest[1:]
+                if token == choice:
+                    if choice == EOG or w.rule == "reconverge":
+                        return True
+                    text.append(token)
+                    continue
+                if choice == EOG:
+                    return True
+                if w.rule == "agree":
+                    return False
+                if self.defers(text, token, choice, len(rest)):
+                    text.append(token)
+                    continue
+                if not w.outlives_round:
+                    return False
+                text.append(choice)
+                rest = None
+            if rest is None:
+                rest = self.propose(text) if len(text) <= self.n_ctx else []
+        return w.rule == "agree"
+
+    def run(self, n_tokens):
+        text, out = list(PROMPT), []
+        while len(out) < n_tokens and len(text) <= self.n_ctx:
+            draft = self.propose(text)
+            for i in range(len(draft) + 1):
+                choice = self.script.choice(text)
+                token = draft[i] if i < len(draft) else choice
+                if token != choice:
+                    keeps = self.defers(text, token, choice, len(draft) - 1 - i)
+                    if keeps and self.window.size:
+                        keeps = self.stands([*text, token], draft[i + 1 :])
+                        if keeps is None:
+                            return out  # provisional for ever
+                    if not keeps:
+                        token = choice
+                text.append(token)
+                out.append(token)
+                if token == EOG:
+                    return out
+                if i == len(draft) or token != draft[i]:
+                    break
+        return out
+
+
+def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, stop_after=None, n_batch=64):
+    """Committed tokens up to EOG; checks on the way that positions never go back."""
+    with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch) as target:
+        target.protect([PROTECTED], [EOG])
+        with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
+            engine.configure(gate, window, k, drafter)
+            engine.begin(PROMPT)
+            while engine.prefill():
+                pass
+            out = []
+            while len(out) < n_tokens and EOG not in out:
+                try:
+                    engine.round()
+                except ContextFullError:
+                    break
+                for position, token in engine.tokens():
+                    assert position == len(PROMPT) + len(out)
+                    out.append(token)
+                assert engine.history()[: len(PROMPT) + len(out)].tolist() == PROMPT + out
+                assert engine.n_evaluated == len(engine.history()) - 1
+            counters = engine.counters()
+            assert counters["committed"] >= len(out)
+            assert counters["matched"] + counters["loose_accepted"] <= counters["drafted"]
+            return out[: out.index(EOG) + 1] if EOG in out else out
+
+
+scripts = st.builds(
+    Script, st.integers(0, 2**31), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.sampled_from([-9.0, -1.0, 0.0])
+)
+windows = st.builds(
+    Window, size=st.integers(0, 8), rule=st.sampled_from(["agree", "reconverge"]),
+    tail=st.one_of(st.none(), st.integers(0, 5)), across_rounds=st.sampled_from([None, True, False]),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(scripts, st.sampled_from([0.0, 0.3, 1.0, 5.0]), windows, st.integers(0, 10))
+def test_commits_what_the_oracle_commits(script, tau, window, k):
+    n = 25
+    engine = run_engine(script, Margin(tau), window, k, n)
+    oracle = Oracle(script, tau, window, k, 4096).run(n)
+    m = min(len(engine), len(oracle))
+    assert m >= min(n, len(oracle))
+    assert engine[:m] == oracle[:m]
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), st.integers(4, 20))
+def test_the_end_of_the_context(script, tau, window, k, n_ctx):
+    engine = run_engine(script, Margin(tau), window, k, 100, n_ctx=n_ctx)
+    oracle = Oracle(script, tau, window, k, n_ctx).run(100)
+    assert engine == oracle
+    assert len(engine) <= n_ctx + 1 - len(PROMPT)
+
+
+@settings(max_examples=150, deadline=None)
+@given(scripts, windows, st.integers(0, 10))
+def test_exact_is_greedy_decoding(script, window, k):
+    text = list(PROMPT)
+    while len(text) < len(PROMPT) + 30 and EOG not in text:
+        text.append(script.choice(text))
+    expected = text[len(PROMPT) :]
+    assert run_engine(script, Exact(), window, k, 30)[:30] == expected
+
+
+def test_a_window_across_rounds_is_withheld_until_it_is_decided():
+    # Token 5 is nearly as likely as the target's 4 after 4; afterwards the drafter is silent.
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4] = 1.0
+        if len(history) == 3:
+            out[5] = 0.9
+        return out
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [])
+        engine.configure(Margin(0.3), Window(3, rule="reconverge"), 4, drafter)
+        engine.begin(PROMPT)
+        assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
+        assert engine.round() == 1  # no draft matched: back to position 3
+        assert engine.tokens() == [(3, 4)]
+        assert engine.record(0).reason == "window"
+        assert engine.record(0).rejected[0] == 5
+        counters = engine.counters()
+        assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
+
+
+def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable():
+    broken = [True]
+
+    def row(history):
+        out = np.zeros(N_VOCAB, dtype=np.float32)
+        out[3] = 1.0
+        if broken[0] and len(history) > 5:
+            out[2] = np.nan
+        return out
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        engine.configure(Exact(), Window(), 0)
+        engine.begin(PROMPT)
+        with pytest.raises(NotFiniteError, match="without a distribution"):
+            while True:
+                engine.round()
+        with pytest.raises(ValueError, match="no sequence was begun"):
+            engine.round()
+        broken[0] = False
+        engine.begin([*PROMPT, 3])
+        assert engine.round() == 1
+
+
+def test_bad_arguments_change_nothing():
+    script = Script(1, 0.5, -9.0)
+    with ScriptedTarget(script.row, N_VOCAB, n_ctx=50, n_batch=8) as target, Engine(target) as engine:
+        with pytest.raises(ValueError, match="keep draft_max under n_batch"):
+            engine.configure(Exact(), Window(), 8)
+        for history, message in (
+            ([], "at least one token"),
+            ([9], "outside the vocabulary"),
+            ([2] * 51, "raise n_ctx"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                engine.begin(history)
+        engine.begin(PROMPT)
+        with pytest.raises(ValueError, match="between requests"):
+            engine.configure(Exact(), Window(), 0)
+        assert engine.round() == 1
+
+
+def test_a_row_callback_that_raises_is_heard():
+    def row(history):
+        raise KeyError("mine")
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        engine.configure(Exact(), Window(), 0)
+        engine.begin(PROMPT)
+        with pytest.raises(KeyError, match="mine"):
+            engine.round()

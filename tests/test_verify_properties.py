@@ -1,0 +1,152 @@
+"""`verify` against a short NumPy oracle, on random rounds with infinities, ties and every gate and window."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyfly_cpp import All, Any, Entropy, Exact, Margin, NotFiniteError, Window, verify
+
+
+def log_softmax(row):
+    row = row.astype(np.float64) - row.max()
+    return row - np.log(np.exp(row).sum())
+
+
+def measure(gate, lp, draft):
+    """The gate's verdict and how far it is from flipping (nats or, normalised, a share)."""
+    p = np.exp(lp)
+    if isinstance(gate, Exact):
+        return False, math.inf
+    if isinstance(gate, Margin):
+        return lp.max() - lp[draft] < gate.tau, abs(lp.max() - lp[draft] - gate.tau)
+    if isinstance(gate, Entropy):
+        terms = np.where(p > 0, -p * np.where(p > 0, lp, 0), 0)
+        h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
+        return h >= gate.theta, abs(h - gate.theta)
+    verdicts = [measure(g, lp, draft) for g in gate.gates]
+    combine = all if isinstance(gate, All) else any
+    return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
+
+
+def oracle(rows, draft, gate, window, protected):
+    """Reasons of all positions, each judged on its own; None where float32 and float64 may disagree."""
+    k, tokens = len(draft), rows.argmax(axis=1)
+    gated = []
+    for i, d in enumerate(draft):
+        lp = log_softmax(rows[i])
+        defers, slack = measure(gate, lp, d)
+        if slack < 1e-4:
+            return None
+        forbidden = d in protected or tokens[i] in protected or np.isneginf(lp[d])
+        gated.append("match" if d == tokens[i] else "safety" if forbidden else "loose" if defers else "gate")
+    agree = window.rule == "agree"
+    needed = max(window.tail or 0, window.size if agree else min(window.size, 1))
+    fits = [k - 1 - i >= needed for i in range(k)]
+    out = list(gated)
+    for i, reason in enumerate(gated):
+        if reason != "loose":
+            continue
+        ahead = gated[i + 1 : i + 1 + window.size]
+        if not fits[i]:
+            out[i] = "boundary"
+        elif window.size == 0:
+            out[i] = "loose"
+        elif agree:
+            out[i] = "loose" if ahead == ["match"] * window.size else "window"
+        else:
+            out[i] = "window" if len(ahead) == window.size else "boundary"
+            for n, a in enumerate(ahead):
+                if a == "match":
+                    out[i] = "loose"
+                    break
+                if a != "loose" or not fits[i + 1 + n]:  # a rejection ends the round
+                    out[i] = "window" if n + 1 == window.size else "boundary"
+                    break
+    return out
+
+
+gates = st.recursive(
+    st.one_of(
+        st.just(Exact()),
+        st.floats(0, 2).map(Margin),
+        st.tuples(st.floats(0, 1.2), st.integers(1, 8)).map(lambda a: Entropy(a[0], top=a[1])),
+        st.floats(0, 1).map(lambda t: Entropy(t, top=None)),
+    ),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([All(*g), Any(*g)])),
+    max_leaves=4,
+)
+windows = st.builds(
+    Window, size=st.integers(0, 7), rule=st.sampled_from(["agree", "reconverge"]),
+    tail=st.one_of(st.none(), st.integers(0, 9)), across_rounds=st.just(False),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), gates, windows, st.integers(0, 12), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_verify_equals_the_oracle(data, gate, window, k, v, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(scale=rng.choice([0.3, 1.0, 4.0]), size=(k + 1, v)).astype(np.float32)
+    rows[rng.random(rows.shape) < 0.1] = -np.inf
+    rows[np.arange(k + 1), rng.integers(0, v, k + 1)] = 1.0
+    # Half of the drafts match, so that windows hold now and then.
+    draft = np.where(rng.random(k) < 0.6, rows[:k].argmax(axis=1), rng.integers(0, v, k))
+    protected = frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist())
+    expected = oracle(rows, draft, gate, window, protected)
+    result = verify(rows, draft, gate=gate, window=window, protected=protected)
+    if expected is None:
+        return
+    assert [d.reason for d in result.decisions] == expected
+    n = next((i for i, r in enumerate(expected) if r not in ("match", "loose")), k)
+    assert result.n_accepted == n
+    assert result.tokens == [*draft[:n].tolist(), int(rows[n].argmax())]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([np.nan, np.inf, None]))
+def test_rows_without_a_distribution_are_errors(v, seed, bad):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(2, v)).astype(np.float32)
+    if bad is None:
+        rows[0] = -np.inf
+    else:
+        rows[0, rng.integers(0, v)] = bad
+    with pytest.raises(NotFiniteError, match="no distribution"):
+        verify(rows, [0])
+
+
+def test_target_tokens_replace_the_argmax():
+    rows = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]], dtype=np.float32)
+    assert verify(rows, [2], target_tokens=[2, 1]).tokens == [2, 1]
+    assert verify(rows, [1], target_tokens=[2, 1]).tokens == [2]
+
+
+def test_a_draft_token_that_is_the_favourite_has_margin_zero():
+    rows = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]], dtype=np.float32)
+    decision = verify(rows, [1], gate=Margin(0.1), window=Window(0), target_tokens=[2, 0]).decisions[0]
+    assert (decision.margin, decision.reason) == (0.0, "loose")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"logits": np.zeros((2, 3)), "draft": [0, 1]}, r"logits must have shape \[3, \*\]"),
+        ({"logits": np.zeros(3), "draft": []}, "must have shape"),
+        ({"logits": np.zeros((2, 3)), "draft": [3]}, "draft token 3 is outside the vocabulary of 3"),
+        ({"logits": np.zeros((2, 3)), "draft": [-1]}, "draft token -1 is outside"),
+        ({"logits": np.zeros((2, 3)), "draft": [0.5]}, "sequence of token ids"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "target_tokens": [0]}, "target_tokens must hold 2 tokens"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "protected": {7}}, "protected token 7"),
+        ({"logits": np.array([["a"]]), "draft": []}, "array of numbers"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "window": Window(across_rounds=True)}, "one round"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "gate": "margn:0.3"}, "Did you mean 'margin'"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, "one row for each"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        verify(**arguments)
