@@ -139,8 +139,7 @@ pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int3
 
 pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, pyfly_drafter ** out,
                                         pyfly_error * error) {
-    return guard(error,
-                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::CallbackDrafter>(draft, user)}; });
+    return guard(error, [&] { *out = new pyfly_drafter{std::make_unique<pyfly::CallbackDrafter>(draft, user)}; });
 }
 
 void pyfly_drafter_free(pyfly_drafter * drafter) {

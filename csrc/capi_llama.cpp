@@ -15,8 +15,8 @@ pyfly_status pyfly_target_llama_new(void * llama_context_pointer, pyfly_target *
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
-        *out = new pyfly_target{
-            std::make_unique<pyfly::LlamaTarget>(static_cast<llama_context *>(llama_context_pointer))};
+        *out =
+            new pyfly_target{std::make_unique<pyfly::LlamaTarget>(static_cast<llama_context *>(llama_context_pointer))};
     });
 }
 

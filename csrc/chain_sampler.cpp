@@ -12,16 +12,21 @@ namespace pyfly {
 
 namespace {
 
+// The samplers that llama-cpp-python makes of logits processors have no name.
+const char * name_of(const llama_sampler * sampler) {
+    return sampler->iface->name != nullptr ? llama_sampler_name(sampler) : "";
+}
+
 // llama.cpp marks a sampler that does nothing with a leading '?'.
 bool is_disabled(const llama_sampler * sampler) {
-    return llama_sampler_name(sampler)[0] == '?';
+    return name_of(sampler)[0] == '?';
 }
 
 bool selects(const llama_sampler * sampler) {
-    static const std::array<const char *, 13> names = {
-        "greedy", "dist",        "top-k", "typical",     "top-p",       "min-p",  "temp",
-        "temp-ext", "xtc", "mirostat", "mirostat-v2", "top-n-sigma", "adaptive-p"};
-    const char * name = llama_sampler_name(sampler);
+    static const std::array<const char *, 13> names = {"greedy",      "dist",        "top-k",     "typical", "top-p",
+                                                       "min-p",       "temp",        "temp-ext",  "xtc",     "mirostat",
+                                                       "mirostat-v2", "top-n-sigma", "adaptive-p"};
+    const char * name = name_of(sampler);
     name += std::strspn(name, "?+-"); // marks for "disabled" and "runs on the backend"
     return std::any_of(names.begin(), names.end(), [&](const char * n) { return std::strcmp(n, name) == 0; });
 }
@@ -44,7 +49,7 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     if (n_shaping == n) {
         throw Error(PYFLY_STATUS_INVALID, "the sampler chain selects no token; end it with a greedy or dist sampler");
     }
-    const bool is_greedy = n_shaping == n - 1 && std::strcmp(llama_sampler_name(at(n - 1)), "greedy") == 0;
+    const bool is_greedy = n_shaping == n - 1 && std::strcmp(name_of(at(n - 1)), "greedy") == 0;
     if (is_greedy && !shapes) {
         return std::make_unique<GreedySampler>();
     }
@@ -73,7 +78,8 @@ int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
     };
     if (is_finite) {
         apply(0, n_shaping_);
-        is_finite = std::any_of(data_.begin(), data_.end(), [](const llama_token_data & d) { return std::isfinite(d.logit); });
+        is_finite =
+            std::any_of(data_.begin(), data_.end(), [](const llama_token_data & d) { return std::isfinite(d.logit); });
     }
     if (!is_finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE,

@@ -33,7 +33,7 @@ class ChainSampler : public Sampler {
     int32_t n_shaping_;
     bool is_greedy_;
     bool keeps_shaped_row_;
-    std::vector<llama_token_data> data_;  // candidates of the last row
+    std::vector<llama_token_data> data_; // candidates of the last row
     llama_token_data_array candidates_ = {nullptr, 0, -1, false};
     std::vector<float> shaped_;
 };

@@ -22,7 +22,8 @@ class Stopwatch {
   public:
     explicit Stopwatch(int64_t & counter) : counter_(counter), start_(std::chrono::steady_clock::now()) {}
     ~Stopwatch() {
-        counter_ += std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start_).count();
+        counter_ +=
+            std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start_).count();
     }
     Stopwatch(const Stopwatch &) = delete;
     Stopwatch & operator=(const Stopwatch &) = delete;
@@ -39,9 +40,10 @@ Engine::Engine(Target & target)
 
 void Engine::configure(EngineConfig config, Drafter * drafter) {
     if (config.draft_max < 0 || config.draft_max > target_.n_batch() - 1) {
-        throw Error(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(config.draft_max) + ", but one batch of " +
-                                              std::to_string(target_.n_batch()) +
-                                              " tokens holds the last token and the draft; keep draft_max under n_batch");
+        throw Error(PYFLY_STATUS_INVALID,
+                    "draft_max is " + std::to_string(config.draft_max) + ", but one batch of " +
+                        std::to_string(target_.n_batch()) +
+                        " tokens holds the last token and the draft; keep draft_max under n_batch");
     }
     if (is_active_) {
         throw Error(PYFLY_STATUS_INVALID, "gate, window and drafter can be changed between requests, not during one");
@@ -243,7 +245,9 @@ bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const
     if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.size() - 1 - i))) {
         reason = PYFLY_REASON_BOUNDARY;
     }
-    const auto rejected_drafts = [&] { return std::vector<int32_t>(draft.begin() + static_cast<std::ptrdiff_t>(i), draft.end()); };
+    const auto rejected_drafts = [&] {
+        return std::vector<int32_t>(draft.begin() + static_cast<std::ptrdiff_t>(i), draft.end());
+    };
 
     if (reason == PYFLY_REASON_LOOSE) {
         if (const Window::Outcome outcome = window_.deferred(position)) {
@@ -298,12 +302,14 @@ void Engine::settle(const Window::Outcome & outcome) {
     if (outcome) {
         roll_back(*outcome);
     }
-    open_.erase(std::remove_if(open_.begin(), open_.end(), [&](const Open & o) { return !window_.is_open(o.position); }),
-                open_.end());
+    open_.erase(
+        std::remove_if(open_.begin(), open_.end(), [&](const Open & o) { return !window_.is_open(o.position); }),
+        open_.end());
 }
 
 void Engine::roll_back(const Window::Rejection & rejection) {
-    const auto open = std::find_if(open_.begin(), open_.end(), [&](const Open & o) { return o.position == rejection.position; });
+    const auto open =
+        std::find_if(open_.begin(), open_.end(), [&](const Open & o) { return o.position == rejection.position; });
     const auto first = std::find_if(pending_.begin(), pending_.end(),
                                     [&](const Pending & p) { return p.record.position == rejection.position; });
     if (open == open_.end() || first == pending_.end()) {

@@ -45,9 +45,9 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) : nodes_(nodes, nodes 
                 depth++;
                 break;
             case PYFLY_GATE_ENTROPY_TOP:
-                require(node.n >= 1 && node.n <= max_top,
-                        "the entropy gate's top must be in 1.." + std::to_string(max_top) + ", not " +
-                            std::to_string(node.n));
+                require(node.n >= 1 && node.n <= max_top, "the entropy gate's top must be in 1.." +
+                                                              std::to_string(max_top) + ", not " +
+                                                              std::to_string(node.n));
                 require(std::isfinite(node.threshold) && node.threshold >= 0.0,
                         "the entropy gate's theta must be a finite number of nats >= 0");
                 n_top_ = std::max(n_top_, node.n);

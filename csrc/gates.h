@@ -14,8 +14,8 @@ enum class Verdict { strict, defer };
 struct GateInput {
     const RowStats & target; // of the row at the mismatch, with top-n for the gate's n_top()
     size_t n_vocab;
-    float draft_logit;            // the drafted token's logit in that row; -inf if it is forbidden
-    const RowStats * draft_row;   // the drafter's own row, for gates that ask for it with needs_draft_row(); else null
+    float draft_logit;          // the drafted token's logit in that row; -inf if it is forbidden
+    const RowStats * draft_row; // the drafter's own row, for gates that ask for it with needs_draft_row(); else null
 };
 
 // ln p(top 1) - ln p(draft), nats, >= 0.

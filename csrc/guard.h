@@ -15,8 +15,7 @@ inline pyfly_status report(pyfly_error * error, pyfly_status status, const char 
 }
 
 // Runs `body`; whatever it throws is reported, nothing crosses the C ABI.
-template <typename Body>
-pyfly_status guard(pyfly_error * error, Body && body) noexcept {
+template <typename Body> pyfly_status guard(pyfly_error * error, Body && body) noexcept {
     try {
         body();
         return PYFLY_OK;

@@ -102,7 +102,8 @@ void LlamaTarget::truncate(int32_t n) {
     const llama_memory_t memory = llama_get_memory(context_);
     // From position -1 on: removing a whole sequence works for every kind of memory.
     if (llama_memory_seq_pos_max(memory, 0) >= n && !llama_memory_seq_rm(memory, 0, n > 0 ? n : -1, -1)) {
-        throw Error(PYFLY_STATUS_NATIVE, "the target's memory could not be rolled back to position " + std::to_string(n));
+        throw Error(PYFLY_STATUS_NATIVE,
+                    "the target's memory could not be rolled back to position " + std::to_string(n));
     }
 }
 

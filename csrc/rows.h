@@ -27,9 +27,9 @@ struct RowMax {
 
 struct RowStats {
     RowMax max;
-    double log_sum_exp; // ln sum exp(row), nats
-    double entropy;     // -sum p ln p over the whole row, nats, 0 <= entropy <= ln n_vocab
-    int32_t n_top;      // entries in `top`: min(requested, n_vocab)
+    double log_sum_exp;                  // ln sum exp(row), nats
+    double entropy;                      // -sum p ln p over the whole row, nats, 0 <= entropy <= ln n_vocab
+    int32_t n_top;                       // entries in `top`: min(requested, n_vocab)
     std::array<TokenLogit, max_top> top; // by falling logit, then rising token
 
     // ln p of a token with this logit; -inf for a forbidden one.

@@ -32,8 +32,8 @@ inline vfloat broadcast(float x) {
 }
 
 // exp(x) for x in [-87, 0]: split x = n ln 2 + r with |r| <= ln 2 / 2, a degree-5 polynomial for exp(r) (least squares,
-// relative error 1.4e-7), and n added to the exponent bits. Adding 1.5 * 2^23 rounds to the nearest integer and leaves it
-// in the low bits. One float of ln 2 is enough: where n is large, exp(x) is far too small for its error to matter.
+// relative error 1.4e-7), and n added to the exponent bits. Adding 1.5 * 2^23 rounds to the nearest integer and leaves
+// it in the low bits. One float of ln 2 is enough: where n is large, exp(x) is far too small for its error to matter.
 inline vfloat exp_nonpositive(vfloat x) {
     const vfloat magic = broadcast(12582912.0f);
     const vfloat shifted = x * 1.44269504f + magic;
@@ -107,7 +107,8 @@ ExpSums exp_sums(const float * row, size_t n, float max) {
         vfloat e0 = vfloat{}, e1 = vfloat{}, x0 = vfloat{}, x1 = vfloat{};
         size_t i = start;
         for (; i + 2 * lanes <= end; i += 2 * lanes) {
-            // Under the floor exp is below 2e-38: nothing beside the maximum's 1. It also keeps -inf out of the product.
+            // Under the floor exp is below 2e-38: nothing beside the maximum's 1. It also keeps -inf out of the
+            // product.
             const vfloat da = load(row + i) - vmax, db = load(row + i + lanes) - vmax;
             const vfloat ca = da > floor ? da : floor, cb = db > floor ? db : floor;
             const vfloat ea = exp_nonpositive(ca), eb = exp_nonpositive(cb);

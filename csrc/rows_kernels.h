@@ -13,11 +13,11 @@ struct ExpSums {
     double exp_times_x; // sum x exp(x)
 };
 
-#define PYFLY_DECLARE_ROW_KERNELS(level)                                                                              \
-    namespace level {                                                                                                 \
-    /* Largest logit of every block of block_size: maxima[ceil(n / block_size)]. False if the row holds a NaN. */     \
-    bool block_maxima(const float * row, size_t n, float * maxima);                                                   \
-    ExpSums exp_sums(const float * row, size_t n, float max);                                                         \
+#define PYFLY_DECLARE_ROW_KERNELS(level)                                                                               \
+    namespace level {                                                                                                  \
+    /* Largest logit of every block of block_size: maxima[ceil(n / block_size)]. False if the row holds a NaN. */      \
+    bool block_maxima(const float * row, size_t n, float * maxima);                                                    \
+    ExpSums exp_sums(const float * row, size_t n, float max);                                                          \
     }
 
 PYFLY_DECLARE_ROW_KERNELS(baseline)

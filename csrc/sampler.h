@@ -44,7 +44,8 @@ class GreedySampler : public Sampler {
 };
 
 // The Sampler for a request's llama_sampler chain, or a GreedySampler for null. `keeps_shaped_row`: whether
-// shaped_row() will be asked for. Defined in chain_sampler.cpp; builds without llama.cpp have sampler_without_llama.cpp.
+// shaped_row() will be asked for. Defined in chain_sampler.cpp; builds without llama.cpp have
+// sampler_without_llama.cpp.
 std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row);
 
 } // namespace pyfly

@@ -66,7 +66,8 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const int32_t * choices,
                    const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected) {
     if (window.across_rounds) {
-        throw Error(PYFLY_STATUS_INVALID, "verification of one round cannot look across rounds; set across_rounds to 0");
+        throw Error(PYFLY_STATUS_INVALID,
+                    "verification of one round cannot look across rounds; set across_rounds to 0");
     }
     const Window validated(window); // also where there is no mismatch to judge
     (void) validated;
@@ -83,8 +84,8 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     for (size_t i = 0; i < n_draft; i++) {
         pyfly_decision & decision = round.decisions[i];
         decision.choice = choice_at(i);
-        const bool is_safe = !is_protected[static_cast<size_t>(draft[i])] &&
-                             !is_protected[static_cast<size_t>(decision.choice)];
+        const bool is_safe =
+            !is_protected[static_cast<size_t>(draft[i])] && !is_protected[static_cast<size_t>(decision.choice)];
         const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i], is_safe);
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         decision.entropy = mismatch.entropy;

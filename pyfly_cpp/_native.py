@@ -8,6 +8,9 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -44,19 +47,41 @@ def require_release(compiled: str, installed: str) -> None:
         )
 
 
+def _import_extension() -> Any:
+    """The compiled extension: beside this file, or, when Python was started in a source checkout, the installed one."""
+    try:
+        return importlib.import_module("pyfly_cpp._pyfly")
+    except ModuleNotFoundError:
+        pass
+    try:
+        files = importlib.metadata.files("pyfly-cpp") or []
+        path = next(str(f.locate()) for f in files if f.name.startswith("_pyfly."))
+    except (importlib.metadata.PackageNotFoundError, StopIteration):
+        raise ModuleNotFoundError(
+            "pyfly-cpp's extension is not built; run `pip install .` in its source folder."
+        ) from None
+    spec = importlib.util.spec_from_file_location("pyfly_cpp._pyfly", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _load() -> tuple[Any, Any]:
     try:
-        from pyfly_cpp import _pyfly  # type: ignore[attr-defined]
+        extension = _import_extension()
+    except ModuleNotFoundError:
+        raise
     except ImportError as error:
         raise VersionMismatchError(
             f"pyfly-cpp's extension does not load with llama-cpp-python {llama_cpp.__version__} ({error}); run "
             "`pip install --force-reinstall --no-deps --no-build-isolation pyfly-cpp` to compile it for that release."
         ) from None
-    ffi, lib = _pyfly.ffi, _pyfly.lib
+    ffi, lib = extension.ffi, extension.lib
     require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), llama_cpp.__version__)
     if lib.pyfly_abi_version() != ABI_VERSION:
         raise VersionMismatchError(
-            "pyfly-cpp's extension and its Python files are of different versions; reinstall it."
+            "pyfly-cpp's extension and its Python files are of different versions; run `pip install .` again."
         )
     return ffi, lib
 

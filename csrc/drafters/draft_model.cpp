@@ -48,19 +48,21 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     model_params.n_gpu_layers = config.n_gpu_layers;
     model_.reset(llama_model_load_from_file(path.c_str(), model_params));
     if (!model_) {
-        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp could not load the draft model '" + path +
-                                             "'; check that it is a complete GGUF file");
+        throw Error(PYFLY_STATUS_NATIVE,
+                    "llama.cpp could not load the draft model '" + path + "'; check that it is a complete GGUF file");
     }
     const llama_vocab * vocab = llama_model_get_vocab(model_.get());
     const std::string difference =
         vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())), vocab);
     if (!difference.empty()) {
-        throw Error(PYFLY_STATUS_INCOMPATIBLE, "the draft model '" + path + "' does not share the target's vocabulary: " +
-                                                   difference + "; use a draft of the same model family");
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "the draft model '" + path +
+                                                   "' does not share the target's vocabulary: " + difference +
+                                                   "; use a draft of the same model family");
     }
     llama_context_params params = llama_context_default_params();
     params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) : static_cast<uint32_t>(target.n_ctx());
-    params.n_batch = config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
+    params.n_batch =
+        config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
     params.n_batch = std::min(params.n_batch, params.n_ctx);
     params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
     params.n_threads = config.n_threads;
@@ -98,8 +100,7 @@ void DraftModel::forget_from(size_t n) {
     if (n >= cached_.size()) {
         return;
     }
-    if (!can_rewind_ ||
-        !llama_memory_seq_rm(llama_get_memory(context_.get()), 0, static_cast<llama_pos>(n), -1)) {
+    if (!can_rewind_ || !llama_memory_seq_rm(llama_get_memory(context_.get()), 0, static_cast<llama_pos>(n), -1)) {
         forget_all(); // a state that cannot be taken back is built anew
         return;
     }
@@ -112,8 +113,8 @@ void DraftModel::sync(const std::vector<int32_t> & history) {
     if (offset_ < history.size()) {
         const size_t n = std::min(cached_.size(), history.size() - offset_ - 1);
         const auto begin = history.begin() + static_cast<std::ptrdiff_t>(offset_);
-        common = static_cast<size_t>(std::mismatch(begin, begin + static_cast<std::ptrdiff_t>(n), cached_.begin()).first -
-                                     begin);
+        common = static_cast<size_t>(
+            std::mismatch(begin, begin + static_cast<std::ptrdiff_t>(n), cached_.begin()).first - begin);
     }
     forget_from(common);
     if (cached_.empty()) {

@@ -69,9 +69,9 @@ void PromptLookup::remove_last() {
 
 void PromptLookup::sync(const std::vector<int32_t> & history) {
     const size_t n = std::min(history.size(), tokens_.size());
-    const size_t common =
-        static_cast<size_t>(std::mismatch(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n),
-                                          tokens_.begin()).first - history.begin());
+    const size_t common = static_cast<size_t>(
+        std::mismatch(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n), tokens_.begin()).first -
+        history.begin());
     if (common == 0) {
         tokens_.clear();
         for (Index & index : index_) {
@@ -116,8 +116,8 @@ void PromptLookup::draft(const std::vector<int32_t> & history, int32_t n_max, st
         const int32_t at = find(n);
         if (at != none) {
             const size_t begin = static_cast<size_t>(at) + 1;
-            const size_t count = std::min({tokens_.size() - begin, static_cast<size_t>(std::max(n_max, 0)),
-                                           static_cast<size_t>(num_pred_)});
+            const size_t count = std::min(
+                {tokens_.size() - begin, static_cast<size_t>(std::max(n_max, 0)), static_cast<size_t>(num_pred_)});
             const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(begin);
             out.assign(first, first + static_cast<std::ptrdiff_t>(count));
             return;

@@ -51,11 +51,11 @@ const char * pyfly_simd_level(void);
 
 /* Statistics of one logits row; p = softmax(row). */
 typedef struct pyfly_row_stats {
-    int32_t argmax;      /* lowest index among the largest logits */
-    float max;           /* its logit */
-    double log_sum_exp;  /* ln sum exp(row), nats */
-    double entropy;      /* -sum p ln p over the whole row, nats */
-    double top_entropy;  /* -sum p ln p over the `top` most probable, not renormalised, nats (FLy reference code) */
+    int32_t argmax;     /* lowest index among the largest logits */
+    float max;          /* its logit */
+    double log_sum_exp; /* ln sum exp(row), nats */
+    double entropy;     /* -sum p ln p over the whole row, nats */
+    double top_entropy; /* -sum p ln p over the `top` most probable, not renormalised, nats (FLy reference code) */
 } pyfly_row_stats;
 
 /* row[n_vocab], 1 <= top <= 32. PYFLY_STATUS_NOT_FINITE for a row without a distribution. */
@@ -70,7 +70,7 @@ int32_t pyfly_row_argmax(const float * row, size_t n_vocab);
 typedef enum pyfly_gate_kind {
     PYFLY_GATE_EXACT = 0,              /* never defers */
     PYFLY_GATE_ENTROPY_TOP = 1,        /* defers when the top-n entropy >= threshold (nats, >= 0) */
-    PYFLY_GATE_ENTROPY_NORMALIZED = 2, /* defers when entropy / ln n_vocab >= threshold (in [0, 1]); FLy paper, Eq. 5-6 */
+    PYFLY_GATE_ENTROPY_NORMALIZED = 2, /* defers when entropy / ln n_vocab >= threshold (in [0, 1]); paper, Eq. 5-6 */
     PYFLY_GATE_MARGIN = 3,             /* defers when ln p(top 1) - ln p(draft) < threshold (nats, >= 0) */
     PYFLY_GATE_ALL = 4,                /* defers when its `n` operands all do */
     PYFLY_GATE_ANY = 5                 /* defers when one of its `n` operands does */
@@ -108,10 +108,10 @@ typedef enum pyfly_reason {
 } pyfly_reason;
 
 typedef struct pyfly_decision {
-    int32_t reason;  /* pyfly_reason; accepted when MATCH or LOOSE */
-    int32_t choice;  /* the target's choice at this position */
-    double entropy;  /* of the target's row, nats; the gate's own measure: top-n if an ENTROPY_TOP gate asked for it */
-    double margin;   /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
+    int32_t reason; /* pyfly_reason; accepted when MATCH or LOOSE */
+    int32_t choice; /* the target's choice at this position */
+    double entropy; /* of the target's row, nats; the gate's own measure: top-n if an ENTROPY_TOP gate asked for it */
+    double margin;  /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
 } pyfly_decision;
 
 /* Judges one round. Every position is judged on its own, also behind the first rejection; the prefix rule then says
@@ -217,15 +217,15 @@ typedef enum pyfly_origin {
 typedef struct pyfly_record {
     int32_t position;
     int32_t token;
-    int32_t origin;     /* pyfly_origin */
-    int32_t choice;     /* what the target chose at this row */
-    int32_t depth;      /* 1-based place in its round's draft, 0 for the target's own */
-    int32_t reason;     /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
-    int32_t round;      /* number of the round that produced it, from 0 at begin */
+    int32_t origin; /* pyfly_origin */
+    int32_t choice; /* what the target chose at this row */
+    int32_t depth;  /* 1-based place in its round's draft, 0 for the target's own */
+    int32_t reason; /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
+    int32_t round;  /* number of the round that produced it, from 0 at begin */
     int32_t rejected_begin, rejected_end; /* the drafts rejected here, as a slice of pyfly_engine_rejected */
-    double entropy;     /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
-    double margin;      /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
-    double logprob;     /* ln p(token), nats; NaN where not measured */
+    double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
+    double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
+    double logprob; /* ln p(token), nats; NaN where not measured */
 } pyfly_record;
 
 /* Depths that are counted one by one; deeper drafts are counted at the last one. */
@@ -233,33 +233,36 @@ typedef struct pyfly_record {
 
 /* Counters since the last pyfly_engine_reset_stats. All times in microseconds. */
 typedef struct pyfly_stats {
-    int64_t rounds;            /* target batches that were verified */
-    int64_t drafted;           /* tokens proposed to the target */
-    int64_t committed;         /* tokens given to the caller for good */
-    int64_t matched;           /* of these: drafted and the target's choice */
-    int64_t loose_accepted;    /* of these: loose accepts */
-    int64_t rejected_gate;     /* mismatches rejected, by reason */
+    int64_t rounds;         /* target batches that were verified */
+    int64_t drafted;        /* tokens proposed to the target */
+    int64_t committed;      /* tokens given to the caller for good */
+    int64_t matched;        /* of these: drafted and the target's choice */
+    int64_t loose_accepted; /* of these: loose accepts */
+    int64_t rejected_gate;  /* mismatches rejected, by reason */
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
-    int64_t rollbacks;         /* broken or undecidable windows that took tokens back */
-    int64_t rolled_back;       /* tokens taken back by them */
-    int64_t prefilled;         /* prompt tokens evaluated */
+    int64_t rollbacks;                    /* broken or undecidable windows that took tokens back */
+    int64_t rolled_back;                  /* tokens taken back by them */
+    int64_t prefilled;                    /* prompt tokens evaluated */
     int64_t drafted_at[PYFLY_MAX_DEPTH];  /* drafted tokens by depth, [0] the first of a round */
     int64_t accepted_at[PYFLY_MAX_DEPTH]; /* committed drafts (matched or loose) by depth */
-    double sum_margin_loose;   /* sum of the margins of loose accepts, nats */
-    double sum_margin_rejected; /* sum of the finite margins of rejected mismatches, nats */
-    int64_t n_margin_rejected; /* how many went into it */
-    int64_t us_prefill, us_draft, us_verify, us_gate; /* verify: the target's batch; gate: rows, gates, windows, sampling */
+    double sum_margin_loose;              /* sum of the margins of loose accepts, nats */
+    double sum_margin_rejected;           /* sum of the finite margins of rejected mismatches, nats */
+    int64_t n_margin_rejected;            /* how many went into it */
+    int64_t us_prefill;                   /* prompt batches, the first round's included if it holds prompt tokens */
+    int64_t us_draft;                     /* drafting */
+    int64_t us_verify;                    /* the target's batches */
+    int64_t us_gate;                      /* rows, gates, windows, sampling, rollback */
 } pyfly_stats;
 
 typedef struct pyfly_engine_config {
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
     pyfly_window_config window;
-    int32_t draft_max;            /* K: most drafts in a round, 0..n_batch - 1 */
-    int32_t trace;                /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows;            /* 1: keep the raw logits row behind every committed token until the next round */
+    int32_t draft_max; /* K: most drafts in a round, 0..n_batch - 1 */
+    int32_t trace;     /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows; /* 1: keep the raw logits row behind every committed token until the next round */
 } pyfly_engine_config;
 
 /* The target is borrowed and must outlive the engine. */
@@ -278,7 +281,8 @@ pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, 
                                 void * sampler_chain, pyfly_error * error);
 
 /* Evaluates at most one batch of the prompt. *n_left receives the prompt tokens still to evaluate before the first
- * round may start; call again until it is 0. With all_rows 1 every row of the batch is kept for pyfly_engine_prompt_row. */
+ * round may start; call again until it is 0. With all_rows 1 every row of the batch is kept for
+ * pyfly_engine_prompt_row. */
 pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error);
 
 /* Raw logits row [n_vocab] that follows prompt token `position`, from the last pyfly_engine_prefill with all_rows;

@@ -153,8 +153,8 @@ void test_engine() {
         assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
         assert(pyfly_engine_new(target, &engine, &error) == PYFLY_OK);
         const bool is_exact = seed % 2 == 0;
-        const pyfly_gate_node gate = is_exact ? pyfly_gate_node{PYFLY_GATE_EXACT, 0, 0.0}
-                                              : pyfly_gate_node{PYFLY_GATE_MARGIN, 0, 1.0};
+        const pyfly_gate_node gate =
+            is_exact ? pyfly_gate_node{PYFLY_GATE_EXACT, 0, 0.0} : pyfly_gate_node{PYFLY_GATE_MARGIN, 0, 1.0};
         pyfly_engine_config config = {};
         config.gate = &gate;
         config.n_gate = 1;
@@ -195,14 +195,16 @@ void test_engine() {
 void test_bad_arguments() {
     const float row[2] = {0.0f, 1.0f};
     const int32_t draft[1] = {5};
-    const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, wrong = {PYFLY_GATE_MARGIN, 0, -1.0}, open = {PYFLY_GATE_ALL, 2, 0};
+    const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, wrong = {PYFLY_GATE_MARGIN, 0, -1.0},
+                          open = {PYFLY_GATE_ALL, 2, 0};
     const pyfly_window_config window = {6, PYFLY_WINDOW_AGREE, -1, 0}, bad_window = {-1, PYFLY_WINDOW_AGREE, -1, 0};
     pyfly_decision decisions[1];
     int32_t tokens[2];
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, decisions, tokens, &n_tokens, &error);
+        const pyfly_status s =
+            pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };

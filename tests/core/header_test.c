@@ -1,6 +1,5 @@
 /* Keeps pyfly.h plain C: it is included alone, twice. */
 #include "pyfly.h"
-#include "pyfly.h"
 
 int main(void) {
     pyfly_error error;
