@@ -170,12 +170,16 @@ void pyfly_engine_free(pyfly_engine * engine) {
     delete engine;
 }
 
-pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config, pyfly_drafter * drafter,
-                                    pyfly_error * error) {
+pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config,
+                                    const pyfly_engine_drafter * drafters, size_t n_drafters, pyfly_error * error) {
     return guard(error, [&] {
-        engine->impl.configure({pyfly::Gate(config->gate, config->n_gate), config->window, config->draft_max,
-                                config->trace != 0, config->keep_rows != 0},
-                               drafter ? drafter->impl.get() : nullptr);
+        std::vector<pyfly::EngineDrafter> list;
+        for (size_t i = 0; i < n_drafters; i++) {
+            list.push_back({drafters[i].drafter->impl.get(), drafters[i].draft_max});
+        }
+        engine->impl.configure({pyfly::Gate(config->gate, config->n_gate), config->window, config->adaptive != 0,
+                                config->loop_guard != 0, config->trace != 0, config->keep_rows != 0},
+                               std::move(list));
     });
 }
 
@@ -230,6 +234,20 @@ void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out) {
 
 void pyfly_engine_reset_stats(pyfly_engine * engine) {
     engine->impl.reset_stats();
+}
+
+void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * out) {
+    const pyfly::Governor & governor = engine->impl.governor();
+    for (int32_t i = 0; i <= PYFLY_MAX_DEPTH; i++) {
+        out->target_us[i] = governor.target_cost(i + 1);
+        out->rounds_at[i] = governor.rounds_at(i);
+    }
+    for (int32_t drafter = 0; drafter < PYFLY_MAX_DRAFTERS; drafter++) {
+        out->draft_us[drafter] = governor.draft_cost(drafter);
+        for (int32_t depth = 0; depth < PYFLY_MAX_DEPTH; depth++) {
+            out->acceptance[drafter * PYFLY_MAX_DEPTH + depth] = governor.acceptance(drafter, depth + 1);
+        }
+    }
 }
 
 } // extern "C"

@@ -36,21 +36,32 @@ class Stopwatch {
 } // namespace
 
 Engine::Engine(Target & target)
-    : target_(target), config_{Gate(&exact_gate, 1), default_window, 0, false, false}, window_(default_window) {}
+    : target_(target), config_{Gate(&exact_gate, 1), default_window, false, false, false, false},
+      window_(default_window) {}
 
-void Engine::configure(EngineConfig config, Drafter * drafter) {
-    if (config.draft_max < 0 || config.draft_max > target_.n_batch() - 1) {
-        throw Error(PYFLY_STATUS_INVALID,
-                    "draft_max is " + std::to_string(config.draft_max) + ", but one batch of " +
-                        std::to_string(target_.n_batch()) +
-                        " tokens holds the last token and the draft; keep draft_max under n_batch");
-    }
+void Engine::configure(EngineConfig config, std::vector<EngineDrafter> drafters) {
     if (is_active_) {
         throw Error(PYFLY_STATUS_INVALID, "gate, window and drafter can be changed between requests, not during one");
     }
+    if (drafters.size() > PYFLY_MAX_DRAFTERS) {
+        throw Error(PYFLY_STATUS_INVALID, "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters work together");
+    }
+    for (const EngineDrafter & d : drafters) {
+        if (d.draft_max < 0 || d.draft_max > target_.n_batch() - 1) {
+            throw Error(PYFLY_STATUS_INVALID,
+                        "draft_max is " + std::to_string(d.draft_max) + ", but one batch of " +
+                            std::to_string(target_.n_batch()) +
+                            " tokens holds the last token and the draft; keep draft_max under n_batch");
+        }
+    }
     window_ = Window(config.window); // throws before anything changed
+    const bool is_same = std::equal(drafters.begin(), drafters.end(), drafters_.begin(), drafters_.end(),
+                                    [](const auto & a, const auto & b) { return a.drafter == b.drafter; });
+    if (!is_same) {
+        governor_ = Governor();
+    }
     config_ = std::move(config);
-    drafter_ = drafter;
+    drafters_ = std::move(drafters);
 }
 
 void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler) {
@@ -80,6 +91,10 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     rejected_.clear();
     record_rows_.clear();
     prompt_row_begin_ = prompt_row_end_ = 0;
+    shadows_.clear();
+    loop_guard_.begin(history_.size());
+    last_loose_ = -1;
+    strict_until_ = 0;
     round_ = 0;
     is_active_ = true;
 }
@@ -104,7 +119,16 @@ size_t Engine::prefill(bool all_rows) {
         return n_left; // > 0: the caller reads the rows before it asks again
     }
     prompt_row_begin_ = prompt_row_end_ = 0;
-    return drafter_ && config_.draft_max > 0 && target_.can_rewind() ? drafter_->prepare(history_) : 0;
+    for (size_t i = 0; i < drafters_.size() && target_.can_rewind(); i++) {
+        const EngineDrafter & d = drafters_[i];
+        if (d.draft_max < 1 || (config_.adaptive && !governor_.can_pay(static_cast<int32_t>(i), d.draft_max))) {
+            continue; // it will not be asked soon
+        }
+        if (const size_t n_behind = d.drafter->prepare(history_)) {
+            return n_behind;
+        }
+    }
+    return 0;
 }
 
 const float * Engine::prompt_row(int32_t position) const {
@@ -114,25 +138,122 @@ const float * Engine::prompt_row(int32_t position) const {
     return target_.row(static_cast<size_t>(position - prompt_row_begin_));
 }
 
-std::vector<int32_t> Engine::propose(int32_t n_room) {
-    std::vector<int32_t> draft;
-    const size_t n_unevaluated = history_.size() - n_memory_;
-    const int64_t n_max = std::min({static_cast<int64_t>(config_.draft_max), static_cast<int64_t>(n_room) - 1,
-                                    static_cast<int64_t>(target_.n_ctx()) - static_cast<int64_t>(history_.size()),
-                                    static_cast<int64_t>(target_.n_batch()) - static_cast<int64_t>(n_unevaluated)});
-    if (drafter_ == nullptr || n_max < 1 || !target_.can_rewind()) {
-        return draft;
+Engine::Proposal Engine::propose(int32_t n_room) {
+    const int64_t n_unevaluated = static_cast<int64_t>(history_.size() - n_memory_);
+    const int64_t n_max =
+        std::min({static_cast<int64_t>(n_room) - 1, target_.n_ctx() - static_cast<int64_t>(history_.size()),
+                  target_.n_batch() - n_unevaluated});
+    if (drafters_.empty() || n_max < 1 || !target_.can_rewind()) {
+        return {};
     }
     const Stopwatch stopwatch(stats_.us_draft);
-    drafter_->draft(history_, static_cast<int32_t>(n_max), draft);
-    for (const int32_t token : draft) {
+    Proposal proposal = config_.adaptive ? draft_best(n_max) : draft_first(n_max);
+    for (const int32_t token : proposal.tokens) {
         if (token < 0 || token >= target_.n_vocab()) {
             throw Error(PYFLY_STATUS_INVALID, "the drafter proposed token " + std::to_string(token) +
                                                   ", which is outside the target's vocabulary of " +
                                                   std::to_string(target_.n_vocab()) + "; fix or remove the drafter");
         }
     }
-    return draft;
+    return proposal;
+}
+
+// Asks one drafter for at most n_max tokens.
+void Engine::draft_with(size_t drafter, int64_t n_max, Proposal & proposal) {
+    const EngineDrafter & d = drafters_[drafter];
+    const int64_t k = std::min<int64_t>(n_max, d.draft_max);
+    if (k < 1) {
+        return;
+    }
+    d.drafter->draft(history_, static_cast<int32_t>(k), proposal.tokens);
+    if (!proposal.tokens.empty()) {
+        proposal.drafter = static_cast<int32_t>(drafter);
+        proposal.proposal_class = d.drafter->proposal_class();
+    }
+}
+
+// The first drafter that has something to say.
+Engine::Proposal Engine::draft_first(int64_t n_max) {
+    Proposal proposal;
+    for (size_t i = 0; i < drafters_.size() && proposal.tokens.empty(); i++) {
+        draft_with(i, n_max, proposal);
+    }
+    return proposal;
+}
+
+// What the governor expects most of. Free drafters are asked first; those that are not chosen leave a shadow.
+Engine::Proposal Engine::draft_best(int64_t n_max) {
+    std::vector<Proposal> proposals(drafters_.size());
+    std::vector<Governor::Offer> offers;
+    for (size_t i = 0; i < drafters_.size(); i++) {
+        const bool is_free = drafters_[i].drafter->is_free();
+        int64_t k_max = std::min<int64_t>(n_max, drafters_[i].draft_max);
+        if (is_free) {
+            draft_with(i, n_max, proposals[i]);
+            k_max = static_cast<int64_t>(proposals[i].tokens.size());
+        }
+        if (k_max > 0) {
+            offers.push_back(
+                {static_cast<int32_t>(i), static_cast<int32_t>(k_max), proposals[i].proposal_class, is_free});
+        }
+    }
+    const Governor::Choice choice = governor_.choose(offers);
+    Proposal chosen;
+    for (size_t i = 0; i < drafters_.size(); i++) {
+        if (choice.drafter != static_cast<int32_t>(i)) {
+            const bool is_followed = std::any_of(shadows_.begin(), shadows_.end(), [&](const Shadow & shadow) {
+                return shadow.proposal.drafter == static_cast<int32_t>(i);
+            });
+            if (!proposals[i].tokens.empty() && !is_followed) {
+                shadows_.push_back({std::move(proposals[i]), history_.size()});
+            }
+        } else if (drafters_[i].drafter->is_free()) {
+            chosen = std::move(proposals[i]);
+            chosen.tokens.resize(static_cast<size_t>(choice.k));
+        } else {
+            const int64_t n_evaluated = drafters_[i].drafter->n_evaluated();
+            int64_t us = 0;
+            {
+                const Stopwatch stopwatch(us);
+                draft_with(i, choice.k, chosen);
+            }
+            const int64_t n_steps =
+                std::max(drafters_[i].drafter->n_evaluated() - n_evaluated, static_cast<int64_t>(chosen.tokens.size()));
+            governor_.observe_draft(choice.drafter, n_steps, static_cast<double>(us));
+        }
+    }
+    return chosen;
+}
+
+// Tells the governor what became of this round's draft and of the proposals that were not verified.
+void Engine::learn(const Proposal & proposal, size_t n_before) {
+    if (!proposal.tokens.empty()) {
+        size_t n_accepted = 0;
+        while (n_accepted < proposal.tokens.size() && n_before + n_accepted < history_.size() &&
+               history_[n_before + n_accepted] == proposal.tokens[n_accepted]) {
+            n_accepted++;
+        }
+        const bool is_end = target_.is_eog(history_.back()); // what was drafted behind the end was not wrong
+        governor_.observe_acceptance(proposal.drafter, proposal.proposal_class,
+                                     static_cast<int32_t>(is_end ? n_accepted : proposal.tokens.size()),
+                                     static_cast<int32_t>(n_accepted));
+    }
+    for (size_t i = 0; i < shadows_.size();) {
+        const Shadow & shadow = shadows_[i];
+        const std::vector<int32_t> & tokens = shadow.proposal.tokens;
+        const size_t n_known = history_.size() > shadow.position ? history_.size() - shadow.position : 0;
+        size_t n_right = 0;
+        while (n_right < std::min(tokens.size(), n_known) && history_[shadow.position + n_right] == tokens[n_right]) {
+            n_right++;
+        }
+        if (n_right == n_known && n_right < tokens.size() && n_known > 0) {
+            i++; // right so far
+            continue;
+        }
+        governor_.observe_acceptance(shadow.proposal.drafter, shadow.proposal.proposal_class,
+                                     static_cast<int32_t>(tokens.size()), static_cast<int32_t>(n_right));
+        shadows_.erase(shadows_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
 }
 
 size_t Engine::round(int32_t n_room) {
@@ -151,15 +272,18 @@ size_t Engine::round(int32_t n_room) {
     record_rows_.clear();
     const size_t n_before = history_.size();
     try {
-        const std::vector<int32_t> draft = propose(n_room);
+        const Proposal proposal = propose(n_room);
+        const std::vector<int32_t> & draft = proposal.tokens;
         const size_t first_row = n_before - n_memory_ - 1;
+        int64_t us = 0;
         {
-            const Stopwatch stopwatch(first_row > 0 && round_ == 0 ? stats_.us_prefill : stats_.us_verify);
+            const Stopwatch stopwatch(us);
             std::vector<int32_t> batch(history_.begin() + static_cast<std::ptrdiff_t>(n_memory_), history_.end());
             batch.insert(batch.end(), draft.begin(), draft.end());
             target_.evaluate(batch.data(), batch.size(), static_cast<int32_t>(n_memory_), first_row);
             n_memory_ += batch.size();
         }
+        (first_row > 0 && round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
         stats_.prefilled += static_cast<int64_t>(first_row);
         stats_.rounds++;
         stats_.drafted += static_cast<int64_t>(draft.size());
@@ -167,9 +291,15 @@ size_t Engine::round(int32_t n_room) {
             stats_.drafted_at[std::min<size_t>(i, PYFLY_MAX_DEPTH - 1)]++;
         }
         const Stopwatch stopwatch(stats_.us_gate);
-        verify(draft, first_row);
+        verify(proposal, first_row);
         truncate_memory(history_.size() - 1);
         round_++;
+        if (config_.adaptive) {
+            if (first_row == 0) {
+                governor_.observe_target(static_cast<int32_t>(draft.size()) + 1, static_cast<double>(us));
+            }
+            learn(proposal, n_before);
+        }
         commit();
     } catch (...) {
         // The sequence ends here, but the target's memory stays a true prefix of it.
@@ -183,13 +313,37 @@ size_t Engine::round(int32_t n_room) {
 }
 
 // Positions are settled one after the other, because what the sampler does at one depends on the tokens before it.
-void Engine::verify(const std::vector<int32_t> & draft, size_t first_row) {
-    for (size_t i = 0; verify_position(draft, i, target_.row(first_row + i)); i++) {
+void Engine::verify(const Proposal & proposal, size_t first_row) {
+    for (size_t i = 0; verify_position(proposal, i, target_.row(first_row + i)) && !guard_loop(); i++) {
     }
 }
 
+// Steps in where the text repeats itself and a loose accept may have led it there. Returns whether the round ends.
+bool Engine::guard_loop() {
+    if (!config_.loop_guard || config_.gate.is_exact()) {
+        return false;
+    }
+    loop_guard_.follow(history_, history_.size());
+    const int64_t n = static_cast<int64_t>(history_.size());
+    const int64_t begin = loop_guard_.loop_begin();
+    if (begin < 0 || last_loose_ < begin - 2 * LoopGuard::max_period) {
+        return false;
+    }
+    if (n > strict_until_) {
+        stats_.loops++;
+    }
+    strict_until_ = n + 2 * LoopGuard::max_period;
+    const Window::Outcome outcome = window_.break_youngest(PYFLY_REASON_LOOP);
+    settle(outcome);
+    if (outcome) {
+        loop_guard_.follow(history_, static_cast<size_t>(outcome->position));
+    }
+    return outcome.has_value();
+}
+
 // Settles position i of the round (i = draft.size(): the bonus). Returns whether the round goes on.
-bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const float * row) {
+bool Engine::verify_position(const Proposal & proposal, size_t i, const float * row) {
+    const std::vector<int32_t> & draft = proposal.tokens;
     const size_t n_vocab = static_cast<size_t>(target_.n_vocab());
     const int64_t position = static_cast<int64_t>(history_.size());
     const int32_t choice = sampler_->choose(row, n_vocab);
@@ -202,6 +356,7 @@ bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const
     record.origin = PYFLY_ORIGIN_TARGET;
     record.choice = choice;
     record.reason = -1;
+    record.drafter = -1;
     record.round = round_;
     record.entropy = record.margin = record.logprob = not_measured;
 
@@ -210,6 +365,7 @@ bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const
             record.origin = PYFLY_ORIGIN_MATCHED;
             record.reason = PYFLY_REASON_MATCH;
             record.depth = static_cast<int32_t>(i) + 1;
+            record.drafter = proposal.drafter;
         }
         if (config_.trace) {
             measure(record);
@@ -245,6 +401,9 @@ bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const
     if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.size() - 1 - i))) {
         reason = PYFLY_REASON_BOUNDARY;
     }
+    if (reason == PYFLY_REASON_LOOSE && position < strict_until_) {
+        reason = PYFLY_REASON_LOOP;
+    }
     const auto rejected_drafts = [&] {
         return std::vector<int32_t>(draft.begin() + static_cast<std::ptrdiff_t>(i), draft.end());
     };
@@ -264,8 +423,10 @@ bool Engine::verify_position(const std::vector<int32_t> & draft, size_t i, const
         loose.origin = PYFLY_ORIGIN_LOOSE;
         loose.reason = PYFLY_REASON_LOOSE;
         loose.depth = static_cast<int32_t>(i) + 1;
+        loose.drafter = proposal.drafter;
         loose.logprob = record.logprob + (static_cast<double>(sampler_->shaped_row()[token]) -
                                           static_cast<double>(sampler_->shaped_row()[choice]));
+        last_loose_ = position;
         sampler_->accept(token);
         push(loose, row, {});
         return true;
@@ -325,7 +486,11 @@ void Engine::roll_back(const Window::Rejection & rejection) {
     sampler_ = std::move(open->sampler);
     pyfly_record record = open->choice;
     record.reason = rejection.reason;
-    open_.clear();
+    open_.erase(open, open_.end());
+    last_loose_ = -1;
+    for (const Pending & p : pending_) {
+        last_loose_ = p.record.origin == PYFLY_ORIGIN_LOOSE ? p.record.position : last_loose_;
+    }
     count_rejection(record);
     push(record, row.empty() ? nullptr : row.data(), std::move(rejected));
 }
@@ -340,6 +505,9 @@ void Engine::count_rejection(const pyfly_record & record) {
             break;
         case PYFLY_REASON_BOUNDARY:
             stats_.rejected_boundary++;
+            break;
+        case PYFLY_REASON_LOOP:
+            stats_.rejected_loop++;
             break;
         default:
             stats_.rejected_safety++;
@@ -381,6 +549,7 @@ void Engine::commit() {
         }
         if (record.depth > 0) {
             stats_.accepted_at[std::min(record.depth, PYFLY_MAX_DEPTH) - 1]++;
+            stats_.accepted_by[record.drafter]++;
         }
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(n));

@@ -6,6 +6,8 @@
 
 #include "drafters/drafter.h"
 #include "gates.h"
+#include "governor.h"
+#include "loop_guard.h"
 #include "pyfly.h"
 #include "sampler.h"
 #include "target.h"
@@ -16,9 +18,15 @@ namespace pyfly {
 struct EngineConfig {
     Gate gate;
     pyfly_window_config window;
-    int32_t draft_max;
+    bool adaptive;
+    bool loop_guard;
     bool trace;
     bool keep_rows;
+};
+
+struct EngineDrafter {
+    Drafter * drafter; // borrowed
+    int32_t draft_max; // most tokens it drafts in a round
 };
 
 // The state between two rounds:
@@ -32,7 +40,7 @@ class Engine {
     explicit Engine(Target & target);
 
     // See pyfly_engine_configure. Throws Error(PYFLY_STATUS_INVALID) while a sequence runs.
-    void configure(EngineConfig config, Drafter * drafter);
+    void configure(EngineConfig config, std::vector<EngineDrafter> drafters);
     bool keeps_shaped_rows() const { return !config_.gate.is_exact() || config_.trace; }
 
     void begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler);
@@ -48,6 +56,7 @@ class Engine {
     size_t n_evaluated() const { return n_memory_; }
     const pyfly_stats & stats() const { return stats_; }
     void reset_stats() { stats_ = {}; }
+    const Governor & governor() const { return governor_; }
 
     Target & target() { return target_; }
 
@@ -66,9 +75,27 @@ class Engine {
         pyfly_record choice;              // the record of that choice, should the window break
     };
 
-    std::vector<int32_t> propose(int32_t n_room);
-    void verify(const std::vector<int32_t> & draft, size_t first_row);
-    bool verify_position(const std::vector<int32_t> & draft, size_t i, const float * row);
+    // What a round drafts.
+    struct Proposal {
+        int32_t drafter = -1; // index, -1: none
+        int32_t proposal_class = 0;
+        std::vector<int32_t> tokens;
+    };
+
+    // A free proposal that was not verified: what comes next shows whether it would have been right.
+    struct Shadow {
+        Proposal proposal;
+        size_t position; // of its first token
+    };
+
+    Proposal propose(int32_t n_room);
+    Proposal draft_first(int64_t n_max);
+    Proposal draft_best(int64_t n_max);
+    void draft_with(size_t drafter, int64_t n_max, Proposal & proposal);
+    void learn(const Proposal & proposal, size_t n_before);
+    void verify(const Proposal & proposal, size_t first_row);
+    bool verify_position(const Proposal & proposal, size_t i, const float * row);
+    bool guard_loop();
     void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
     void settle(const Window::Outcome & outcome);
     void roll_back(const Window::Rejection & rejection);
@@ -78,8 +105,13 @@ class Engine {
     void measure(pyfly_record & record) const;
 
     Target & target_;
-    Drafter * drafter_ = nullptr;
+    std::vector<EngineDrafter> drafters_;
     EngineConfig config_;
+    Governor governor_;
+    std::vector<Shadow> shadows_;
+    LoopGuard loop_guard_;
+    int64_t last_loose_ = -1;  // position of the last loose accept
+    int64_t strict_until_ = 0; // the loop guard rejects loose accepts before this position
     Window window_;
     std::unique_ptr<Sampler> sampler_;
     std::vector<int32_t> history_;

@@ -24,7 +24,7 @@ class Window {
         int64_t position;
         pyfly_reason reason; // PYFLY_REASON_WINDOW or PYFLY_REASON_BOUNDARY
     };
-    using Outcome = std::optional<Rejection>; // after a rejection no window is open
+    using Outcome = std::optional<Rejection>; // after a rejection no window from there on is open
 
     // Whether a mismatch with `n_left` drafted positions behind it in its round may be deferred at all. If not, it is
     // rejected at once, with PYFLY_REASON_BOUNDARY.
@@ -36,6 +36,9 @@ class Window {
     Outcome rejected(int64_t position); // a mismatch rejected at once; the target's own token takes its place
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
     Outcome end_of_round();             // what may not outlive the round is rejected here
+
+    // Breaks the youngest open window, if there is one; older ones stay open.
+    Outcome break_youngest(pyfly_reason reason);
 
     // The target chose to end the text: every open window stands.
     void end_of_text();

@@ -425,7 +425,7 @@ class Engine(_Handle):
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._drafter: Drafter | None = None
+        self._drafters: list[tuple[Drafter, int]] = []
         super().__init__(_lib.pyfly_engine_new, _lib.pyfly_engine_free, "pyfly_engine", target.pointer)
         self._n_left = _ffi.new("size_t *")
         self._n_records = _ffi.new("size_t *")
@@ -434,13 +434,14 @@ class Engine(_Handle):
         self,
         gate: Gate,
         window: _window.Window,
-        draft_max: int,
-        drafter: Drafter | None = None,
+        drafters: Sequence[tuple[Drafter, int]] = (),
         *,
+        adaptive: bool = False,
+        loop_guard: bool = False,
         trace: bool = False,
         keep_rows: bool = False,
     ) -> None:
-        """Sets what the next sequence uses; an error changes nothing."""
+        """Sets what the next sequence uses; an error changes nothing. `drafters` are given with their draft_max."""
         nodes = _gate_nodes(gate)
         config = _ffi.new(
             "pyfly_engine_config *",
@@ -448,14 +449,15 @@ class Engine(_Handle):
                 "gate": nodes,
                 "n_gate": len(nodes),
                 "window": _window_config(window, window.outlives_round),
-                "draft_max": draft_max,
+                "adaptive": int(adaptive),
+                "loop_guard": int(loop_guard),
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),
             },
         )
-        pointer = _ffi.NULL if drafter is None else drafter.pointer
-        _check(_lib.pyfly_engine_configure, self.pointer, config, pointer)
-        self._drafter = drafter
+        natives = _ffi.new("pyfly_engine_drafter[]", [(drafter.pointer, k) for drafter, k in drafters])
+        _check(_lib.pyfly_engine_configure, self.pointer, config, natives, len(natives))
+        self._drafters = list(drafters)
 
     def begin(self, history: Any, n_evaluated: int = 0, sampler_chain: Any = None) -> None:
         """Starts a sequence of which the target's memory holds the first n_evaluated tokens. `sampler_chain` is a
@@ -535,16 +537,33 @@ class Engine(_Handle):
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
         names = (
             "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
-            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "prefilled",
+            "rejected_boundary", "rejected_safety", "rejected_loop", "loops", "rollbacks", "rolled_back", "prefilled",
         )  # fmt: skip
         return {
             **{name: int(getattr(s, name)) for name in names},
             "drafted_at_depth": tuple(drafted[:n_depth]),
             "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),
+            "accepted_by": tuple(s.accepted_by),
             "mean_margin_loose": s.sum_margin_loose / s.loose_accepted if s.loose_accepted else math.nan,
             "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
             **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in ("prefill", "draft", "verify", "gate")},
         }
+
+    def governor(self) -> _stats.Governor:
+        """What the governor has learned."""
+        state = _ffi.new("pyfly_governor_state *")
+        _lib.pyfly_engine_governor(self.pointer, state)
+        depth = max((k for _, k in self._drafters), default=0)
+        n_rows = min(depth, _lib.PYFLY_MAX_DEPTH) + 1
+        return _stats.Governor(
+            target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
+            draft_seconds=tuple((d.name, state.draft_us[i] / 1e6) for i, (d, _) in enumerate(self._drafters)),
+            acceptance_at_depth=tuple(
+                (d.name, tuple(state.acceptance[i * _lib.PYFLY_MAX_DEPTH + j] for j in range(min(k, _lib.PYFLY_MAX_DEPTH))))
+                for i, (d, k) in enumerate(self._drafters)
+            ),
+            rounds_at=tuple(list(state.rounds_at)[:n_rows]),
+        )
 
     def reset_counters(self) -> None:
         """Sets all counters to 0."""

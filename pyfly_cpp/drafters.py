@@ -120,11 +120,17 @@ class PromptLookup:
 Drafter = Union[DraftModel, PromptLookup, LlamaDraftModel]
 
 
-def require_drafter(drafter: object) -> Drafter | None:
-    """Returns `drafter` if it is one or None; raises ValueError otherwise."""
-    if drafter is None or isinstance(drafter, (DraftModel, PromptLookup)) or callable(drafter):
-        return drafter
+def require_drafters(drafter: object) -> tuple[Drafter, ...]:
+    """The drafters that `drafter` names: one, a sequence of them, or None for none; raises ValueError otherwise."""
+    if drafter is None:
+        return ()
+    if isinstance(drafter, (list, tuple)):
+        if not drafter:
+            raise ValueError("the list of drafters is empty; give at least one, or None for plain decoding.")
+        return tuple(d for one in drafter for d in require_drafters(one))
+    if isinstance(drafter, (DraftModel, PromptLookup)) or callable(drafter):
+        return (drafter,)
     raise ValueError(
         "drafter must be DraftModel(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a callable from tokens to "
-        f"tokens) or None, not {drafter!r}."
+        f"tokens), a list of these, or None, not {drafter!r}."
     )

@@ -8,8 +8,22 @@ from dataclasses import asdict, dataclass
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
 
-REASONS = ("match", "loose", "gate", "window", "boundary", "safety")
+REASONS = ("match", "loose", "gate", "window", "boundary", "safety", "loop")
 """In the order of `pyfly_reason` of pyfly.h."""
+
+
+@dataclass(frozen=True)
+class Governor:
+    """What the governor has learned of costs and acceptance, and what it chose. See docs/governor.md."""
+
+    target_seconds: tuple[float, ...] = ()
+    """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
+    draft_seconds: tuple[tuple[str, float], ...] = ()
+    """Estimated cost of one drafted token, by drafter; 0 where unknown, or free."""
+    acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
+    rounds_at: tuple[int, ...] = ()
+    """Rounds with a draft length of 0, 1, 2, ... since the drafters were set."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,10 @@ class Stats:
     """Mismatches rejected because the window could not be decided before the end of the round."""
     rejected_safety: int = 0
     """Mismatches rejected because of a protected, forbidden or untakeable token."""
+    rejected_loop: int = 0
+    """Mismatches rejected by the loop guard."""
+    loops: int = 0
+    """Times the loop guard stepped in: the text had begun to repeat itself after a loose accept."""
     rollbacks: int = 0
     """Times that tokens behind a deferred mismatch were taken back."""
     rolled_back: int = 0
@@ -46,6 +64,8 @@ class Stats:
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
+    governor: Governor | None = None
+    """What the governor has learned (`adaptive=True`)."""
     mean_margin_loose: float = math.nan
     """Mean ln p(top 1) - ln p(draft) of loose accepts, nats; NaN if there were none."""
     mean_margin_rejected: float = math.nan
@@ -90,6 +110,12 @@ class Stats:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
         out["accepted_by_drafter"] = dict(self.accepted_by_drafter)
+        if self.governor is not None:
+            out["governor"] = {
+                **asdict(self.governor),
+                "draft_seconds": dict(self.governor.draft_seconds),
+                "acceptance_at_depth": dict(self.governor.acceptance_at_depth),
+            }
         for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
@@ -106,6 +132,8 @@ class Stats:
             parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")
         if self.loose_accepted:
             parts.append(f"{self.loose_rate:.1%} loose")
+        if self.loops:
+            parts.append(f"{self.loops} loops cut")
         if self.rolled_back:
             parts.append(f"{self.rolled_back} rolled back")
         return ", ".join(parts)

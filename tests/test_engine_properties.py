@@ -126,7 +126,7 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, stop_after=None, n
     with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch) as target:
         target.protect([PROTECTED], [EOG])
         with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
-            engine.configure(gate, window, k, drafter)
+            engine.configure(gate, window, [(drafter, k)])
             engine.begin(PROMPT)
             while engine.prefill():
                 pass
@@ -197,7 +197,7 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
         drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [])
-        engine.configure(Margin(0.3), Window(3, rule="reconverge"), 4, drafter)
+        engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
         engine.begin(PROMPT)
         assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
         assert engine.round() == 1  # no draft matched: back to position 3
@@ -219,7 +219,7 @@ def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable
         return out
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window(), 0)
+        engine.configure(Exact(), Window())
         engine.begin(PROMPT)
         with pytest.raises(NotFiniteError, match="without a distribution"):
             while True:
@@ -233,9 +233,10 @@ def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable
 
 def test_bad_arguments_change_nothing():
     script = Script(1, 0.5, -9.0)
+    drafter = CallbackDrafter(lambda h: [])
     with ScriptedTarget(script.row, N_VOCAB, n_ctx=50, n_batch=8) as target, Engine(target) as engine:
         with pytest.raises(ValueError, match="keep draft_max under n_batch"):
-            engine.configure(Exact(), Window(), 8)
+            engine.configure(Exact(), Window(), [(drafter, 8)])
         for history, message in (
             ([], "at least one token"),
             ([9], "outside the vocabulary"),
@@ -245,7 +246,7 @@ def test_bad_arguments_change_nothing():
                 engine.begin(history)
         engine.begin(PROMPT)
         with pytest.raises(ValueError, match="between requests"):
-            engine.configure(Exact(), Window(), 0)
+            engine.configure(Exact(), Window())
         assert engine.round() == 1
 
 
@@ -254,7 +255,7 @@ def test_a_row_callback_that_raises_is_heard():
         raise KeyError("mine")
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window(), 0)
+        engine.configure(Exact(), Window())
         engine.begin(PROMPT)
         with pytest.raises(KeyError, match="mine"):
             engine.round()

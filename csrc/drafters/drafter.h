@@ -25,6 +25,13 @@ class Drafter {
     // Proposes at most n_max tokens to follow `history` (not empty), to `out` (empty on entry). None is a valid answer.
     virtual void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) = 0;
 
+    // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
+    virtual bool is_free() const { return false; }
+
+    // Class of the last draft, 0..7: drafts of one class are about equally likely to be right. The governor keeps
+    // acceptance by class.
+    virtual int32_t proposal_class() const { return 0; }
+
     // Full rows of the last draft, one for each proposed token, for gates that want the draft's distribution
     // (Gate::needs_draft_row). Null where the drafter has no distribution.
     virtual const RowStats * row(size_t i) const {

@@ -120,6 +120,7 @@ void PromptLookup::draft(const std::vector<int32_t> & history, int32_t n_max, st
                 {tokens_.size() - begin, static_cast<size_t>(std::max(n_max, 0)), static_cast<size_t>(num_pred_)});
             const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(begin);
             out.assign(first, first + static_cast<std::ptrdiff_t>(count));
+            proposal_class_ = std::min(n, 8) - 1;
             return;
         }
     }

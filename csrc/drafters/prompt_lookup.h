@@ -17,6 +17,10 @@ class PromptLookup : public Drafter {
     PromptLookup(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, pyfly_lookup_match match);
 
     void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) override;
+    bool is_free() const override { return true; }
+
+    // By the length of the n-gram that was found: the longer, the surer.
+    int32_t proposal_class() const override { return proposal_class_; }
 
   private:
     static constexpr int32_t none = -1;
@@ -36,6 +40,7 @@ class PromptLookup : public Drafter {
 
     int32_t max_ngram_, min_ngram_, num_pred_;
     pyfly_lookup_match match_;
+    int32_t proposal_class_ = 0;
     std::vector<int32_t> tokens_;
     std::vector<Index> index_; // [n - min_ngram]
 };

@@ -104,7 +104,8 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
+    PYFLY_REASON_SAFETY = 5,   /* rejected because a protected, forbidden or untakeable token is involved */
+    PYFLY_REASON_LOOP = 6      /* rejected by the loop guard (engine only) */
 } pyfly_reason;
 
 typedef struct pyfly_decision {
@@ -217,11 +218,12 @@ typedef enum pyfly_origin {
 typedef struct pyfly_record {
     int32_t position;
     int32_t token;
-    int32_t origin; /* pyfly_origin */
-    int32_t choice; /* what the target chose at this row */
-    int32_t depth;  /* 1-based place in its round's draft, 0 for the target's own */
-    int32_t reason; /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
-    int32_t round;  /* number of the round that produced it, from 0 at begin */
+    int32_t origin;  /* pyfly_origin */
+    int32_t choice;  /* what the target chose at this row */
+    int32_t depth;   /* 1-based place in its round's draft, 0 for the target's own */
+    int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
+    int32_t round;   /* number of the round that produced it, from 0 at begin */
+    int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
     int32_t rejected_begin, rejected_end; /* the drafts rejected here, as a slice of pyfly_engine_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
@@ -230,6 +232,9 @@ typedef struct pyfly_record {
 
 /* Depths that are counted one by one; deeper drafts are counted at the last one. */
 #define PYFLY_MAX_DEPTH 64
+
+/* Most drafters of one engine. */
+#define PYFLY_MAX_DRAFTERS 8
 
 /* Counters since the last pyfly_engine_reset_stats. All times in microseconds. */
 typedef struct pyfly_stats {
@@ -242,37 +247,46 @@ typedef struct pyfly_stats {
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
-    int64_t rollbacks;                    /* broken or undecidable windows that took tokens back */
-    int64_t rolled_back;                  /* tokens taken back by them */
-    int64_t prefilled;                    /* prompt tokens evaluated */
-    int64_t drafted_at[PYFLY_MAX_DEPTH];  /* drafted tokens by depth, [0] the first of a round */
-    int64_t accepted_at[PYFLY_MAX_DEPTH]; /* committed drafts (matched or loose) by depth */
-    double sum_margin_loose;              /* sum of the margins of loose accepts, nats */
-    double sum_margin_rejected;           /* sum of the finite margins of rejected mismatches, nats */
-    int64_t n_margin_rejected;            /* how many went into it */
-    int64_t us_prefill;                   /* prompt batches, the first round's included if it holds prompt tokens */
-    int64_t us_draft;                     /* drafting */
-    int64_t us_verify;                    /* the target's batches */
-    int64_t us_gate;                      /* rows, gates, windows, sampling, rollback */
+    int64_t rejected_loop;
+    int64_t loops;                           /* times the loop guard stepped in */
+    int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
+    int64_t rolled_back;                     /* tokens taken back by them */
+    int64_t prefilled;                       /* prompt tokens evaluated */
+    int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
+    int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
+    int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
+    double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
+    double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
+    int64_t n_margin_rejected;               /* how many went into it */
+    int64_t us_prefill;                      /* prompt batches, the first round's included if it holds prompt tokens */
+    int64_t us_draft;                        /* drafting */
+    int64_t us_verify;                       /* the target's batches */
+    int64_t us_gate;                         /* rows, gates, windows, sampling, rollback */
 } pyfly_stats;
 
 typedef struct pyfly_engine_config {
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
     pyfly_window_config window;
-    int32_t draft_max; /* K: most drafts in a round, 0..n_batch - 1 */
-    int32_t trace;     /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows; /* 1: keep the raw logits row behind every committed token until the next round */
+    int32_t adaptive;   /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
+    int32_t loop_guard; /* 1: no loose accepts while the text repeats itself because of one */
+    int32_t trace;      /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows;  /* 1: keep the raw logits row behind every committed token until the next round */
 } pyfly_engine_config;
+
+typedef struct pyfly_engine_drafter {
+    pyfly_drafter * drafter; /* borrowed until it is replaced */
+    int32_t draft_max;       /* K: most tokens it drafts in a round, 0..n_batch - 1 */
+} pyfly_engine_drafter;
 
 /* The target is borrowed and must outlive the engine. */
 pyfly_status pyfly_engine_new(pyfly_target * target, pyfly_engine ** out, pyfly_error * error);
 void pyfly_engine_free(pyfly_engine * engine);
 
-/* Sets what the next sequence uses; not while one runs. The drafter (NULL: none) is borrowed until it is replaced. An
- * error changes nothing. */
-pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config, pyfly_drafter * drafter,
-                                    pyfly_error * error);
+/* Sets what the next sequence uses; not while one runs. n_drafters <= PYFLY_MAX_DRAFTERS, the cheapest first. An error
+ * changes nothing. What the governor has learned is kept as long as the drafters stay the same. */
+pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config,
+                                    const pyfly_engine_drafter * drafters, size_t n_drafters, pyfly_error * error);
 
 /* Starts a sequence: history[n_history] (n_history >= 1), whose first n_evaluated tokens the target's memory holds
  * already (n_evaluated < n_history); everything behind them is forgotten. `sampler_chain` is a llama_sampler chain,
@@ -313,6 +327,15 @@ pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error 
 
 void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out);
 void pyfly_engine_reset_stats(pyfly_engine * engine);
+
+/* What the governor has learned. */
+typedef struct pyfly_governor_state {
+    double target_us[PYFLY_MAX_DEPTH + 1];                   /* cost of a target batch of [i] + 1 rows; 0: unknown */
+    double draft_us[PYFLY_MAX_DRAFTERS];                     /* cost of one drafted token; 0: unknown or free */
+    double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: of its commonest class */
+    int64_t rounds_at[PYFLY_MAX_DEPTH + 1];                  /* rounds with a draft length of [i] */
+} pyfly_governor_state;
+void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * out);
 
 /* cffi: end */
 

@@ -147,10 +147,11 @@ int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, size_t capa
 void test_engine() {
     for (uint32_t seed = 0; seed < 200; seed++) {
         pyfly_target * target = nullptr;
-        pyfly_drafter * drafter = nullptr;
+        pyfly_drafter *drafter = nullptr, *lookup = nullptr;
         pyfly_engine * engine = nullptr;
         assert(pyfly_target_scripted_new(n_vocab, 200, 32, scripted_row, &seed, &target, &error) == PYFLY_OK);
         assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
+        assert(pyfly_drafter_lookup_new(3, 1, 6, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_engine_new(target, &engine, &error) == PYFLY_OK);
         const bool is_exact = seed % 2 == 0;
         const pyfly_gate_node gate =
@@ -159,10 +160,12 @@ void test_engine() {
         config.gate = &gate;
         config.n_gate = 1;
         config.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
-        config.draft_max = random_int(0, 9);
+        config.adaptive = random_int(0, 1);
+        config.loop_guard = random_int(0, 1);
         config.trace = random_int(0, 1);
         config.keep_rows = random_int(0, 1);
-        assert(pyfly_engine_configure(engine, &config, drafter, &error) == PYFLY_OK);
+        const pyfly_engine_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
+        assert(pyfly_engine_configure(engine, &config, drafters, 2, &error) == PYFLY_OK);
         std::vector<int32_t> text = {1, 2, 3};
         assert(pyfly_engine_begin(engine, text.data(), text.size(), 0, nullptr, &error) == PYFLY_OK);
         size_t n_left = 1;
@@ -188,6 +191,7 @@ void test_engine() {
         assert(!is_exact || text.size() == 201);
         pyfly_engine_free(engine);
         pyfly_drafter_free(drafter);
+        pyfly_drafter_free(lookup);
         pyfly_target_free(target);
     }
 }

@@ -1,0 +1,214 @@
+#include "governor.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pyfly {
+
+namespace {
+
+constexpr double decay = 0.9;        // of acceptance counts per observation: a memory of ten rounds
+constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
+constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
+constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
+constexpr double prior_acceptance = 0.7;
+constexpr double prior_weight = 0.5;   // in observations
+constexpr double optimistic = 0.97;    // acceptance at which a drafter that cannot pay is left alone
+constexpr double hysteresis = 1.02;    // gain over plain decoding that drafting must promise
+constexpr int32_t first_k = 3;         // draft length of the round that measures the slope of C
+constexpr int64_t plain_every = 128;   // rounds after which C(1) is measured again while drafting
+constexpr int64_t first_patience = 16; // idle rounds before a drafter is tried again
+constexpr int64_t most_patience = 512;
+
+} // namespace
+
+const Governor::Arm * Governor::arm(int32_t drafter) const {
+    const size_t i = static_cast<size_t>(drafter);
+    return i < arms_.size() ? &arms_[i] : nullptr;
+}
+
+Governor::Arm & Governor::arm(int32_t drafter) {
+    const size_t i = static_cast<size_t>(drafter);
+    if (i >= arms_.size()) {
+        arms_.resize(i + 1);
+    }
+    return arms_[i];
+}
+
+double Governor::target_cost(int32_t n_rows) const {
+    const size_t n = static_cast<size_t>(std::max(n_rows, 1));
+    if (cost_[1] == 0.0) {
+        return 0.0;
+    }
+    if (n < cost_.size() && cost_[n] > 0.0) {
+        return cost_[n];
+    }
+    // Between two measured sizes: a straight line. Beyond the largest: the slope from C(1) to it.
+    size_t below = std::min(n, cost_.size() - 1), above = n + 1;
+    while (cost_[below] == 0.0) {
+        below--;
+    }
+    while (above < cost_.size() && cost_[above] == 0.0) {
+        above++;
+    }
+    const double low = cost_[below];
+    const double rows = static_cast<double>(n - below);
+    if (above < cost_.size()) {
+        return low + (cost_[above] - low) * rows / static_cast<double>(above - below);
+    }
+    const double slope = below > 1 ? (low - cost_[1]) / static_cast<double>(below - 1) : prior_slope * cost_[1];
+    return low + std::max(slope, 0.0) * rows;
+}
+
+double Governor::draft_cost(int32_t drafter) const {
+    const Arm * a = arm(drafter);
+    return a ? a->us_per_token : 0.0;
+}
+
+// Depths that were hardly seen take after the depth before them.
+double Governor::acceptance(int32_t drafter, int32_t proposal_class, int32_t depth) const {
+    const Arm * a = arm(drafter);
+    double estimate = prior_acceptance;
+    if (a == nullptr) {
+        return estimate;
+    }
+    const Acceptance & counts = a->classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
+    for (int32_t i = 0; i < std::min(depth, PYFLY_MAX_DEPTH); i++) {
+        const size_t at = static_cast<size_t>(i);
+        estimate = (counts.accepted[at] + prior_weight * estimate) / (counts.seen[at] + prior_weight);
+    }
+    return estimate;
+}
+
+double Governor::acceptance(int32_t drafter, int32_t depth) const {
+    const Arm * a = arm(drafter);
+    if (a == nullptr) {
+        return prior_acceptance;
+    }
+    const auto commonest = std::max_element(a->classes.begin(), a->classes.end(),
+                                            [](const auto & x, const auto & y) { return x.seen[0] < y.seen[0]; });
+    return acceptance(drafter, static_cast<int32_t>(commonest - a->classes.begin()), depth);
+}
+
+// v(a, k) in tokens per microsecond; with `accepted`, as if every draft were accepted with that probability.
+double Governor::speed(const Offer & offer, int32_t k, std::optional<double> accepted) const {
+    double tokens = 1.0, reached = 1.0;
+    for (int32_t i = 1; i <= k; i++) {
+        reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, i);
+        tokens += reached;
+    }
+    const double drafting = offer.is_free ? 0.0 : draft_cost(offer.drafter) * k;
+    return tokens / (target_cost(k + 1) + drafting);
+}
+
+Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted) const {
+    Choice choice;
+    double best_speed = hysteresis / target_cost(1);
+    for (const Offer & offer : offers) {
+        for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
+            const double v = speed(offer, k, accepted);
+            if (v > best_speed) {
+                best_speed = v;
+                choice = {offer.drafter, k};
+            }
+        }
+    }
+    return choice;
+}
+
+bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
+    if (cost_[1] == 0.0 || (draft_cost(drafter) == 0.0)) {
+        return true; // not known yet
+    }
+    return best({{drafter, k_max, 0, false}}, optimistic).drafter >= 0;
+}
+
+// Nothing seems to pay: what was measured may be wrong by now. A drafter is tried again, more and more rarely while
+// that changes nothing: a free one if it would have been right (its acceptance is known without trying), another if it
+// could pay at all, and in the end any, in case the times themselves were wrong.
+Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
+    for (const Offer & offer : offers) {
+        Arm & a = arm(offer.drafter);
+        const Choice attempt = {offer.drafter, std::min(offer.k_max, first_k)};
+        if (!offer.is_free && a.us_per_token == 0.0) {
+            return attempt; // never measured
+        }
+        if (a.rounds_idle < a.patience) {
+            continue;
+        }
+        const bool is_last_resort = a.patience >= most_patience;
+        a.patience = std::min(2 * a.patience, most_patience);
+        a.rounds_idle = 0;
+        if (offer.is_free) {
+            if (acceptance(offer.drafter, offer.proposal_class, 1) > 0.6) {
+                return attempt;
+            }
+        } else if (const Choice hoped = best({offer}, optimistic); hoped.drafter >= 0) {
+            return hoped;
+        } else if (is_last_resort) {
+            return attempt;
+        }
+    }
+    return {};
+}
+
+Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
+    Choice choice;
+    if (offers.empty() || cost_[1] == 0.0 || ++rounds_since_plain_ >= plain_every) {
+        // Plain decoding is what everything is compared with: it is measured first, and again now and then.
+    } else if (std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; })) {
+        choice = {offers[0].drafter, std::min(offers[0].k_max, first_k)};
+    } else {
+        choice = best(offers, std::nullopt);
+        if (choice.drafter < 0) {
+            choice = retry(offers);
+        } else {
+            arm(choice.drafter).patience = first_patience;
+        }
+    }
+    for (const Offer & offer : offers) {
+        Arm & a = arm(offer.drafter);
+        a.rounds_idle = offer.drafter == choice.drafter ? 0 : a.rounds_idle + 1;
+    }
+    if (choice.drafter < 0) {
+        rounds_since_plain_ = 0;
+    }
+    rounds_at_[static_cast<size_t>(choice.k)]++;
+    return choice;
+}
+
+void Governor::observe_target(int32_t n_rows, double us) {
+    const size_t n = static_cast<size_t>(n_rows);
+    if (n >= cost_.size() || us <= 0.0) {
+        return;
+    }
+    if (cost_[n] == 0.0) {
+        cost_[n] = us;
+        return;
+    }
+    // One slow batch (another process woke up) must not outweigh all that was seen.
+    const double ratio = std::clamp(us / cost_[n], 0.5, 2.0);
+    for (size_t i = 1; i < cost_.size(); i++) {
+        cost_[i] *= std::pow(ratio, i == n ? cost_rate : drift_rate);
+    }
+}
+
+void Governor::observe_draft(int32_t drafter, int64_t n_tokens, double us) {
+    if (n_tokens < 1) {
+        return;
+    }
+    double & estimate = arm(drafter).us_per_token;
+    const double cost = std::max(us / static_cast<double>(n_tokens), 1e-3);
+    estimate = estimate == 0.0 ? cost : estimate * std::pow(std::clamp(cost / estimate, 0.5, 2.0), cost_rate);
+}
+
+void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
+    Acceptance & counts = arm(drafter).classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
+    const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
+    for (size_t i = 0; i < static_cast<size_t>(std::max(n_seen, 0)); i++) {
+        counts.seen[i] = decay * counts.seen[i] + 1.0;
+        counts.accepted[i] = decay * counts.accepted[i] + (static_cast<int32_t>(i) < n_accepted ? 1.0 : 0.0);
+    }
+}
+
+} // namespace pyfly

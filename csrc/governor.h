@@ -1,0 +1,86 @@
+// The governor: how many tokens to draft next, and with which drafter, so that expected tokens per second is highest.
+// No llama.h. The derivation is in docs/governor.md.
+//
+//     v(a, k) = (1 + sum_{i=1..k} A_a(i)) / (C(k + 1) + D_a(k)),    v(plain) = 1 / C(1)
+//
+//   C(n)    seconds of a target batch of n rows: measured, interpolated between measured sizes
+//   D_a(k)  seconds that drafter a takes for k tokens
+//   A_a(i)  probability that its first i drafts are all accepted, by class of proposal
+//
+// Everything is learned from the rounds as they happen and forgotten at the pace of about ten rounds. It is never
+// random, but it depends on measured times: with it, which tokens are drafted is not reproducible (what is committed
+// is, as far as the gate is exact).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pyfly.h"
+
+namespace pyfly {
+
+class Governor {
+  public:
+    static constexpr int32_t n_classes = 8; // classes of proposals told apart, see Drafter::proposal_class
+
+    // What could be done in this round.
+    struct Offer {
+        int32_t drafter; // index
+        int32_t k_max;   // most tokens it can draft, >= 1
+        int32_t proposal_class;
+        bool is_free; // the proposal exists already and cost nothing
+    };
+
+    struct Choice {
+        int32_t drafter = -1; // -1: plain decoding
+        int32_t k = 0;
+    };
+
+    Choice choose(const std::vector<Offer> & offers);
+
+    // Whether a drafter could pay if nearly all its drafts were accepted: whether it is worth keeping up to date.
+    bool can_pay(int32_t drafter, int32_t k_max) const;
+
+    // What a round showed. Times in microseconds, > 0.
+    void observe_target(int32_t n_rows, double us);
+    void observe_draft(int32_t drafter, int64_t n_tokens, double us);
+    // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
+    void observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
+
+    // Estimates, for choosing and for whoever wants to look. Seconds are microseconds; 0 where nothing is known yet.
+    double target_cost(int32_t n_rows) const;
+    double draft_cost(int32_t drafter) const;
+    double acceptance(int32_t drafter, int32_t proposal_class, int32_t depth) const;
+    double acceptance(int32_t drafter, int32_t depth) const; // of the class that was seen most of late
+    int64_t rounds_at(int32_t k) const { return rounds_at_[static_cast<size_t>(k)]; }
+
+  private:
+    static constexpr size_t max_rows = PYFLY_MAX_DEPTH + 1;
+
+    // Accepted and seen drafts at each depth, decaying.
+    struct Acceptance {
+        std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
+    };
+
+    struct Arm {
+        double us_per_token = 0.0; // of drafting; 0: not measured
+        std::array<Acceptance, n_classes> classes = {};
+        int64_t rounds_idle = 0; // since it was last used
+        int64_t patience = 16;   // idle rounds before it is tried again though it does not seem to pay
+    };
+
+    const Arm * arm(int32_t drafter) const;
+    Arm & arm(int32_t drafter);
+    Choice retry(const std::vector<Offer> & offers);
+    double speed(const Offer & offer, int32_t k, std::optional<double> acceptance) const;
+    Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance) const;
+
+    std::array<double, max_rows + 1> cost_ = {}; // by rows; 0: not measured
+    std::vector<Arm> arms_;
+    std::array<int64_t, max_rows> rounds_at_ = {};
+    int64_t rounds_since_plain_ = 0;
+};
+
+} // namespace pyfly
