@@ -134,7 +134,10 @@ def _floats(name: str, values: Any, shape: tuple[int | None, ...]) -> FloatArray
 
 def _tokens(name: str, values: Any, length: int | None = None) -> TokenArray:
     """A C-contiguous int32 array [length] of token ids."""
-    array = np.asarray(values if isinstance(values, np.ndarray) else list(values))
+    try:
+        array = np.asarray(values if isinstance(values, np.ndarray) else list(values))
+    except (TypeError, ValueError):  # no sequence, or a ragged one
+        raise ValueError(f"{name} must be a one-dimensional sequence of token ids, not {values!r}.") from None
     if array.size == 0:
         array = np.zeros(0, dtype=np.int32)
     if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -559,7 +562,7 @@ class Engine(_Handle):
             target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
             draft_seconds=tuple((d.name, state.draft_us[i] / 1e6) for i, (d, _) in enumerate(self._drafters)),
             acceptance_at_depth=tuple(
-                (d.name, tuple(state.acceptance[i * _lib.PYFLY_MAX_DEPTH + j] for j in range(min(k, _lib.PYFLY_MAX_DEPTH))))
+                (d.name, tuple(state.acceptance[i * _lib.PYFLY_MAX_DEPTH + j] for j in range(min(k, n_rows))))
                 for i, (d, k) in enumerate(self._drafters)
             ),
             rounds_at=tuple(list(state.rounds_at)[:n_rows]),

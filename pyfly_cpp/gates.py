@@ -61,8 +61,8 @@ class Exact:
 class Entropy:
     """Defers where the target is undecided.
 
-    With `top=n`: H_n = -sum over the n most probable tokens of p ln p (not renormalised, nats) >= theta. Source: the FLy
-    reference code (AMD-AGI/FLy, `fly/models/FLy.py`), with n = 3.
+    With `top=n`: H_n = -sum over the n most probable tokens of p ln p (not renormalised, nats) >= theta. Source: the
+    FLy reference code (AMD-AGI/FLy, `fly/models/FLy.py`), with n = 3.
 
     With `top=None`: h = -sum p ln p / ln V >= theta, h in [0, 1]. Source: the FLy paper (arXiv 2511.22972), Eq. 5-6.
 
@@ -105,7 +105,7 @@ class Margin:
     """
 
     tau: float = 0.3
-    """Threshold in nats, >= 0: 0.3 lets a token pass that has at least 74 % (exp -0.3) of the favourite's probability."""
+    """Threshold in nats, >= 0: 0.3 lets a token pass that has over 74 % (exp -0.3) of the favourite's probability."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", _threshold("tau", self.tau))

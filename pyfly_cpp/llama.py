@@ -1,8 +1,8 @@
 """`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
 
-It is a subclass: chat formats, tools, grammars, stop strings, streaming, caches, embeddings and `from_pretrained` are the
-base class's own. What it replaces is `generate` (the native round loop of `csrc/engine.cpp`), what log-probabilities
-need, and saving and loading of states.
+It is a subclass: chat formats, tools, grammars, stop strings, streaming, caches, embeddings and `from_pretrained` are
+the base class's own. What it replaces is `generate` (the native round loop of `csrc/engine.cpp`), what
+log-probabilities need, and saving and loading of states.
 
 At every `yield`, `n_tokens`, `input_ids` and the KV cache are what the base class promises: the first `n_tokens` tokens
 are evaluated, the yielded token is the next one. What the engine holds beyond that is invisible, and is gone as soon as
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup, require_drafter
+from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
@@ -55,14 +55,21 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     An object serves one generation at a time; use one object per thread.
     """
 
+    # Attributes of the (untyped) base class that are used here.
+    input_ids: npt.NDArray[np.intc]
+    n_tokens: int
+    _logits_all: bool | int
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | Sequence[Drafter] | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
         window: Window = Window(),  # noqa: B008 - frozen
         draft_max: int | None = None,
+        adaptive: bool = False,
+        loop_guard: bool = True,
         protected: Iterable[int] = (),
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
@@ -73,11 +80,15 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            drafter: `DraftModel(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`, or None for plain decoding.
-                The base class's `draft_model=` does the same.
+            drafter: `DraftModel(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`, several of these (the
+                cheapest first), or None for plain decoding. The base class's `draft_model=` does the same.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand.
             draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
+            adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
+                cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
+                exactly reproducible.
+            loop_guard: No loose accepts while the text repeats itself because of one. Nothing to do for `Exact()`.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template.
             trace: Keep a `Record` of every token of the last generation in `self.records`.
@@ -92,14 +103,14 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._target: _native.LlamaTarget | None = None
         self._engine: _native.Engine | None = None
-        self._native_drafter: _native.Drafter | None = None
-        self._drafter: Drafter | None = None
+        self._native_drafters: list[_native.Drafter] = []
+        self._drafter: Drafter | Sequence[Drafter] | None = None
         self._generation = 0  # counts generations; an older generator finds out that it was superseded
         self._request: _Request | None = None
         self._rows = RowStore()
         self._python_seconds = 0.0
-        self._accepted_by_drafter: dict[str, int] = {}
         self._on_load = on_load
+        self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
         self.records: list[Record] = []
 
@@ -111,53 +122,72 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter is not None:
             raise ValueError("give either drafter= or draft_model=, not both.")
-        require_drafter(drafter)
+        require_drafters(drafter)
         self._gate = require_gate(gate)
         self._window = _require_window(window)
         self._draft_max = _require_draft_max(draft_max)
         self._protected = frozenset(protected)
+        self.adaptive = adaptive
+        self.loop_guard = loop_guard
         self.trace = trace
         model_path = os.fspath(model_path)
-        _require_gguf(model_path)
+        require_gguf(model_path)
         cores = physical_cores()
         kwargs["n_threads"] = kwargs.get("n_threads") or cores
         kwargs["n_threads_batch"] = kwargs.get("n_threads_batch") or cores
         try:
             super().__init__(model_path, **kwargs)
         except ValueError as error:
+            if self._load_failure is not None:
+                raise self._load_failure from None
             if "Failed to load model" in str(error):
                 raise ValueError(
                     f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
-                    f"that llama-cpp-python {llama_cpp.__version__} does not know; load it with verbose=True to see why."
+                    f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
                 ) from error
             raise
         if not self._logits_all:
             # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
             self._logits_all = 0
         self._stack.callback(self._close_native)
-        self.draft_model = draft_model
         self.drafter = drafter if drafter is not None else draft_model
         self._require_fitting(self._draft_max)
 
     # ---- Settings that can change between requests -------------------------------------------------------------------
 
     @property
-    def drafter(self) -> Drafter | None:
+    def drafter(self) -> Drafter | Sequence[Drafter] | None:
         """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
         return self._drafter
 
     @drafter.setter
-    def drafter(self, drafter: Drafter | None) -> None:
-        require_drafter(drafter)
+    def drafter(self, drafter: Drafter | Sequence[Drafter] | None) -> None:
+        drafters = require_drafters(drafter)
         with self._exclusive():
-            new = self._make_drafter(drafter)
+            new: list[_native.Drafter] = []
+            try:
+                for one in drafters:
+                    new.append(self._make_drafter(one))
+            except BaseException:
+                for native in new:
+                    native.close()
+                raise
             self._supersede()
-            old, self._native_drafter = self._native_drafter, new
+            old, self._native_drafters = self._native_drafters, new
             self._drafter = drafter
             if self._engine is not None:
-                self._engine.configure(self._gate, self._window, 0)  # lets go of the old one
-            if old is not None:
-                old.close()
+                self._engine.configure(self._gate, self._window)  # lets go of the old ones
+            for native in old:
+                native.close()
+
+    @property
+    def draft_model(self) -> Any:
+        """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
+        return None if isinstance(self._drafter, (DraftModel, PromptLookup, list, tuple)) else self._drafter
+
+    @draft_model.setter
+    def draft_model(self, draft_model: Drafter | None) -> None:
+        self.drafter = draft_model
 
     @property
     def gate(self) -> Gate:
@@ -179,16 +209,19 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def draft_max(self) -> int:
-        """Most tokens in a round (K). None hands the decision back to the drafter."""
-        if self._draft_max is not None:
-            return self._draft_max
-        return min(getattr(self._drafter, "draft_max", 10), self.n_batch - 1) if self._drafter is not None else 0
+        """Most tokens in a round (K). Assigning None hands the decision back to the drafter."""
+        return max((self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)), default=0)
 
     @draft_max.setter
     def draft_max(self, draft_max: int | None) -> None:
         draft_max = _require_draft_max(draft_max)
         self._require_fitting(draft_max)
         self._draft_max = draft_max
+
+    def _draft_max_of(self, drafter: Drafter) -> int:
+        k: int = getattr(drafter, "draft_max", 10) if self._draft_max is None else self._draft_max
+        n_batch: int = self.n_batch
+        return min(k, n_batch - 1)
 
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:
@@ -202,17 +235,23 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def stats(self) -> Stats:
         """Counters since the object was made or `reset_stats()` was called."""
-        counters = self._engine.counters() if self._engine is not None and self._engine.pointer is not None else {}
+        if self._engine is None:
+            return Stats()
+        counters = self._engine.counters()
+        accepted_by = counters.pop("accepted_by")
+        by_drafter: dict[str, int] = {}
+        for native, n in zip(self._native_drafters, accepted_by):
+            by_drafter[native.name] = by_drafter.get(native.name, 0) + n
         return Stats(
             **counters,
             seconds_python=self._python_seconds,
-            accepted_by_drafter=tuple(sorted(self._accepted_by_drafter.items())),
+            accepted_by_drafter=tuple(by_drafter.items()),
+            governor=self._engine.governor() if self.adaptive and self._native_drafters else None,
         )
 
     def reset_stats(self) -> None:
         """Sets all counters to 0."""
         self._python_seconds = 0.0
-        self._accepted_by_drafter = {}
         if self._engine is not None:
             self._engine.reset_counters()
 
@@ -232,16 +271,17 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._target = target
             self._engine = _native.Engine(target)
             if not target.can_rewind and self._drafter is not None and self.verbose:
-                print("FlyLlama: this model's memory cannot be rolled back; decoding without speculation.", file=sys.stderr)
+                print(
+                    "FlyLlama: this model's memory cannot be rolled back; decoding without speculation.",
+                    file=sys.stderr,
+                )
         return self._target
 
-    def _make_drafter(self, drafter: Drafter | None) -> _native.Drafter | None:
-        if drafter is None:
-            return None
+    def _make_drafter(self, drafter: Drafter) -> _native.Drafter:
         if isinstance(drafter, PromptLookup):
             return _native.LookupDrafter(drafter)
         if isinstance(drafter, DraftModel):
-            _require_gguf(str(drafter.model_path), "draft model")
+            require_gguf(str(drafter.model_path), "draft model")
             return _native.ModelDrafter(
                 self._open_target(),
                 drafter,
@@ -253,10 +293,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         return _native.CallbackDrafter(drafter)
 
     def _close_native(self) -> None:
-        for handle in (self._engine, self._native_drafter, self._target):
+        for handle in (self._engine, *self._native_drafters, self._target):
             if handle is not None:
                 handle.close()
-        self._engine = self._native_drafter = self._target = None
+        self._engine = self._target = None
+        self._native_drafters = []
 
     def close(self) -> None:
         """Frees the model, the draft and everything else."""
@@ -285,8 +326,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             on_load = self._on_load
 
             def report(fraction: float, _: Any) -> bool:
-                on_load(fraction)
-                return True
+                try:
+                    on_load(fraction)
+                except BaseException as failure:  # it cannot pass through C: loading stops, and it is raised again
+                    self._load_failure = failure
+                return self._load_failure is None
 
             self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
             params.progress_callback = self._progress_callback
@@ -348,10 +392,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._rows.clear()
             self.records = []
             n_evaluated = self._reusable_prefix(history, target)
+            limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
             engine.configure(
-                self._gate, self._window, self.draft_max, self._native_drafter, trace=self.trace, keep_rows=keep_rows
+                self._gate,
+                self._window,
+                list(zip(self._native_drafters, limits)),
+                adaptive=self.adaptive,
+                loop_guard=self.loop_guard,
+                trace=self.trace,
+                keep_rows=keep_rows,
             )
-            accepted_before = self._count_accepted()
             engine.begin(history, n_evaluated, sampler.sampler)
             self.input_ids[: len(history)] = history
             self.n_tokens = n_evaluated
@@ -379,7 +429,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             if self._generation == generation and engine.pointer is not None:
                 # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
                 engine.end(self.n_tokens)
-                self._count_by_drafter(accepted_before)
             del sampler  # its callbacks had to outlive the engine's copy of the chain
 
     def _prepare_history(self, tokens: list[int], reset: bool, request: _Request) -> list[int]:
@@ -388,7 +437,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             raise ValueError("the prompt is empty; give at least one token.")
         if len(history) > self._n_ctx:
             raise ContextFullError(
-                f"the prompt has {len(history)} tokens and the context holds {self._n_ctx}; shorten the prompt or raise n_ctx."
+                f"the prompt has {len(history)} tokens and the context holds {self._n_ctx}; shorten the prompt or "
+                "raise n_ctx."
             )
         if request.prompt_logprobs is not None:
             self.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
@@ -396,7 +446,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _reusable_prefix(self, history: list[int], target: _native.LlamaTarget) -> int:
         """How many tokens of `history` the KV cache holds already; always leaves the last one to evaluate."""
-        n = self.longest_token_prefix(self._input_ids.tolist(), history)
+        n: int = self.longest_token_prefix(self._input_ids.tolist(), history)
         n = min(n, len(history) - 1)
         if n < self.n_tokens and not target.can_rewind:
             n = 0  # a recurrent state cannot go back to a prefix: start over
@@ -420,9 +470,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             if self.on_prefill is not None and self.n_tokens > n_evaluated:
                 self.on_prefill(self.n_tokens - n_evaluated, len(history) - n_evaluated)
 
-    def _collect_prompt_rows(
-        self, engine: _native.Engine, history: list[int], position: int, request: _Request
-    ) -> int:
+    def _collect_prompt_rows(self, engine: _native.Engine, history: list[int], position: int, request: _Request) -> int:
         while (row := engine.prompt_row(position, self._n_vocab)) is not None:
             if self._logits_all:
                 self.scores[position] = row
@@ -476,7 +524,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.scores[position] = row
         if request.logprobs is not None:
             request.logprobs.add(row, token)
-        elif request.keep_all_rows:
+        if request.keep_all_rows:
             self._rows.add(position, row)
         else:
             self._rows.replace(position, row)
@@ -565,7 +613,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
             n = llama_cpp.llama_state_get_data(context, buffer, len(buffer))
             return LlamaState(
-                scores=np.empty((0, self._n_vocab), dtype=np.single),
+                scores=np.zeros((1, self._n_vocab), dtype=np.single),  # one row fits a plain Llama's array by broadcast
                 input_ids=self.input_ids.copy(),
                 n_tokens=self.n_tokens,
                 llama_state=bytes(memoryview(buffer)[:n]),
@@ -588,7 +636,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     "llama.cpp refused the saved state: it is of another model or of other context settings; "
                     "the sequence was reset."
                 )
-            self.input_ids = state.input_ids.copy()
+            self.input_ids[: state.n_tokens] = state.input_ids[: state.n_tokens]
             self.n_tokens = state.n_tokens
             self._requires_eval = True
             self._seed = state.seed
@@ -598,6 +646,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             **super().__getstate__(),
             "logits_all": bool(self._logits_all),
             "drafter": None if self.draft_model is not None else self._drafter,
+            "adaptive": self.adaptive,
+            "loop_guard": self.loop_guard,
             "gate": self._gate,
             "window": self._window,
             "draft_max": self._draft_max,
@@ -627,16 +677,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._engine is not None:
             self._engine.end(self.n_tokens)
 
-    def _count_accepted(self) -> int:
-        stats = self.stats
-        return stats.matched + stats.loose_accepted
-
-    def _count_by_drafter(self, before: int) -> None:
-        if self._native_drafter is not None:
-            name = self._native_drafter.name
-            n = self._accepted_by_drafter.get(name, 0) + max(0, self._count_accepted() - before)
-            self._accepted_by_drafter[name] = n
-
 
 class _Request:
     """What a completion asks of the generation it starts."""
@@ -655,7 +695,7 @@ class _Request:
 class _ExtendableProcessors(LogitsProcessorList):  # type: ignore[misc]
     """A list of logits processors whose `extend` returns it, as the base class's completion expects."""
 
-    def extend(self, processors: Iterable[Any]) -> _ExtendableProcessors:  # type: ignore[override]
+    def extend(self, processors: Iterable[Any]) -> _ExtendableProcessors:
         super().extend(processors)
         return self
 
@@ -702,7 +742,7 @@ def _require_draft_max(draft_max: object) -> int | None:
     return draft_max
 
 
-def _require_gguf(path: str, what: str = "model") -> None:
+def require_gguf(path: str, what: str = "model") -> None:
     """Raises ValueError unless the file is there and begins as a GGUF file does."""
     try:
         with open(path, "rb") as file:

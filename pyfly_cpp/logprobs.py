@@ -75,7 +75,7 @@ def completion_logprobs(
 class RowStore:
     """Rows of the running generation by position, in place of the base class's array of all logits.
 
-    Indexed like that array, `store[position, :]`, where position is that of the token the row follows; -1 is the newest.
+    Indexed like that array, `store[position, :]`, where position is that of the token the row follows; -1: the newest.
     """
 
     def __init__(self) -> None:
@@ -95,13 +95,13 @@ class RowStore:
 
     def __getitem__(self, key: tuple[int, slice]) -> Row:
         position, columns = key
-        if position < 0:
-            position = max(self._rows, default=0) + position + 1
+        if position == -1 and self._rows:
+            return self._rows[max(self._rows)][columns]  # a stopping criterion looks at it before older rows are read
         try:
             row = self._rows[position]
         except KeyError:
             raise IndexError(
-                f"the logits of position {position} were not kept; ask for logprobs, or load the model with logits_all=True."
+                f"the logits of position {position} were not kept; ask for logprobs, or load with logits_all=True."
             ) from None
         # Readers go forwards; what lies behind is not asked for again.
         self._rows = {p: r for p, r in self._rows.items() if p >= position}

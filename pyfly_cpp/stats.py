@@ -148,7 +148,7 @@ class Record:
     token: int
     """Token id."""
     origin: str
-    """`"matched"`: drafted and the target's choice; `"loose"`: drafted and loosely accepted; `"target"`: the target's own."""
+    """`"matched"`: drafted, the target's choice; `"loose"`: drafted, loosely accepted; `"target"`: the target's own."""
     choice: int
     """The target's choice here; equals `token` unless loose."""
     depth: int

@@ -51,7 +51,7 @@ class Verification:
     n_accepted: int
     """Length of the accepted prefix of the draft."""
     tokens: list[int]
-    """What is emitted: the accepted prefix and the target's own token (its choice at the first rejection, or the bonus)."""
+    """What is emitted: the accepted prefix and the target's own token (its choice at the rejection, or the bonus)."""
     decisions: list[Decision]
     """One for each drafted position."""
 
@@ -116,6 +116,6 @@ def verify(
                 choice=d.choice,
                 entropy=d.entropy,
                 margin=d.margin,
-            )  # fmt: skip
+            )
         )
     return Verification(n_accepted=len(tokens) - 1, tokens=tokens, decisions=decisions)

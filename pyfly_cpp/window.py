@@ -20,12 +20,12 @@ class Window:
     position among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
-    """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code with
-    `win_len` L is `Window(size=L - 1, tail=L)`."""
+    """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code
+    with `win_len` L is `Window(size=L - 1, tail=L)`."""
 
     across_rounds: bool | None = None
-    """Whether an undecided mismatch survives its round as provisional: kept in the caches, withheld from the caller, taken
-    back if its window breaks. None: False for agree, True for reconverge."""
+    """Whether an undecided mismatch survives its round as provisional: kept in the caches, withheld from the caller,
+    taken back if its window breaks. None: False for agree, True for reconverge."""
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or not 0 <= self.size <= 2**31 - 1:

@@ -47,16 +47,35 @@ def test_unreadable_gates(text):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Margin(-0.1), lambda: Margin(math.nan), lambda: Margin(math.inf), lambda: Margin("0.3"), lambda: Margin(True),
-        lambda: Entropy(-1), lambda: Entropy(math.nan), lambda: Entropy(1.5, top=None), lambda: Entropy(0.3, top=0),
-        lambda: Entropy(0.3, top=33), lambda: Entropy(0.3, top=2.5), lambda: All(), lambda: Any(3),
-        lambda: Window(-1), lambda: Window(2.5), lambda: Window(True), lambda: Window(rule="agreee"), lambda: Window(tail=-1),
-        lambda: Window(across_rounds="yes"), lambda: PromptLookup(0), lambda: PromptLookup(num_pred_tokens=0),
-        lambda: PromptLookup(max_ngram_size=2, min_ngram_size=3), lambda: PromptLookup(match="last"),
-        lambda: DraftModel("x", draft_max=0), lambda: DraftModel("x", p_min=1.5), lambda: DraftModel("x", p_min=math.nan),
+        lambda: Margin(-0.1),
+        lambda: Margin(math.nan),
+        lambda: Margin(math.inf),
+        lambda: Margin("0.3"),
+        lambda: Margin(True),
+        lambda: Entropy(-1),
+        lambda: Entropy(math.nan),
+        lambda: Entropy(1.5, top=None),
+        lambda: Entropy(0.3, top=0),
+        lambda: Entropy(0.3, top=33),
+        lambda: Entropy(0.3, top=2.5),
+        lambda: All(),
+        lambda: Any(3),
+        lambda: Window(-1),
+        lambda: Window(2.5),
+        lambda: Window(True),
+        lambda: Window(rule="agreee"),
+        lambda: Window(tail=-1),
+        lambda: Window(across_rounds="yes"),
+        lambda: PromptLookup(0),
+        lambda: PromptLookup(num_pred_tokens=0),
+        lambda: PromptLookup(max_ngram_size=2, min_ngram_size=3),
+        lambda: PromptLookup(match="last"),
+        lambda: DraftModel("x", draft_max=0),
+        lambda: DraftModel("x", p_min=1.5),
+        lambda: DraftModel("x", p_min=math.nan),
         lambda: DraftModel("x", n_ctx=4),
     ],
-)  # fmt: skip
+)
 def test_out_of_range(make):
     with pytest.raises(ValueError, match=r"must|needs|gate"):
         make()

@@ -1,0 +1,83 @@
+"""The command line, `pyfly-cpp COMMAND`: one file per command.
+
+Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 an error (one line; PYFLY_DEBUG=1 brings the
+traceback back), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from pyfly_cpp import __version__
+
+_COMMANDS = {
+    "chat": "Talk to a model.",
+    "complete": "Complete a prompt: argument or stdin to stdout.",
+    "doctor": "Show what is installed, and whether a model and a draft fit.",
+    "models": "List and fetch models by name.",
+}
+"""Module of this package for each command, imported when the command is used, and its line in the help."""
+
+
+class _Commands(click.Group):
+    """Imports a command when it is used, and turns errors into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"pyfly_cpp.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(_COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except (ValueError, RuntimeError, OSError, MemoryError) as error:  # a closed pipe is handled by click
+            if os.environ.get("PYFLY_DEBUG"):
+                raise
+            click.echo(f"Error: {describe(error)}", err=True)
+            sys.exit(1)
+
+
+def describe(error: BaseException) -> str:
+    """An error as one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf",
+)
+@click.version_option(__version__, message="pyfly-cpp %(version)s")
+def cli() -> None:
+    """Loosely speculative decoding (FLy) for GGUF models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    cli.main(args=None if arguments is None else list(arguments), prog_name="pyfly-cpp")

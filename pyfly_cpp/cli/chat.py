@@ -1,0 +1,343 @@
+"""`pyfly-cpp chat`: answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyfly_cpp import __version__
+from pyfly_cpp.cli import conversation as conversations
+from pyfly_cpp.cli import describe
+from pyfly_cpp.cli.conversation import Conversation
+from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
+from pyfly_cpp.cli.loading import can_speculate, load
+from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
+from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
+from pyfly_cpp.cli.terminal import Bar, note, warn
+from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.gates import Exact, parse_gate
+from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.stats import Stats
+
+HELP = """\
+/help         this list
+/reset        forget the conversation
+/stats        counters since the start
+/gate [GATE]  show or set the gate: exact (lossless), margin:0.3, entropy:0.3, ...
+/save FILE    save the conversation and the settings
+/load FILE    go on with a saved one
+/exit         leave (so does Ctrl-D)
+A message of several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one.
+Ctrl-C stops an answer. A message that begins with a slash: write //."""
+
+_NUMBER, _COUNT, _NONE = (int, float), (int,), type(None)
+_SAMPLING: dict[str, tuple[type, ...]] = {
+    "temperature": _NUMBER,
+    "top_k": _COUNT,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "repeat_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "seed": (int, _NONE),
+    "max_tokens": _COUNT,
+}
+_SAVED: dict[str, tuple[type, ...]] = {
+    **_SAMPLING,
+    "window": _COUNT,
+    "window_rule": (str,),
+    "window_tail": (int, _NONE),
+    "across_rounds": (bool, _NONE),
+}
+"""What /save keeps of the options, and the types that /load takes."""
+
+
+@click.command(
+    "chat",
+    short_help="Talk to a model.",
+    epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf --system 'Answer in one sentence.'",
+)
+@click.option("-s", "--system", metavar="TEXT", help="System prompt.")
+@click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
+@shared_options(gate=CHAT_GATE)
+def command(options: Options, system: str | None, show_drafts: bool) -> None:
+    """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
+
+    Answers are decoded loosely unless you say --gate exact.
+    """
+    llm = load(options, trace=show_drafts)
+    try:
+        chat = Chat(llm, options, Conversation(system), make_reader(), show_drafts)
+        n_failed = chat.run()
+    finally:
+        llm.close()
+    if n_failed and not chat.interactive:
+        sys.exit(1)
+
+
+class Chat:
+    """The loop, and what it remembers."""
+
+    def __init__(
+        self, llm: FlyLlama, options: Options, conversation: Conversation, reader: Reader, show_drafts: bool
+    ) -> None:
+        self._llm = llm
+        self._options = options
+        self._conversation = conversation
+        self._reader = reader
+        self._show_drafts = show_drafts
+        self._colour = use_colour()
+        self.interactive = reader.interactive
+
+    def run(self) -> int:
+        """Talks until the user leaves; returns how many messages failed."""
+        self._banner()
+        n_failed = 0
+        while True:
+            try:
+                text = self._reader.read().strip()
+            except EOFError:
+                if self.interactive:
+                    note("Goodbye.")
+                return n_failed
+            except KeyboardInterrupt:
+                note("(Ctrl-D or /exit leaves)")
+                continue
+            try:
+                if text == "/exit":
+                    return n_failed
+                if text.startswith("//"):
+                    self._answer(text[1:])
+                elif text.startswith("/"):
+                    self._run_command(text)
+                elif text:
+                    self._answer(text)
+            except BrokenPipeError:
+                raise
+            except (ValueError, RuntimeError, OSError, MemoryError) as error:
+                if os.environ.get("PYFLY_DEBUG"):
+                    raise
+                n_failed += 1
+                click.secho(f"Error: {describe(error)}", fg="red", err=True)
+
+    # ---- What is shown -----------------------------------------------------------------------------------------------
+
+    def _banner(self) -> None:
+        llm, options = self._llm, self._options
+        title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
+        click.secho(title, bold=True, err=True)
+        if llm.drafter is None:
+            note(f"no drafter ({options.drafter_reason}): plain decoding")
+        elif not can_speculate(llm.model):
+            note("this model's memory cannot be rolled back: plain decoding, without speculation")
+        else:
+            names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
+            how = "; it drafts only what pays" if llm.adaptive else ""
+            note(f"drafter: {names} ({options.drafter_reason}{how})")
+        self._show_gate()
+        if options.chat_format is None and "tokenizer.chat_template" not in llm.metadata:
+            warn("this model has no chat template and may not be made for chat; --chat-format names one")
+        if self._show_drafts:
+            click.echo(legend(self._colour), err=True, color=self._colour or None)
+        if self.interactive:
+            note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
+
+    def _show_gate(self) -> None:
+        gate = self._llm.gate
+        if gate == Exact():
+            note("gate: exact, the same answers as plain decoding")
+            return
+        note(f"gate: {gate}, window: {self._llm.window}")
+        note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
+
+    # ---- Answers -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, text: str) -> None:
+        """One turn. What was said before an interrupt stays in the conversation; a turn that failed does not."""
+        conversation, llm = self._conversation, self._llm
+        before = [*conversation.messages]
+        conversation.say("user", text)
+        self._make_room()
+        counted = llm.stats
+        said: list[str] = []
+        interrupted, finish_reason = False, None
+        view = DraftView(llm, _write, self._colour) if self._show_drafts else None
+        try:
+            with Bar() as bar:
+                llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+                for piece, reason in self._stream():
+                    bar.stop()
+                    finish_reason = reason or finish_reason
+                    said.append(piece)
+                    if view is not None:
+                        view.feed(piece)
+                    else:
+                        _write(piece)
+        except KeyboardInterrupt:
+            interrupted = True
+        except BaseException:
+            if said:
+                _write("\n")
+            conversation.messages = before
+            raise
+        finally:
+            llm.on_prefill = None
+        if view is not None:
+            view.finish()
+        _write("\n")
+        answer = "".join(said)
+        if interrupted and not answer:
+            conversation.messages = before
+            note("(stopped before the first word; your message was forgotten)")
+            return
+        conversation.say("assistant", answer)
+        notes = [difference(llm.stats, counted).summary()]
+        if interrupted:
+            notes.insert(0, "stopped")
+        elif finish_reason == "length":
+            full = llm.n_tokens + 2 >= llm.n_ctx()
+            notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
+        note(f"({'; '.join(notes)})")
+
+    def _stream(self) -> Iterator[tuple[str, str | None]]:
+        """(text, why it ended or None) as it comes."""
+        chunks: Any = self._llm.create_chat_completion(
+            messages=self._conversation.prompt(), stream=True, **self._options.sampling()
+        )
+        try:
+            for chunk in chunks:
+                choice = chunk["choices"][0]
+                yield choice["delta"].get("content") or "", choice["finish_reason"]
+        finally:
+            chunks.close()
+
+    def _make_room(self) -> None:
+        """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
+        llm = self._llm
+        n_ctx = llm.n_ctx()
+
+        def count(text: str) -> int:
+            return len(llm.tokenize(text.encode("utf-8"), add_bos=False))
+
+        wanted = self._options.max_tokens or n_ctx
+        n_room = n_ctx - min(wanted, n_ctx // 4)
+        message = self._conversation.messages[-1]["content"]
+        if count(message) + 8 >= n_ctx:
+            self._conversation.messages.pop()
+            raise ValueError(
+                f"the message has {count(message)} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+            )
+        n_turns = self._conversation.shorten(n_room, count)
+        if n_turns:
+            turns = "the oldest turn was" if n_turns == 1 else f"the {n_turns} oldest turns were"
+            warn(
+                f"The conversation has outgrown the context of {n_ctx} tokens: {turns} forgotten. /reset starts over, "
+                "--n-ctx gives more room."
+            )
+
+    # ---- Commands ----------------------------------------------------------------------------------------------------
+
+    def _run_command(self, text: str) -> None:
+        name, _, rest = text.partition(" ")
+        rest = rest.strip()
+        if name == "/help":
+            click.echo(HELP, err=True)
+        elif name == "/reset":
+            self._conversation.messages = []
+            note("(the conversation was forgotten)")
+        elif name == "/stats":
+            self._show_stats()
+        elif name == "/gate":
+            if rest:
+                gate = parse_gate(rest)
+                self._llm.gate = gate
+                self._llm.window = self._options.make_window(gate)
+            self._show_gate()
+        elif name == "/save":
+            path = _file(name, rest)
+            conversations.save(path, self._conversation, self._settings())
+            note(f"(saved {len(self._conversation.messages)} messages in {path})")
+        elif name == "/load":
+            self._load(_file(name, rest))
+        else:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
+            raise ValueError(f"there is no command {name!r}. {hint} (A message that begins with a slash: write //.)")
+
+    def _show_stats(self) -> None:
+        stats = self._llm.stats
+        n_turns = sum(message["role"] == "assistant" for message in self._conversation.messages)
+        note(f"{n_turns} answers in this conversation; since the start: {stats.summary()}")
+        if stats.rounds:
+            note(
+                f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
+                f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
+            )
+            note(
+                f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "
+                f"{stats.seconds_verify:.2f}, gate {stats.seconds_gate:.2f}"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        window = self._llm.window
+        return {
+            "model": Path(self._llm.model_path).name,
+            "gate": str(self._llm.gate),
+            "window": window.size,
+            "window_rule": window.rule,
+            "window_tail": window.tail,
+            "across_rounds": window.across_rounds,
+            **{name: getattr(self._options, name) for name in _SAMPLING},
+        }
+
+    def _load(self, path: Path) -> None:
+        """Everything is read and checked before anything is changed."""
+        conversation, settings = conversations.load(path)
+        options = self._options
+        known = {name: settings[name] for name in _SAVED if name in settings}
+        for name, value in known.items():
+            if not isinstance(value, _SAVED[name]) or (isinstance(value, bool) and bool not in _SAVED[name]):
+                raise ValueError(f"{str(path)!r} has the setting {name} = {value!r}; nothing was loaded.")
+        gate = parse_gate(str(settings.get("gate", self._llm.gate)))
+        options = replace(options, **known)
+        window = options.make_window(gate)
+        self._llm.gate, self._llm.window = gate, window
+        self._options, self._conversation = options, conversation
+        note(f"(loaded {len(conversation.messages)} messages from {path})")
+        model = settings.get("model")
+        if model and model != Path(self._llm.model_path).name:
+            warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
+        self._show_gate()
+
+
+def difference(after: Stats, before: Stats) -> Stats:
+    """What was counted in between: all counters and seconds. Means and figures by depth are those of `after`."""
+    counted = {
+        field.name: getattr(after, field.name) - getattr(before, field.name)
+        for field in fields(Stats)
+        if isinstance(getattr(after, field.name), (int, float)) and not field.name.startswith("mean_")
+    }
+    return replace(after, **counted)
+
+
+def _file(name: str, rest: str) -> Path:
+    try:
+        parts = shlex.split(rest) if os.name == "posix" else [rest.strip('"')]
+    except ValueError:
+        parts = [rest]
+    if len(parts) != 1 or not parts[0]:
+        raise ValueError(f"write {name} FILE, with quotes around a name that has spaces.")
+    return Path(parts[0]).expanduser()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

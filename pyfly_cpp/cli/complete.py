@@ -1,0 +1,145 @@
+"""`pyfly-cpp complete`: a prompt in, its continuation out; for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from llama_cpp.llama_grammar import LlamaGrammar
+
+from pyfly_cpp.cli.loading import load
+from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
+from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.llama import FlyLlama
+
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+@click.command(
+    "complete",
+    short_help="Complete a prompt: argument or stdin to stdout.",
+    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete --model target.gguf --max-tokens 200",
+)
+@click.argument("prompt", required=False)
+@click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
+@click.option("-s", "--system", metavar="TEXT", help="System prompt, with --chat.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
+@click.option("--grammar", type=_FILE, help="GBNF grammar that the text must follow.")
+@click.option("--json-schema", type=_FILE, help="JSON schema that the text must follow.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
+@click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
+@shared_options(gate=LOSSLESS)
+def command(
+    options: Options,
+    prompt: str | None,
+    chat: bool,
+    system: str | None,
+    stop: tuple[str, ...],
+    grammar: str | None,
+    json_schema: str | None,
+    as_json: bool,
+    show_stats: bool,
+) -> None:
+    """Complete PROMPT (without one, or for -: stdin, less one newline at its end)."""
+    if system is not None and not chat:
+        raise click.UsageError("--system needs --chat.")
+    if grammar is not None and json_schema is not None:
+        raise click.UsageError("give either --grammar or --json-schema, not both.")
+    if prompt is None or prompt == "-":
+        prompt = _read_stdin()
+    if not prompt:
+        raise click.UsageError("the prompt is empty.")
+    rules = _grammar(grammar, json_schema)
+    llm = load(options)
+    try:
+        request = {**options.sampling(), "stop": list(stop), "grammar": rules}
+        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json)
+        if as_json:
+            result = {
+                "text": text,
+                "finish_reason": finish_reason,
+                "usage": usage,
+                "stats": llm.stats.as_dict(),
+                "settings": _settings(llm, options, chat),
+            }
+            click.echo(json.dumps(result, ensure_ascii=False))
+        elif not text.endswith("\n"):
+            click.echo()
+        if show_stats:
+            note(llm.stats.summary())
+    finally:
+        llm.close()
+
+
+def _run(
+    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool
+) -> tuple[str, str, dict[str, int]]:
+    """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
+    complete: Any = llm.create_completion
+    what: Any = prompt
+    if chat:
+        complete = llm.create_chat_completion
+        what = [{"role": "system", "content": system}] if system else []
+        what.append({"role": "user", "content": prompt})
+    texts: list[str] = []
+    with Bar() as bar:
+        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+        try:
+            if quiet:
+                response = complete(what, **request)
+                choice = response["choices"][0]
+                text = (choice["message"]["content"] or "") if chat else choice["text"]
+                return text, choice["finish_reason"], response["usage"]
+            for chunk in complete(what, stream=True, **request):
+                bar.stop()
+                choice = chunk["choices"][0]
+                texts.append((choice["delta"].get("content") or "") if chat else choice["text"])
+                sys.stdout.write(texts[-1])
+                sys.stdout.flush()
+        except ValueError as error:
+            if "exceed context window" in str(error):
+                n_prompt, n_ctx = str(error).partition("(")[2].partition(")")[0], llm.n_ctx()
+                raise ValueError(
+                    f"the prompt has {n_prompt} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+                ) from error
+            raise
+    return "".join(texts), choice["finish_reason"], {}
+
+
+def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
+    return {
+        **options.as_dict(),
+        "model": llm.model_path,
+        "drafter": [str(drafter) for drafter in require_drafters(llm.drafter)],
+        "draft_max": llm.draft_max,
+        "window_rule": llm.window.rule,
+        "across_rounds": llm.window.outlives_round,
+        "n_ctx": llm.n_ctx(),
+        "n_threads": llm.n_threads,
+        "chat": chat,
+    }
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        raise click.UsageError("give a PROMPT, or pipe one in.")
+    text = sys.stdin.read()
+    return text[:-1] if text.endswith("\n") else text
+
+
+def _grammar(grammar: str | None, json_schema: str | None) -> Any:
+    path = grammar or json_schema
+    if path is None:
+        return None
+    text = Path(path).read_text(encoding="utf-8")
+    if grammar is not None:
+        return LlamaGrammar.from_string(text, verbose=False)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path!r} is no JSON: {error}.") from None
+    return LlamaGrammar.from_json_schema(text, verbose=False)

@@ -1,0 +1,108 @@
+"""A conversation: messages, how it is saved, and how it is kept within a context."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FORMAT = "pyfly-cpp conversation"
+_VERSION = 1
+
+Message = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    """What was said, apart from how."""
+
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    """`{"role": "user" | "assistant", "content": ...}`, in turns."""
+
+    def say(self, role: str, content: str) -> None:
+        """Appends a message."""
+        self.messages.append({"role": role, "content": content})
+
+    def prompt(self) -> list[Message]:
+        """The messages, the system prompt first."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return [*head, *self.messages]
+
+    def shorten(self, n_room: int, count: Callable[[str], int]) -> int:
+        """Forgets the oldest turns if there are more than n_room tokens, until a quarter of the room is free again (so
+        that not every turn has to); the last message stays. Returns how many turns were forgotten."""
+        sizes = [_size(message, count) for message in self.messages]
+        fixed = _size({"content": self.system}, count) if self.system else 0
+        if fixed + sum(sizes) <= n_room:
+            return 0
+        n_turns = 0
+        while len(self.messages) > 1 and fixed + sum(sizes) > n_room * 3 // 4:
+            n = 1
+            while n < len(self.messages) - 1 and self.messages[n]["role"] != "user":
+                n += 1
+            del self.messages[:n], sizes[:n]
+            n_turns += 1
+        return n_turns
+
+
+_MARKUP = 8
+"""Tokens that a chat template puts around a message, about."""
+
+
+def _size(message: dict[str, Any], count: Callable[[str], int]) -> int:
+    return count(message["content"]) + _MARKUP
+
+
+def save(path: Path, conversation: Conversation, settings: dict[str, Any]) -> None:
+    """Writes a conversation and its settings as JSON; never over a file that is something else."""
+    if path.exists():
+        try:
+            _read(path)
+        except ValueError:
+            raise ValueError(f"{str(path)!r} exists and is no saved conversation; choose another name.") from None
+    data = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "system": conversation.system,
+        "messages": conversation.messages,
+        "settings": settings,
+    }
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def load(path: Path) -> tuple[Conversation, dict[str, Any]]:
+    """Reads what `save` wrote: the conversation and the settings.
+
+    Raises:
+        ValueError: the file cannot be read or is none of ours.
+    """
+    data = _read(path)
+    messages, system, settings = data.get("messages"), data.get("system"), data.get("settings", {})
+    fits = isinstance(messages, list) and all(
+        isinstance(m, dict) and m.get("role") in ("user", "assistant") and isinstance(m.get("content"), str)
+        for m in messages
+    )
+    if not fits or not (system is None or isinstance(system, str)) or not isinstance(settings, dict):
+        raise ValueError(f"the conversation in {str(path)!r} is damaged; nothing was loaded.")
+    assert isinstance(messages, list)
+    return Conversation(system, [{"role": m["role"], "content": m["content"]} for m in messages]), settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {str(path)!r} ({error.strerror}); check the path.") from None
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise ValueError(f"{str(path)!r} is no conversation saved by /save; nothing was loaded.")
+    if data.get("version") != _VERSION:
+        raise ValueError(f"{str(path)!r} was saved by another version of pyfly-cpp; nothing was loaded.")
+    return data

@@ -1,0 +1,267 @@
+"""`pyfly-cpp doctor`: what is installed, and whether a model and a draft fit. Reads no weights."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import cffi
+import click
+import llama_cpp
+import numpy as np
+
+from pyfly_cpp import __version__, _native
+from pyfly_cpp.cli.loading import can_speculate, metadata, open_metadata, silence
+from pyfly_cpp.llama import require_gguf
+from pyfly_cpp.models import embedded_model, resolve_model
+from pyfly_cpp.threads import physical_cores
+
+_VOCABULARIES = ("none", "SentencePiece (SPM)", "byte-level BPE", "WordPiece", "Unigram (UGM)", "RWKV", "PLaMo-2")
+"""llama_vocab_type of llama.h."""
+
+_DEVICE_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
+"""ggml_backend_dev_type of ggml-backend.h."""
+
+_FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, "load_mtp": True}
+
+
+@click.command(
+    "doctor",
+    short_help="Show what is installed, and whether a model and a draft fit.",
+    epilog="Example: pyfly-cpp doctor --model target.gguf --draft draft.gguf",
+)
+@click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
+@click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: str | None, draft: str | None, as_json: bool) -> None:
+    """Show versions and devices, and whether a model and a draft fit. Exit code 1 if they do not."""
+    silence()
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": _devices()}
+    embedded = embedded_model()
+    report["embedded_model"] = None if embedded is None else str(embedded)
+    model_path = None if model is None else _gguf(model, "model")
+    draft_path = None if draft is None else _gguf(draft, "draft model")
+    if model_path is not None:
+        report["model"] = _model(model_path)
+    if draft_path is not None:
+        report["draft"] = _model(draft_path)
+    problem = None
+    if model_path is not None and draft_path is not None:
+        problem = _difference(model_path, draft_path)
+        report["draft_fits"] = problem is None
+        report["draft_problem"] = problem
+    if as_json:
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        _show(report)
+    if problem is not None:
+        sys.exit(1)
+
+
+# ---- The installation ------------------------------------------------------------------------------------------------
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "pyfly-cpp": __version__,
+        "llama-cpp-python": llama_cpp.__version__,
+        "llama.cpp": llama_cpp.llama_version().decode("utf-8", errors="replace"),
+        "Python": platform.python_version(),
+        "numpy": np.__version__,
+        "cffi": cffi.__version__,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "physical_cores": physical_cores(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "row_statistics": _native.simd_level,
+        "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
+        "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
+    }
+
+
+def _devices() -> list[dict[str, Any]]:
+    """The devices of ggml's backends; empty where its libraries cannot be asked."""
+    try:
+        ggml, base = _libraries()
+    except (OSError, ImportError, AttributeError):
+        return []
+    devices = []
+    for i in range(ggml.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(i))
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        kind = base.ggml_backend_dev_type(device)
+        registry = ctypes.c_void_p(base.ggml_backend_dev_backend_reg(device))
+        devices.append(
+            {
+                "backend": base.ggml_backend_reg_name(registry).decode("utf-8", errors="replace"),
+                "name": base.ggml_backend_dev_name(device).decode("utf-8", errors="replace"),
+                "description": base.ggml_backend_dev_description(device).decode("utf-8", errors="replace"),
+                "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else str(kind),
+                "memory_free": free.value,
+                "memory_total": total.value,
+            }
+        )
+    return devices
+
+
+def _libraries() -> tuple[Any, Any]:
+    """ggml and ggml-base, as llama_cpp loaded them."""
+    from llama_cpp import _ggml
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    ggml = _ggml.libggml
+    base = load_shared_library("ggml-base", _ggml.libggml_base_path)
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    size = ctypes.POINTER(ctypes.c_size_t)
+    base.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
+    base.ggml_backend_dev_memory.restype = None
+    base.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
+        getattr(base, name).restype = ctypes.c_char_p
+    return ggml, base
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------
+
+
+def _gguf(text: str, what: str) -> Path:
+    path = resolve_model(text)
+    require_gguf(str(path), what)
+    return path
+
+
+def _model(path: Path) -> dict[str, Any]:
+    with open_metadata(path, **_FREE_OF_WEIGHTS) as model:
+        if not model:
+            reason = silence().errors[:1]
+            more = f" llama.cpp says: {reason[0]}" if reason else ""
+            raise ValueError(f"llama.cpp {llama_cpp.__version__} cannot load {str(path)!r}.{more}")
+        description = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(model, description, len(description))
+        vocabulary = llama_cpp.llama_model_get_vocab(model)
+        kind = llama_cpp.llama_vocab_type(vocabulary)
+        return {
+            "path": str(path),
+            "name": metadata(model, "general.name"),
+            "architecture": metadata(model, "general.architecture"),
+            "quantisation": " ".join(description.value.decode("utf-8", errors="replace").split()[2:]),
+            "size": llama_cpp.llama_model_size(model),
+            "n_params": llama_cpp.llama_model_n_params(model),
+            "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),
+            "n_layer": llama_cpp.llama_model_n_layer(model),
+            "n_layer_mtp": llama_cpp.llama_model_n_layer_nextn(model),
+            "n_vocab": llama_cpp.llama_vocab_n_tokens(vocabulary),
+            "vocab_type": _VOCABULARIES[kind] if 0 <= kind < len(_VOCABULARIES) else str(kind),
+            "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
+            "can_speculate": can_speculate(model),
+            "n_protected": _n_protected(model),
+        }
+
+
+def _n_protected(model: Any) -> int | None:
+    """How many tokens are never accepted loosely; None where the model makes no context of its own (a head)."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 64
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        return None
+    try:
+        with _native.LlamaTarget(context) as target:
+            return len(target.protected)
+    finally:
+        llama_cpp.llama_free(context)
+
+
+def _difference(target: Path, draft: Path) -> str | None:
+    """Why the draft model cannot draft for the target, or None."""
+    with open_metadata(target, vocab_only=True) as a, open_metadata(draft, vocab_only=True) as b:
+        return vocabulary_difference(llama_cpp.llama_model_get_vocab(a), llama_cpp.llama_model_get_vocab(b))
+
+
+def vocabulary_difference(target: Any, draft: Any) -> str | None:
+    """The first difference of two llama_vocabs, or None: as `csrc/drafters/draft_model.cpp` decides at loading."""
+
+    def differs(what: str, a: object, b: object) -> str:
+        return f"the draft's {what} is {b}, the target's {a}"
+
+    kinds = llama_cpp.llama_vocab_type(target), llama_cpp.llama_vocab_type(draft)
+    if kinds[0] != kinds[1]:
+        return differs("tokenizer type", *(_VOCABULARIES[kind] for kind in kinds))
+    sizes = llama_cpp.llama_vocab_n_tokens(target), llama_cpp.llama_vocab_n_tokens(draft)
+    for token in range(min(sizes)):
+        a, b = (llama_cpp.llama_vocab_get_text(vocabulary, token) for vocabulary in (target, draft))
+        if a != b:
+            texts = (text.decode("utf-8", errors="replace") for text in (a, b))
+            return "token {} is {!r} in the target and {!r} in the draft".format(token, *texts)
+    if sizes[0] != sizes[1]:
+        return differs("vocabulary size", *sizes)
+    for what, get in (("BOS token", llama_cpp.llama_vocab_bos), ("EOS token", llama_cpp.llama_vocab_eos)):
+        if get(target) != get(draft):
+            return differs(what, get(target), get(draft))
+    return None
+
+
+# ---- What is shown ---------------------------------------------------------------------------------------------------
+
+
+def _show(report: dict[str, Any]) -> None:
+    rows: list[tuple[str, str] | None] = list(report["versions"].items())
+    machine = report["machine"]
+    load = "" if machine["load"] is None else f" (load {machine['load']:.1f})"
+    offload = "yes" if machine["gpu_offload"] else "no: this llama-cpp-python was built for the CPU only"
+    rows += [
+        None,
+        ("system", machine["system"]),
+        ("physical cores", f"{machine['physical_cores']}{load}"),
+        ("row statistics", machine["row_statistics"]),
+        ("llama.cpp features", machine["llama_cpp_features"]),
+        ("GPU offload", offload),
+    ]
+    for device in report["devices"]:
+        memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"
+        rows.append((f"device {device['name']}", f"{device['kind']}, {device['description']}, {memory}"))
+    embedded = report["embedded_model"] or "not installed (pip install 'pyfly-cpp[demo]')"
+    rows += [None, ("demo model", embedded)]
+    for title in ("model", "draft"):
+        if title in report:
+            rows += [None, (title, report[title]["path"]), *_describe(report[title])]
+    if "draft_fits" in report:
+        rows += [None, ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}")]
+    for row in rows:
+        click.echo(f"{row[0]:20}{row[1]}" if row else "")
+
+
+def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
+    n_protected = model["n_protected"]
+    speculates = "yes"
+    if n_protected is None:
+        speculates = "-: llama.cpp makes no context of this file alone (a draft head?)"
+    elif not model["can_speculate"]:
+        speculates = "no: its recurrent memory cannot be rolled back; decodes plainly for now"
+    n_params = f"{model['n_params'] / 1e9:.2f} B" if model["n_params"] >= 1e9 else f"{model['n_params'] / 1e6:.1f} M"
+    return [
+        ("  name", model["name"] or "-"),
+        ("  architecture", f"{model['architecture']}, {model['n_layer']} layers, {model['n_layer_mtp']} MTP layers"),
+        ("  size", f"{_gb(model['size'])}, {n_params} parameters, {model['quantisation']}"),
+        ("  context", f"{model['n_ctx_train']} tokens"),
+        ("  vocabulary", f"{model['n_vocab']} tokens, {model['vocab_type']}"),
+        ("  protected tokens", "-" if n_protected is None else str(n_protected)),
+        ("  chat template", "yes" if model["chat_template"] else "no"),
+        ("  speculation", speculates),
+    ]
+
+
+def _gb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"

@@ -1,0 +1,211 @@
+"""The options that `chat` and `complete` share, under the names they have in Python."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import click
+
+from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup
+from pyfly_cpp.gates import All, Gate, Margin, parse_gate
+from pyfly_cpp.gates import Any as AnyGate
+from pyfly_cpp.models import resolve_model
+from pyfly_cpp.window import RULES, Window
+
+DEFAULT_N_CTX = 4096
+LOSSLESS = "exact"
+CHAT_GATE = "margin:0.3"
+
+# One token is no evidence of a repetition; two often are. The governor decides how many drafts are worth verifying.
+LOOKUP_MIN_NGRAM = 2
+LOOKUP_TOKENS = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """The shared options as given."""
+
+    model: str | None
+    draft: str | None
+    drafter: str
+    draft_max: int | None
+    p_min: float
+    draft_n_ctx: int | None
+    max_ngram_size: int
+    min_ngram_size: int
+    num_pred_tokens: int
+    adaptive: bool
+    loop_guard: bool
+    gate: Gate
+    window: int
+    window_rule: str
+    window_tail: int | None
+    across_rounds: bool | None
+    n_ctx: int | None
+    n_batch: int
+    n_gpu_layers: int
+    n_threads: int | None
+    flash_attn: bool
+    chat_format: str | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int | None
+    max_tokens: int
+    verbose: bool
+
+    def make_drafter(self) -> Drafter | list[Drafter] | None:
+        """The drafter: with `auto` the draft model if there is one, else prompt lookup."""
+        if self.drafter in ("draft", "both") and self.draft is None:
+            raise click.UsageError(f"--drafter {self.drafter} needs --draft PATH.")
+        if self.drafter in ("lookup", "none") and self.draft is not None:
+            raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
+        if self.drafter == "none":
+            return None
+        lookup = PromptLookup(
+            max_ngram_size=self.max_ngram_size,
+            min_ngram_size=min(self.min_ngram_size, self.max_ngram_size),
+            num_pred_tokens=self.num_pred_tokens,
+        )
+        if self.draft is None:
+            return lookup
+        more = {} if self.draft_max is None else {"draft_max": max(1, self.draft_max)}
+        model = DraftModel(resolve_model(self.draft), p_min=self.p_min, n_ctx=self.draft_n_ctx, **more)
+        return [lookup, model] if self.drafter == "both" else model
+
+    @property
+    def drafter_reason(self) -> str:
+        """Why this drafter."""
+        if self.drafter == "auto" and self.draft is not None:
+            return "--draft"
+        if self.drafter == "auto":
+            return "no --draft was given"
+        return f"--drafter {self.drafter}"
+
+    def make_window(self, gate: Gate) -> Window:
+        """The window. With `auto` its rule follows the gate: reconverge for margins, which is what they were made with
+        (short drafts could never fulfil agree), agree for everything else."""
+        rule = self.window_rule
+        if rule == "auto":
+            rule = "reconverge" if _bounded_by_margin(gate) else "agree"
+        return Window(size=self.window, rule=rule, tail=self.window_tail, across_rounds=self.across_rounds)
+
+    def sampling(self) -> dict[str, Any]:
+        """Keyword arguments of `create_completion` and `create_chat_completion`."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
+        return {**{name: getattr(self, name) for name in names}, "seed": self.seed, "max_tokens": self.max_tokens}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of them, fit for JSON."""
+        out = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**out, "gate": str(self.gate)}
+
+
+def _bounded_by_margin(gate: Gate) -> bool:
+    if isinstance(gate, All):
+        return any(_bounded_by_margin(part) for part in gate.gates)
+    if isinstance(gate, AnyGate):
+        return all(_bounded_by_margin(part) for part in gate.gates)
+    return isinstance(gate, Margin)
+
+
+class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A gate in its written form."""
+
+    name = "gate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return parse_gate(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Decorator = Callable[[_Function], _Function]
+
+_COUNT = click.IntRange(min=1)
+_SIZE = click.IntRange(min=0)
+
+
+def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command the shared options; it gets them as one argument, `options: Options`.
+
+    Args:
+        gate: The default of --gate, in its written form.
+    """
+    lossy = " (may differ from plain decoding; `exact` never does)" if gate != LOSSLESS else " (lossless)"
+    options: list[Callable[[Any], Any]] = [
+        click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
+                     "[default: the demo model]"),
+        click.option("-d", "--draft", metavar="MODEL", help="Draft model: a small GGUF file of the same vocabulary."),
+        click.option("--drafter", type=click.Choice(["auto", "lookup", "draft", "both", "none"]), default="auto",
+                     show_default=True, help="What proposes tokens; auto: --draft if given, else prompt lookup."),
+        click.option("--adaptive/--no-adaptive", default=True, show_default=True,
+                     help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
+        click.option("--loop-guard/--no-loop-guard", default=True, show_default=True,
+                     help="No loose accepts while the text repeats itself because of one."),
+        click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
+        click.option("--p-min", metavar="X", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+                     help="Draft model: stop where its top probability falls under this."),
+        click.option("--draft-n-ctx", metavar="N", type=click.IntRange(min=16),
+                     help="Draft model: its context.  [default: the target's]"),
+        click.option("--max-ngram-size", metavar="N", type=click.IntRange(1, 64), default=4, show_default=True,
+                     help="Prompt lookup: longest n-gram."),
+        click.option("--min-ngram-size", metavar="N", type=click.IntRange(1, 64), default=LOOKUP_MIN_NGRAM,
+                     show_default=True, help="Prompt lookup: shortest n-gram."),
+        click.option("--num-pred-tokens", metavar="N", type=_COUNT, default=LOOKUP_TOKENS, show_default=True,
+                     help="Prompt lookup: most tokens in a round."),
+        click.option("--gate", type=_GateType(), default=gate, show_default=True,
+                     help="exact, margin:TAU, entropy:THETA or entropy-normalized:THETA" + lossy + "."),
+        click.option("--window", metavar="N", type=_SIZE, default=6, show_default=True,
+                     help="Positions W that decide on a mismatch."),
+        click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
+                     help="What must happen in them; auto: reconverge for margin gates, else agree."),
+        click.option("--window-tail", metavar="N", type=_SIZE, help="Strict positions at the end of a round."),
+        click.option("--across-rounds/--no-across-rounds", default=None,
+                     help="Whether an undecided mismatch outlives its round.  [default: with reconverge]"),
+        click.option("-c", "--n-ctx", metavar="N", type=_SIZE,
+                     help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
+        click.option("--n-batch", metavar="N", type=_COUNT, default=512, show_default=True,
+                     help="Largest batch in tokens."),
+        click.option("--n-gpu-layers", metavar="N", type=click.IntRange(min=-1), default=-1,
+                     help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
+        click.option("-t", "--n-threads", metavar="N", type=_COUNT, help="Threads.  [default: the physical cores]"),
+        click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
+        click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
+        click.option("--temperature", metavar="X", type=click.FloatRange(min=0), default=0.0, show_default=True,
+                     help="0 takes the most probable token; more is more varied (0.7 is usual)."),
+        click.option("--top-k", metavar="N", type=int, default=40, show_default=True, help="0: off."),
+        click.option("--top-p", metavar="X", type=click.FloatRange(0, 1), default=0.95, show_default=True,
+                     help="1: off."),
+        click.option("--min-p", metavar="X", type=click.FloatRange(0, 1), default=0.05, show_default=True,
+                     help="0: off."),
+        click.option("--repeat-penalty", metavar="X", type=float, default=1.0, show_default=True, help="1: off."),
+        click.option("--frequency-penalty", metavar="X", type=float, default=0.0, show_default=True, help="0: off."),
+        click.option("--presence-penalty", metavar="X", type=float, default=0.0, show_default=True, help="0: off."),
+        click.option("--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), help="Seed of the sampling."),
+        click.option("-n", "--max-tokens", metavar="N", type=_SIZE, default=1024, show_default=True,
+                     help="Longest answer in tokens; 0: as the context allows."),
+        click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),
+    ]  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(**given: Any) -> Any:
+            own = {field.name: given.pop(field.name) for field in fields(Options)}
+            return function(options=Options(**own), **given)
+
+        decorated: Callable[..., Any] = wrapper
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate

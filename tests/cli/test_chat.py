@@ -1,0 +1,273 @@
+"""`pyfly-cpp chat` through a pipe, and at a pseudo-terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pyfly_cpp.cli.chat import difference
+from pyfly_cpp.cli.conversation import Conversation
+from pyfly_cpp.stats import Stats
+
+from .conftest import DRAFT, TARGET
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples has he?"
+
+
+def chat(run, *arguments, stdin):
+    return run("chat", "-m", TARGET, "-d", DRAFT, "-t", 1, "-n", 40, *arguments, stdin=stdin)
+
+
+def test_answers_on_stdout_and_the_rest_on_stderr(run):
+    result = chat(run, stdin=f"{QUESTION}\n\nAnd she?\n")
+    assert result.code == 0
+    assert result.out.strip()
+    assert "tiny-llama-target-f16.gguf" in result.err
+    assert "draft model tiny-llama-draft-f16.gguf (--draft; it drafts only what pays)" in result.err
+    assert "gate: margin:0.3, window: reconverge:6 across rounds" in result.err
+    assert "lossy" in result.err and "/gate exact" in result.err
+    lines = [line for line in result.err.splitlines() if "tokens per round" in line]
+    assert len(lines) == 2  # one for each answer, about that answer
+    assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
+
+
+def test_exact_equals_plain(run):
+    drafted = chat(run, "--gate", "exact", stdin=f"{QUESTION}\n")
+    plain = run("chat", "-m", TARGET, "--drafter", "none", "-t", 1, "-n", 40, stdin=f"{QUESTION}\n")
+    assert drafted.out == plain.out
+    assert "lossy" not in drafted.err
+    assert "plain decoding" in plain.err
+
+
+def test_commands(run):
+    result = chat(run, stdin=f"/help\n/gate\n/gate exact\n{QUESTION}\n/stats\n/reset\n/exit\nnever read\n")
+    assert result.code == 0
+    assert "/save FILE" in result.err and "Alt-Enter" in result.err
+    assert "gate: exact" in result.err
+    assert "1 answers in this conversation" in result.err
+    assert "forgotten" in result.err
+    assert result.err.count("tokens per round") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/gate marign:1", "Did you mean 'margin'?"),
+        ("/rest", "Did you mean /reset?"),
+        ("/load", "write /load FILE"),
+        ("/load nowhere.json", "cannot read 'nowhere.json'"),
+        (f"/load {DRAFT}", "no conversation saved by /save"),
+        (f"/save {TARGET}", "choose another name"),
+        ("/save /no/such/folder/x", "Error: "),
+    ],
+)
+def test_wrong_commands_are_one_line_and_the_chat_goes_on(run, line, message):
+    result = chat(run, stdin=f"{line}\n{QUESTION}\n")
+    assert message in result.err
+    assert result.out.strip()
+    assert result.code == 1
+
+
+def test_a_question_with_a_slash(run):
+    assert chat(run, stdin="//etc?\n").out.strip()
+
+
+def test_backslash_continues_a_line(run):
+    both = chat(run, "--show-drafts", stdin="Tom has\\\n3 apples.\n")
+    assert both.err.count("tokens per round") == 1
+
+
+def test_save_and_load(run, tmp_path):
+    file = tmp_path / "talk to me.json"
+    saved = chat(
+        run, "-s", "Be brief.", "--temperature", 0.5, "--seed", 1, stdin=f"{QUESTION}\n/gate exact\n/save '{file}'\n"
+    )
+    data = json.loads(file.read_text())
+    assert [m["role"] for m in data["messages"]] == ["user", "assistant"]
+    assert data["messages"][1]["content"] in saved.out
+    assert data["system"] == "Be brief."
+    again = tmp_path / "again.json"
+    loaded = chat(run, stdin=f"/load '{file}'\n/save '{again}'\n")
+    assert "loaded 2 messages" in loaded.err
+    restored = json.loads(again.read_text())
+    assert restored["messages"] == data["messages"]
+    assert restored["settings"] == data["settings"]
+    assert restored["settings"]["temperature"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.update(messages="hello"),
+        lambda data: data.update(messages=[{"role": "root", "content": ""}]),
+        lambda data: data["settings"].update(temperature="hot"),
+        lambda data: data["settings"].update(gate="margin:x"),
+        lambda data: data["settings"].update(window=-1),
+        lambda data: data["settings"].update(window=True),
+        lambda data: data.update(version=99),
+    ],
+)
+def test_a_bad_file_loses_nothing(run, tmp_path, damage):
+    good, bad, after = tmp_path / "good.json", tmp_path / "bad.json", tmp_path / "after.json"
+    chat(run, stdin=f"{QUESTION}\n/save {good}\n")
+    data = json.loads(good.read_text())
+    damage(data)
+    bad.write_text(json.dumps(data))
+    result = chat(run, stdin=f"/load {good}\n/load {bad}\n/save {after}\n")
+    assert result.err.count("Error: ") == 1
+    assert json.loads(after.read_text()) == json.loads(good.read_text())
+
+
+def test_show_drafts_without_colours(run):
+    plain = chat(run, stdin=f"{QUESTION}\n").out
+    marked = chat(run, "--show-drafts", stdin=f"{QUESTION}\n")
+    assert "[-rejected draft-]" in marked.err  # the legend
+    assert "[-" in marked.out
+    without = re.sub(r"\[-.*?-\]", "", marked.out)
+    assert without.replace("{+", "").replace("+}", "").replace("<", "").replace(">", "") == plain.replace(
+        "<", ""
+    ).replace(">", "")
+
+
+def test_show_drafts_in_colour(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = chat(run, "--show-drafts", stdin=f"{QUESTION}\n")
+    assert "\x1b[32m" in result.out  # matched
+    assert "\x1b[9m" in result.out or ";9m" in result.out  # struck
+    assert "[-" not in result.out
+
+
+def test_a_long_conversation_forgets_its_oldest_turns_and_says_so(run):
+    result = chat(run, "-c", 256, stdin=f"{QUESTION}\n" * 8)
+    assert result.code == 0
+    assert "outgrown the context of 256 tokens" in result.err
+    assert "/reset" in result.err
+    assert result.err.count("tokens per round") == 8
+
+
+def test_a_message_that_cannot_fit(run):
+    result = chat(run, "-c", 256, stdin="many words " * 400 + f"\n{QUESTION}\n")
+    assert "the context holds 256" in result.err
+    assert result.out.strip()  # the next message is answered
+    assert result.code == 1
+
+
+def test_shorten_keeps_the_last_message():
+    talk = Conversation("system")
+    for i in range(6):
+        talk.say("user", f"question {i}")
+        talk.say("assistant", f"answer {i}")
+    talk.say("user", "last")
+    assert talk.shorten(10_000, len) == 0
+    assert talk.shorten(100, len) > 0
+    assert talk.messages[-1]["content"] == "last"
+    assert talk.messages[0]["role"] == "user"
+    talk.shorten(1, len)
+    assert [m["content"] for m in talk.messages] == ["last"]
+
+
+def test_difference():
+    before, after = Stats(rounds=2, committed=5, seconds_verify=1.0), Stats(rounds=5, committed=11, seconds_verify=3.0)
+    assert difference(after, before).mean_accepted == 2.0
+    assert difference(after, before).seconds_decode == 2.0
+
+
+# ---- At a terminal ---------------------------------------------------------------------------------------------------
+
+pty = pytest.importorskip("pty")
+
+
+PROMPT = "\x1b[?2004h"  # prompt_toolkit reads
+
+
+class Terminal:
+    """A chat at a pseudo-terminal."""
+
+    def __init__(self, tmp_path, *arguments):
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        command = [sys.executable, "-m", "pyfly_cpp", "chat", "-m", str(TARGET), "-t", "1", *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(slave)
+        self.seen, self.at = "", 0
+
+    def wait_for(self, text, timeout=60.0):
+        """Reads until the text has come, after what was waited for before."""
+        end = time.monotonic() + timeout
+        while text not in self.seen[self.at :]:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
+            try:
+                data = os.read(self.master, 65536) if ready else b""
+            except OSError:
+                data = b""
+            if not data:
+                raise AssertionError(f"{text!r} did not come; seen: {self.seen[self.at :]!r}")
+            self.seen += data.decode("utf-8", errors="replace")
+        self.at = self.seen.index(text, self.at) + len(text)
+
+    def send(self, text):
+        os.write(self.master, text.encode())
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    opened = []
+
+    def start(*arguments):
+        opened.append(Terminal(tmp_path, *arguments))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_terminal_ctrl_c_and_ctrl_d(terminal):
+    # A temperature this high never ends a text of its own accord.
+    t = terminal("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "0")
+    t.wait_for("Ctrl-D leaves")
+    t.wait_for(PROMPT)
+    t.send("\x03")
+    t.wait_for("(Ctrl-D or /exit leaves)")
+    t.wait_for(PROMPT)
+    t.send(f"{QUESTION}\r")
+    time.sleep(1.0)
+    t.send("\x03")
+    t.wait_for("stopped")
+    t.wait_for(PROMPT)
+    t.send("/stats\r")
+    t.wait_for("1 answers in this conversation")  # what was said stays
+    t.wait_for(PROMPT)
+    t.send("\x04")
+    t.wait_for("Goodbye.")
+    assert t.process.wait(timeout=10) == 0
+    assert "Traceback" not in t.seen
+
+
+def test_terminal_several_lines_and_history(terminal, tmp_path):
+    t = terminal("-n", "5")
+    t.wait_for(PROMPT)
+    t.send("one\\\rtwo\x1b\rthree\r")
+    t.wait_for("tokens per round")
+    t.wait_for(PROMPT)
+    t.send("\x04")
+    assert t.process.wait(timeout=10) == 0
+    history = (tmp_path / "pyfly-cpp" / "chat_history").read_text()
+    assert "+one\n+two\n+three\n" in history

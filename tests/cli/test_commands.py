@@ -1,0 +1,192 @@
+"""Help, usage errors, doctor and complete."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import pyfly_cpp
+from pyfly_cpp.cli import _COMMANDS
+
+from .conftest import DRAFT, HYBRID, TARGET
+
+ONE_THREAD = ("--n-threads", 1)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in _COMMANDS), ["models", "list"], ["models", "fetch"]])
+def test_help_has_an_example(run, command):
+    result = run(*command, "--help")
+    assert result.code == 0
+    assert "Example: " in result.out
+    assert "pyfly-cpp" in result.out.partition("Example: ")[2]
+
+
+def test_version(run):
+    assert run("--version").out == f"pyfly-cpp {pyfly_cpp.__version__}\n"
+
+
+def test_unknown_command_is_usage_with_a_hint(run):
+    result = run("chta")
+    assert result.code == 2
+    assert "Did you mean 'chat'?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
+        (["--model", "smollm-135m"], 1, "Did you mean 'smollm2-135m'?"),
+        (["--model", "qwen2.5-coder-1.5b"], 1, "run `pyfly-cpp models fetch qwen2.5-coder-1.5b`"),
+        (["--model", __file__], 1, "is not a GGUF file"),
+        (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
+        (["--model", TARGET, "--drafter", "draft"], 2, "--drafter draft needs --draft"),
+        (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
+        (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
+        (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
+        (["--model", TARGET, "--no-such-option"], 2, "--no-such-option"),
+    ],
+)
+def test_errors(run, arguments, code, message):
+    result = run("complete", *arguments, *ONE_THREAD, "a prompt")
+    assert result.code == code
+    assert message in result.err
+    assert result.out == ""
+    if code == 1:
+        assert len(result.err.splitlines()) == 1
+
+
+def test_debug_brings_the_traceback_back(monkeypatch):
+    done = subprocess.run(
+        [sys.executable, "-m", "pyfly_cpp", "complete", "-m", "nowhere.gguf", "x"],
+        env={**__import__("os").environ, "PYFLY_DEBUG": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" in done.stderr
+
+
+def test_damaged_model_names_the_reason(run, tmp_path):
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(TARGET.read_bytes()[:60_000])
+    result = run("complete", "-m", path, "x")
+    assert result.code == 1
+    assert "llama.cpp says" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+# ---- complete --------------------------------------------------------------------------------------------------------
+
+
+def complete(run, *arguments, stdin=""):
+    result = run("complete", "--model", TARGET, *ONE_THREAD, "--max-tokens", 24, *arguments, stdin=stdin)
+    assert result.code == 0, result.err
+    return result
+
+
+def test_complete_takes_an_argument_or_stdin(run):
+    by_argument = complete(run, "Natalia sold")
+    assert by_argument.out.strip()
+    assert by_argument.err == ""
+    assert complete(run, stdin="Natalia sold\n").out == by_argument.out
+    assert complete(run, "-", stdin="Natalia sold\n").out == by_argument.out
+
+
+def test_complete_is_lossless_by_default(run):
+    drafted = complete(run, "--draft", DRAFT, "Natalia sold")
+    assert drafted.out == complete(run, "--drafter", "none", "Natalia sold").out
+
+
+def test_complete_without_a_prompt_is_usage(run):
+    assert run("complete", "--model", TARGET, stdin="").code == 2
+
+
+def test_complete_json(run):
+    result = json.loads(complete(run, "--json", "--draft", DRAFT, "--gate", "margin:0.5", "Natalia sold").out)
+    assert result["finish_reason"] == "length"
+    assert result["usage"]["completion_tokens"] == 24
+    assert result["stats"]["committed"] == 24
+    assert result["stats"]["drafted"] > 0
+    assert result["settings"]["gate"] == "margin:0.5"
+    assert result["settings"]["window_rule"] == "reconverge"
+    assert result["text"]
+
+
+def test_complete_chat_and_stop(run):
+    text = json.loads(complete(run, "--chat", "--json", "How many apples has Tom?").out)["text"]
+    word = text.split()[2]
+    stopped = json.loads(complete(run, "--chat", "--json", "--stop", word, "How many apples has Tom?").out)
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == text[: text.index(word)]
+
+
+def test_complete_grammar_and_schema(run, tmp_path):
+    grammar = tmp_path / "digits.gbnf"
+    grammar.write_text('root ::= [0-9] [0-9] "."\n')
+    assert complete(run, "--grammar", grammar, "2 + 2 =").out.strip()[-1] == "."
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}')
+    assert "n" in json.loads(complete(run, "--json-schema", schema, "A number:").out)
+    schema.write_text("{")
+    assert run("complete", "-m", TARGET, "--json-schema", schema, "x").code == 1
+    assert run("complete", "-m", TARGET, "--json-schema", schema, "--grammar", grammar, "x").code == 2
+
+
+def test_complete_prompt_too_long(run):
+    result = run("complete", "--model", TARGET, *ONE_THREAD, "--n-ctx", 64, "many words " * 100)
+    assert result.code == 1
+    assert "raise --n-ctx" in result.err
+
+
+def test_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m pyfly_cpp complete -m {TARGET} -t 1 -n 300 'Natalia sold' | head -c 5"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert len(done.stdout) == 5
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_json(run):
+    result = run("doctor", "--json")
+    report = json.loads(result.out)
+    assert result.code == 0
+    assert report["versions"]["pyfly-cpp"] == pyfly_cpp.__version__
+    assert report["machine"]["physical_cores"] >= 1
+    assert report["devices"][0]["name"]
+    assert report["devices"][0]["memory_total"] > 0
+
+
+def test_doctor_model_and_draft(run):
+    report = json.loads(run("doctor", "--json", "-m", TARGET, "-d", DRAFT).out)
+    model = report["model"]
+    assert report["draft_fits"] is True
+    assert (model["architecture"], model["quantisation"], model["n_layer"]) == ("llama", "F16", 6)
+    assert (model["n_ctx_train"], model["n_vocab"], model["n_protected"]) == (2048, 1536, 3)
+    assert model["chat_template"] and model["can_speculate"]
+    llm = pyfly_cpp.FlyLlama(TARGET, n_ctx=64, n_threads=1, verbose=False)
+    assert model["n_protected"] == len(llm.protected)
+    llm.close()
+
+
+def test_doctor_says_that_a_hybrid_decodes_plainly(run):
+    report = json.loads(run("doctor", "--json", "-m", HYBRID).out)
+    assert report["model"]["n_layer_mtp"] == 1
+    assert report["model"]["can_speculate"] is False
+    assert "cannot be rolled back" in run("doctor", "-m", HYBRID).out
+
+
+def test_doctor_names_the_difference(run, tmp_path):
+    other = tmp_path / "other.gguf"
+    data = DRAFT.read_bytes()
+    at = data.index(b"<|im_start|>")
+    other.write_bytes(data[:at] + b"<|in_start|>" + data[at + 12 :])
+    result = run("doctor", "-m", TARGET, "-d", other)
+    assert result.code == 1
+    assert "draft fits" in result.out
+    # The same words as when the draft is loaded.
+    loaded = run("complete", "-m", TARGET, "-d", other, "x")
+    problem = json.loads(run("doctor", "--json", "-m", TARGET, "-d", other).out)["draft_problem"]
+    assert problem in loaded.err

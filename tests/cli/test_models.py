@@ -1,0 +1,199 @@
+"""Names, and fetching from a folder of small wheels made here."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pyfly_cpp import models
+from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.models import MODELS, Model, PackagePart, Packages, Requantized
+
+from .conftest import TARGET
+
+CONTENTS = [TARGET.read_bytes()[i : i + 4_000_000] for i in range(0, TARGET.stat().st_size, 4_000_000)]
+
+
+def make_wheel(folder: Path, package: str, member: str, content: bytes, recorded: bytes | None = None) -> None:
+    name = package.replace("-", "_")
+    info = f"{name}-1.0.dist-info"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded or content).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", f"{member},sha256={digest},{len(content)}\n{info}/RECORD,,\n")
+
+
+@pytest.fixture
+def registry(monkeypatch, tmp_path):
+    """A model in three wheels, and one made from it; returns the folder of the wheels."""
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    parts = []
+    for i, content in enumerate(CONTENTS, start=1):
+        member = f"pyfly_test_part{i}/data/part{i:02d}.bin"
+        make_wheel(wheels, f"pyfly-test-part{i}", member, content)
+        parts.append(PackagePart(f"pyfly-test-part{i}", "1.0", member))
+    whole = hashlib.sha256(b"".join(CONTENTS)).hexdigest()
+    size = sum(map(len, CONTENTS))
+    model = Model("tiny", "a test", "MIT", "tiny.gguf", size, Packages(tuple(parts)), whole)
+    derived = Model("tiny-q8_0", "a test", "MIT", "tiny-q8_0.gguf", size, Requantized("tiny", 7))
+    monkeypatch.setitem(MODELS, "tiny", model)
+    monkeypatch.setitem(MODELS, "tiny-q8_0", derived)
+    return wheels
+
+
+def complete_files() -> list[str]:
+    folder = models.models_folder()
+    return sorted(p.name for p in folder.glob("*.gguf")) if folder.exists() else []
+
+
+def test_registry_is_sound():
+    for name, model in MODELS.items():
+        assert model.name == name
+        assert model.filename.endswith(".gguf")
+        if isinstance(model.source, Requantized):
+            assert model.source.base in MODELS
+            assert model.sha256 is None
+        else:
+            assert model.sha256 is not None and len(model.sha256) == 64
+
+
+def test_fetch_path_and_list(registry, run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
+    missing = run("models", "path", "tiny")
+    assert missing.code == 1
+    assert "run `pyfly-cpp models fetch tiny`" in missing.err
+    fetched = run("models", "fetch", "tiny")
+    assert fetched.code == 0, fetched.err
+    path = Path(fetched.out.strip())
+    assert path.read_bytes() == TARGET.read_bytes()
+    assert [p.name for p in path.parent.iterdir()] == ["tiny.gguf"]
+    assert run("models", "path", "tiny").out.strip() == str(path)
+    assert "* tiny " in run("models", "list").out
+    listed = {entry["name"]: entry for entry in json.loads(run("models", "list", "--json").out)}
+    assert listed["tiny"]["path"] == str(path)
+    assert listed["tiny-q8_0"]["path"] is None
+    assert run("complete", "-m", "tiny", "-t", 1, "-n", 4, "Natalia").code == 0
+
+
+def test_find_links_option(registry, run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    assert run("models", "fetch", "tiny", "--find-links", registry).code == 0
+
+
+def test_unknown_names(run):
+    for command in (["models", "fetch", "smollm2-135"], ["models", "path", "smollm2-135"]):
+        result = run(*command)
+        assert result.code == 1
+        assert "Did you mean 'smollm2-135m'?" in result.err
+    assert "hf:OWNER/REPO/FILE" in run("models", "fetch", "hf:owner").err
+
+
+def test_wrong_checksum_is_refused(registry, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], sha256="0" * 64))
+    with pytest.raises(PyflyError, match=r"SHA-256 .* instead of 0000"):
+        models.fetch("tiny")
+    assert list(models.models_folder().iterdir()) == []
+
+
+def test_wrong_size_is_refused(registry, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], size=12345))
+    with pytest.raises(PyflyError, match="instead of 12345"):
+        models.fetch("tiny")
+    assert complete_files() == []
+
+
+def test_wheel_that_is_not_what_it_records(registry):
+    make_wheel(registry, "pyfly-test-part2", "pyfly_test_part2/data/part02.bin", b"x" * 4_000_000, recorded=b"y")
+    with pytest.raises(PyflyError, match="damaged"):
+        models.fetch("tiny")
+    assert complete_files() == []
+
+
+def test_missing_package_says_so(registry):
+    (registry / "pyfly_test_part3-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(PyflyError, match=r"pip could not download pyfly-test-part3==1.0"):
+        models.fetch("tiny")
+    assert complete_files() == []
+
+
+def test_an_interrupted_fetch_looks_incomplete_and_goes_on(registry, monkeypatch):
+    def interrupt(what: str, done: int, total: int) -> None:
+        if "part 3" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.fetch("tiny", interrupt)
+    assert complete_files() == []
+    assert not list(models.models_folder().glob(".fetch-*"))
+    with pytest.raises(ValueError, match="not fetched yet"):
+        models.resolve_model("tiny")
+    (registry / "pyfly_test_part1-1.0-py3-none-any.whl").unlink()  # is not needed again
+    seen = []
+    path = models.fetch("tiny", lambda what, done, total: seen.append(what))
+    assert not any("part 1 " in what for what in seen)
+    assert path.read_bytes() == TARGET.read_bytes()
+
+
+def test_a_damaged_model_is_fetched_again(registry):
+    path = models.fetch("tiny")
+    path.write_bytes(b"damaged")
+    assert models.fetch("tiny").read_bytes() == TARGET.read_bytes()
+
+
+def test_a_full_disk_is_noticed_first(registry, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(PyflyError, match="PYFLY_MODELS"):
+        models.fetch("tiny")
+
+
+def test_requantise(registry):
+    path = models.fetch("tiny-q8_0")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.stat().st_size < TARGET.stat().st_size
+    assert path.with_name("tiny-q8_0.gguf.sha256").read_text() == f"{digest}  tiny-q8_0.gguf\n"
+    assert complete_files() == ["tiny-q8_0.gguf", "tiny.gguf"]
+    assert models.fetch("tiny-q8_0") == path
+
+
+def test_a_quantiser_that_fails_leaves_nothing(registry, monkeypatch):
+    models.fetch("tiny")
+    monkeypatch.setitem(MODELS, "tiny-q8_0", dataclasses.replace(MODELS["tiny-q8_0"], source=Requantized("tiny", 999)))
+    with pytest.raises(PyflyError, match="could not make 'tiny-q8_0'"):
+        models.fetch("tiny-q8_0")
+    assert complete_files() == ["tiny.gguf"]
+
+
+def test_an_installed_package_is_used_in_place(registry, monkeypatch, tmp_path):
+    site = tmp_path / "site"
+    (site / "pyfly_installed").mkdir(parents=True)
+    (site / "pyfly_installed" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    shutil.copy(TARGET, site / "pyfly_installed" / "m.gguf")
+    monkeypatch.syspath_prepend(str(site))
+    source = Packages((PackagePart("pyfly-installed", "1.0", "pyfly_installed/m.gguf"),))
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], source=source))
+    assert models.resolve_model("tiny") == site / "pyfly_installed" / "m.gguf"
+    assert models.fetch("tiny") == site / "pyfly_installed" / "m.gguf"
+
+
+def test_without_a_model_one_sentence_names_the_remedy(run, monkeypatch):
+    monkeypatch.setattr("pyfly_cpp.cli.loading.embedded_model", lambda: None)
+    for command in ("chat", "complete"):
+        result = run(command, *(["x"] if command == "complete" else []))
+        assert result.code == 1
+        assert "pip install 'pyfly-cpp[demo]'" in result.err
+        assert len(result.err.splitlines()) == 1
