@@ -37,6 +37,13 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     if (llama_sampler_chain == nullptr) {
         return std::make_unique<GreedySampler>();
     }
+    // llama-cpp-python adds what llama.cpp gave it, also the null of a grammar that does not parse.
+    auto * chain = const_cast<llama_sampler *>(static_cast<const llama_sampler *>(llama_sampler_chain));
+    for (int32_t i = 0; i < llama_sampler_chain_n(chain); i++) {
+        if (llama_sampler_chain_get(chain, i) == nullptr) {
+            throw Error(PYFLY_STATUS_INVALID, "llama.cpp could not parse the request's grammar; check its rules");
+        }
+    }
     LlamaSamplerPtr copy(llama_sampler_clone(static_cast<const llama_sampler *>(llama_sampler_chain)));
     const int32_t n = llama_sampler_chain_n(copy.get());
     const auto at = [&](int32_t i) { return llama_sampler_chain_get(copy.get(), i); };

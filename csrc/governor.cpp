@@ -8,16 +8,17 @@ namespace pyfly {
 namespace {
 
 constexpr double decay = 0.9;        // of acceptance counts per observation: a memory of ten rounds
+constexpr double unlikely = 0.02;    // a run of equal outcomes less likely than this: the text has changed
+constexpr double forget = 0.2;       // what is kept of the counts then
 constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
 constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
 constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
 constexpr double prior_acceptance = 0.7;
-constexpr double prior_weight = 0.5;   // in observations
-constexpr double optimistic = 0.97;    // acceptance at which a drafter that cannot pay is left alone
-constexpr double hysteresis = 1.02;    // gain over plain decoding that drafting must promise
-constexpr int32_t first_k = 3;         // draft length of the round that measures the slope of C
-constexpr int64_t plain_every = 128;   // rounds after which C(1) is measured again while drafting
-constexpr int64_t first_patience = 16; // idle rounds before a drafter is tried again
+constexpr double prior_weight = 0.5; // in observations
+constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
+constexpr double hysteresis = 1.02;  // gain over plain decoding that drafting must promise
+constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
+constexpr int64_t plain_every = 128; // rounds after which C(1) is measured again while drafting
 constexpr int64_t most_patience = 512;
 
 } // namespace
@@ -204,6 +205,20 @@ void Governor::observe_draft(int32_t drafter, int64_t n_tokens, double us) {
 
 void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
     Acceptance & counts = arm(drafter).classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
+    if (n_drafted > 0) {
+        const bool outcome = n_accepted > 0;
+        const double expected = acceptance(drafter, proposal_class, 1);
+        const double likelihood = outcome ? expected : 1.0 - expected;
+        counts.run_likelihood = (outcome == counts.last_outcome ? counts.run_likelihood : 1.0) * likelihood;
+        counts.last_outcome = outcome;
+        if (counts.run_likelihood < unlikely) {
+            for (size_t i = 0; i < counts.seen.size(); i++) {
+                counts.seen[i] *= forget;
+                counts.accepted[i] *= forget;
+            }
+            counts.run_likelihood = 1.0;
+        }
+    }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
     for (size_t i = 0; i < static_cast<size_t>(std::max(n_seen, 0)); i++) {
         counts.seen[i] = decay * counts.seen[i] + 1.0;

@@ -23,7 +23,8 @@ namespace pyfly {
 
 class Governor {
   public:
-    static constexpr int32_t n_classes = 8; // classes of proposals told apart, see Drafter::proposal_class
+    static constexpr int32_t n_classes = 8;       // classes of proposals told apart, see Drafter::proposal_class
+    static constexpr int64_t first_patience = 16; // idle rounds before a drafter is tried again, at first
 
     // What could be done in this round.
     struct Offer {
@@ -62,13 +63,15 @@ class Governor {
     // Accepted and seen drafts at each depth, decaying.
     struct Acceptance {
         std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
+        bool last_outcome = false; // whether the first draft was accepted, the last time
+        double run_likelihood = 1; // of the run of equal outcomes that it ends, by the estimates before each
     };
 
     struct Arm {
         double us_per_token = 0.0; // of drafting; 0: not measured
         std::array<Acceptance, n_classes> classes = {};
-        int64_t rounds_idle = 0; // since it was last used
-        int64_t patience = 16;   // idle rounds before it is tried again though it does not seem to pay
+        int64_t rounds_idle = 0;           // since it was last used
+        int64_t patience = first_patience; // idle rounds before it is tried again though it does not seem to pay
     };
 
     const Arm * arm(int32_t drafter) const;

@@ -1,0 +1,222 @@
+// The governor and the loop guard in simulated worlds, where costs and acceptance are known. No clock is read.
+
+#undef NDEBUG
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "governor.h"
+#include "loop_guard.h"
+
+namespace {
+
+using pyfly::Governor;
+using pyfly::LoopGuard;
+
+// A world: what a batch of n rows and a drafted token cost, and how likely a draft is right.
+struct World {
+    std::function<double(int32_t)> target_us;
+    double draft_us;
+    double acceptance;
+    bool is_free;
+    double noise = 0.05;
+};
+
+constexpr int32_t k_max = 10;
+
+struct Simulation {
+    explicit Simulation(uint32_t seed) : rng(seed) {}
+
+    // Runs rounds until n tokens are out; returns tokens per second. k < 0: the governor chooses.
+    double run(const World & world, int64_t n, int32_t k = -1) {
+        std::uniform_real_distribution<double> uniform(0.0, 1.0);
+        std::normal_distribution<double> normal(1.0, world.noise);
+        double us = 0.0;
+        int64_t tokens = 0;
+        last_k.clear();
+        while (tokens < n) {
+            int32_t drafted = k;
+            if (k < 0) {
+                const Governor::Choice choice = governor.choose({{0, k_max, 0, world.is_free}});
+                drafted = choice.drafter < 0 ? 0 : choice.k;
+            }
+            int32_t accepted = 0;
+            while (accepted < drafted && uniform(rng) < world.acceptance) {
+                accepted++;
+            }
+            const double target = world.target_us(drafted + 1) * std::max(0.5, normal(rng));
+            const double draft = world.is_free ? 0.0 : world.draft_us * drafted;
+            us += target + draft;
+            tokens += accepted + 1;
+            last_k.push_back(drafted);
+            if (k < 0) {
+                governor.observe_target(drafted + 1, target);
+                if (drafted > 0) {
+                    governor.observe_acceptance(0, 0, drafted, accepted);
+                    if (!world.is_free) {
+                        governor.observe_draft(0, drafted, draft);
+                    }
+                } else if (world.is_free) { // the shadow: what a proposal of full length would have had accepted
+                    int32_t right = 0;
+                    while (right < k_max && uniform(rng) < world.acceptance) {
+                        right++;
+                    }
+                    governor.observe_acceptance(0, 0, k_max, right);
+                }
+            }
+        }
+        return static_cast<double>(tokens) / us;
+    }
+
+    std::mt19937 rng;
+    Governor governor;
+    std::vector<int32_t> last_k; // draft lengths of the last run
+};
+
+// Costs measured on CPUs and GPUs, in units of one row's.
+double staircase(int32_t n) {
+    return 1000.0 * (1.0 + 0.4 * (n - 1) + (n > 8 ? 1.0 : 0.0));
+}
+double memory_bound(int32_t n) {
+    return 1000.0 * (1.0 + 0.1 * (n - 1));
+}
+double flat(int32_t n) {
+    return 1000.0 * (1.0 + 0.01 * n);
+}
+
+void test_it_is_close_to_the_best_fixed_length() {
+    for (const auto & target : {staircase, memory_bound, flat}) {
+        for (const double acceptance : {0.0, 0.3, 0.6, 0.8, 0.95}) {
+            for (const double draft_us : {0.0, 100.0, 300.0, 900.0}) {
+                const World world = {target, draft_us, acceptance, draft_us == 0.0};
+                double best = 0.0, plain = 0.0;
+                for (int32_t k = 0; k <= k_max; k++) {
+                    const double v = Simulation(1).run(world, 20000, k);
+                    best = std::max(best, v);
+                    plain = k == 0 ? v : plain;
+                }
+                Simulation simulation(2);
+                const double v = simulation.run(world, 4000);
+                assert(v >= 0.85 * best);
+                assert(v >= 0.97 * plain);
+            }
+        }
+    }
+}
+
+void test_it_reacts_when_the_text_changes() {
+    World world = {memory_bound, 0.0, 0.9, true};
+    Simulation simulation(3);
+    simulation.run(world, 400);
+    assert(simulation.last_k.back() >= 4);
+    world.acceptance = 0.02;
+    simulation.run(world, 40);
+    const std::vector<int32_t> & k = simulation.last_k;
+    assert(std::count_if(k.begin() + 10, k.end(), [](int32_t n) { return n > 2; }) <= 2);
+    world.acceptance = 0.95;
+    simulation.run(world, 120);
+    assert(simulation.last_k.back() >= 4);
+}
+
+void test_one_slow_batch_does_not_stop_it() {
+    World world = {memory_bound, 100.0, 0.9, false};
+    Simulation simulation(4);
+    simulation.run(world, 300);
+    simulation.governor.observe_target(8, 500000.0); // another process woke up
+    simulation.run(world, 300);
+    assert(simulation.last_k.back() >= 3);
+}
+
+void test_a_load_that_comes_and_goes() {
+    World slow = {[](int32_t n) { return 10.0 * memory_bound(n); }, 1000.0, 0.9, false};
+    World normal = {memory_bound, 100.0, 0.9, false};
+    Simulation simulation(5);
+    simulation.run(slow, 200);
+    simulation.run(normal, 600);
+    assert(simulation.last_k.back() >= 3);
+}
+
+void test_a_drafter_that_cannot_pay_is_left_alone() {
+    const World world = {staircase, 1500.0, 1.0, false};
+    Simulation simulation(6);
+    simulation.run(world, 3000);
+    assert(!simulation.governor.can_pay(0, k_max));
+    const std::vector<int32_t> & k = simulation.last_k;
+    assert(std::count_if(k.begin(), k.end(), [](int32_t n) { return n > 0; }) <= 8);
+}
+
+void test_loops_are_seen_within_two_repetitions() {
+    for (int32_t period = 1; period <= LoopGuard::max_period; period++) {
+        std::vector<int32_t> text;
+        for (int32_t i = 0; i < 150; i++) {
+            text.push_back(1000 + i);
+        }
+        const int64_t n_before = static_cast<int64_t>(text.size());
+        LoopGuard guard;
+        guard.begin(0);
+        guard.follow(text, 0);
+        assert(guard.loop_begin() < 0);
+        for (int32_t i = 0; i < 6 * LoopGuard::max_period; i++) {
+            text.push_back(i % period);
+            guard.follow(text, text.size() - 1);
+            // The first copy, then two repetitions (more of them where they are short).
+            const int32_t needed = period + std::max(2 * period, LoopGuard::min_run);
+            assert((guard.loop_begin() >= 0) == (i + 1 >= needed));
+            assert(guard.loop_begin() < 0 || guard.loop_begin() == n_before + period);
+        }
+    }
+}
+
+void test_a_rollback_takes_the_runs_back() {
+    std::mt19937 rng(8);
+    std::vector<int32_t> text;
+    LoopGuard followed;
+    followed.begin(0);
+    for (int32_t step = 0; step < 3000; step++) {
+        size_t same = text.size();
+        if (rng() % 4 == 0 && !text.empty()) {
+            same = text.size() - rng() % std::min<size_t>(text.size(), 40);
+            text.resize(same);
+        }
+        for (uint32_t i = rng() % 12; i > 0; i--) {
+            const size_t period = 1 + rng() % 9;
+            text.push_back(text.size() > period && rng() % 30 ? text[text.size() - 5 % period - 1]
+                                                              : static_cast<int32_t>(rng() % 5));
+        }
+        followed.follow(text, same);
+        LoopGuard fresh;
+        fresh.begin(0);
+        fresh.follow(text, 0);
+        assert((followed.loop_begin() >= 0) == (fresh.loop_begin() >= 0));
+    }
+}
+
+void test_what_the_prompt_repeats_does_not_count() {
+    std::vector<int32_t> text(200, 7);
+    LoopGuard guard;
+    guard.begin(text.size());
+    guard.follow(text, text.size());
+    assert(guard.loop_begin() < 0);
+    text.insert(text.end(), 10, 7);
+    guard.follow(text, 200);
+    assert(guard.loop_begin() < 0);
+}
+
+} // namespace
+
+int main() {
+    test_it_is_close_to_the_best_fixed_length();
+    test_it_reacts_when_the_text_changes();
+    test_one_slow_batch_does_not_stop_it();
+    test_a_load_that_comes_and_goes();
+    test_a_drafter_that_cannot_pay_is_left_alone();
+    test_loops_are_seen_within_two_repetitions();
+    test_a_rollback_takes_the_runs_back();
+    test_what_the_prompt_repeats_does_not_count();
+    std::printf("governor: ok\n");
+    return 0;
+}
