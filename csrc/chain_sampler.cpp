@@ -7,6 +7,7 @@
 #include <string>
 
 #include "error.h"
+#include "rows.h"
 
 namespace pyfly {
 
@@ -31,6 +32,19 @@ bool selects(const llama_sampler * sampler) {
     return std::any_of(names.begin(), names.end(), [&](const char * n) { return std::strcmp(n, name) == 0; });
 }
 
+// A logit that is NaN or +inf spoils every probability; -inf only forbids its token.
+bool has_distribution(const std::vector<llama_token_data> & data) {
+    const auto spoils = [](const llama_token_data & d) { return std::isnan(d.logit) || d.logit == INFINITY; };
+    return std::none_of(data.begin(), data.end(), spoils) &&
+           std::any_of(data.begin(), data.end(), [](const llama_token_data & d) { return std::isfinite(d.logit); });
+}
+
+[[noreturn]] void throw_not_finite() {
+    throw Error(PYFLY_STATUS_NOT_FINITE,
+                "the target's logits row has no distribution left (NaN, +inf, or every token forbidden); check the "
+                "model file, the logits processors and the grammar");
+}
+
 } // namespace
 
 std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row) {
@@ -47,33 +61,33 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     LlamaSamplerPtr copy(llama_sampler_clone(static_cast<const llama_sampler *>(llama_sampler_chain)));
     const int32_t n = llama_sampler_chain_n(copy.get());
     const auto at = [&](int32_t i) { return llama_sampler_chain_get(copy.get(), i); };
-    int32_t n_shaping = 0;
-    bool shapes = false;
+    int32_t n_shaping = 0, n_active = 0, active = -1;
     while (n_shaping < n && !selects(at(n_shaping))) {
-        shapes = shapes || !is_disabled(at(n_shaping));
+        if (!is_disabled(at(n_shaping))) {
+            n_active++;
+            active = n_shaping;
+        }
         n_shaping++;
     }
     if (n_shaping == n) {
         throw Error(PYFLY_STATUS_INVALID, "the sampler chain selects no token; end it with a greedy or dist sampler");
     }
     const bool is_greedy = n_shaping == n - 1 && std::strcmp(name_of(at(n - 1)), "greedy") == 0;
-    if (is_greedy && !shapes) {
+    if (is_greedy && n_active == 0) {
         return std::make_unique<GreedySampler>();
+    }
+    if (is_greedy && n_active == 1 && std::strcmp(name_of(at(active)), "grammar") == 0) {
+        return std::make_unique<GreedyGrammarSampler>(std::move(copy), active);
     }
     return std::make_unique<ChainSampler>(std::move(copy), n_shaping, is_greedy, keeps_shaped_row);
 }
 
 int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
     data_.resize(n_vocab);
-    bool is_finite = false;
     for (size_t i = 0; i < n_vocab; i++) {
         data_[i] = {static_cast<llama_token>(i), row[i], 0.0f};
-        is_finite = is_finite || std::isfinite(row[i]);
-        if (std::isnan(row[i]) || row[i] == INFINITY) {
-            is_finite = false;
-            break;
-        }
     }
+    bool is_finite = has_distribution(data_);
     candidates_ = {data_.data(), n_vocab, -1, false};
     const auto apply = [&](int32_t begin, int32_t end) {
         for (int32_t i = begin; i < end; i++) {
@@ -85,13 +99,10 @@ int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
     };
     if (is_finite) {
         apply(0, n_shaping_);
-        is_finite =
-            std::any_of(data_.begin(), data_.end(), [](const llama_token_data & d) { return std::isfinite(d.logit); });
+        is_finite = has_distribution(data_);
     }
     if (!is_finite) {
-        throw Error(PYFLY_STATUS_NOT_FINITE,
-                    "the target's logits row has no distribution left (NaN, +inf, or every token forbidden); check the "
-                    "model file, the logits processors and the grammar");
+        throw_not_finite();
     }
     if (keeps_shaped_row_) {
         shaped_.assign(n_vocab, -INFINITY);
@@ -118,6 +129,47 @@ bool ChainSampler::could_draw(int32_t token) const {
 std::unique_ptr<Sampler> ChainSampler::clone() const {
     return std::make_unique<ChainSampler>(LlamaSamplerPtr(llama_sampler_clone(chain_.get())), n_shaping_, is_greedy_,
                                           keeps_shaped_row_);
+}
+
+int32_t GreedyGrammarSampler::choose(const float * row, size_t n_vocab) {
+    row_ = row;
+    n_vocab_ = n_vocab;
+    shaped_.clear();
+    const RowMax max = row_max(row, n_vocab);
+    if (!max.finite) {
+        throw_not_finite();
+    }
+    llama_token_data favourite = {max.token, max.logit, 0.0f};
+    llama_token_data_array candidates = {&favourite, 1, -1, false};
+    llama_sampler_apply(llama_sampler_chain_get(chain_.get(), grammar_), &candidates);
+    if (std::isfinite(favourite.logit)) {
+        return max.token;
+    }
+    const RowMax allowed = row_max(shaped_row(), n_vocab);
+    if (!allowed.finite) {
+        throw_not_finite();
+    }
+    return allowed.token;
+}
+
+const float * GreedyGrammarSampler::shaped_row() {
+    if (shaped_.empty()) {
+        std::vector<llama_token_data> data(n_vocab_);
+        for (size_t i = 0; i < n_vocab_; i++) {
+            data[i] = {static_cast<llama_token>(i), row_[i], 0.0f};
+        }
+        llama_token_data_array candidates = {data.data(), n_vocab_, -1, false};
+        llama_sampler_apply(llama_sampler_chain_get(chain_.get(), grammar_), &candidates);
+        shaped_.resize(n_vocab_);
+        for (size_t i = 0; i < candidates.size; i++) {
+            shaped_[static_cast<size_t>(candidates.data[i].id)] = candidates.data[i].logit;
+        }
+    }
+    return shaped_.data();
+}
+
+std::unique_ptr<Sampler> GreedyGrammarSampler::clone() const {
+    return std::make_unique<GreedyGrammarSampler>(LlamaSamplerPtr(llama_sampler_clone(chain_.get())), grammar_);
 }
 
 } // namespace pyfly

@@ -23,7 +23,7 @@ class ChainSampler : public Sampler {
         : chain_(std::move(chain)), n_shaping_(n_shaping), is_greedy_(is_greedy), keeps_shaped_row_(keeps_shaped_row) {}
 
     int32_t choose(const float * row, size_t n_vocab) override;
-    const float * shaped_row() const override { return shaped_.data(); }
+    const float * shaped_row() override { return shaped_.data(); }
     bool could_draw(int32_t token) const override;
     void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
     std::unique_ptr<Sampler> clone() const override;
@@ -36,6 +36,27 @@ class ChainSampler : public Sampler {
     std::vector<llama_token_data> data_; // candidates of the last row
     llama_token_data_array candidates_ = {nullptr, 0, -1, false};
     std::vector<float> shaped_;
+};
+
+// The argmax under a grammar. Trying a grammar on a whole vocabulary takes longer than many a model's batch, so it is
+// asked about the row's own favourite first, and about the others only if that one is forbidden.
+class GreedyGrammarSampler : public Sampler {
+  public:
+    // The chain's sampler number `grammar` is the grammar, the rest does nothing but take the argmax.
+    GreedyGrammarSampler(LlamaSamplerPtr chain, int32_t grammar) : chain_(std::move(chain)), grammar_(grammar) {}
+
+    int32_t choose(const float * row, size_t n_vocab) override;
+    const float * shaped_row() override;
+    bool could_draw(int32_t) const override { return true; }
+    void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
+    std::unique_ptr<Sampler> clone() const override;
+
+  private:
+    LlamaSamplerPtr chain_;
+    int32_t grammar_;
+    const float * row_ = nullptr;
+    size_t n_vocab_ = 0;
+    std::vector<float> shaped_; // empty: not worked out for this row
 };
 
 } // namespace pyfly

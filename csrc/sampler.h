@@ -16,8 +16,8 @@ class Sampler {
     virtual int32_t choose(const float * row, size_t n_vocab) = 0;
 
     // The row of the last choose() as gates see it: after everything that forbids or reweighs tokens (processors,
-    // biases, penalties, grammar), before temperature and truncation. Valid until the next choose().
-    virtual const float * shaped_row() const = 0;
+    // biases, penalties, grammar), before temperature and truncation. Asked for before accept(); valid until choose().
+    virtual const float * shaped_row() = 0;
 
     // Whether the last choose() could have drawn `token`: it survived the truncation (top-k, top-p, min-p, ...).
     // Always true when the choice is the argmax.
@@ -34,7 +34,7 @@ class Sampler {
 class GreedySampler : public Sampler {
   public:
     int32_t choose(const float * row, size_t n_vocab) override;
-    const float * shaped_row() const override { return row_; }
+    const float * shaped_row() override { return row_; }
     bool could_draw(int32_t) const override { return true; }
     void accept(int32_t) override {}
     std::unique_ptr<Sampler> clone() const override { return std::make_unique<GreedySampler>(*this); }
