@@ -1,11 +1,13 @@
 #include "thread_pool.h"
 
+#include <algorithm>
+
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
 namespace pyfly {
 
-ThreadPool::ThreadPool(int32_t n_threads) {
+ThreadPool::ThreadPool(int32_t n_threads) : n_threads_(n_threads) {
     // Looked up, not linked: builds with loadable backends have no ggml-cpu library to link to.
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (device == nullptr) {
@@ -30,7 +32,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::attach(llama_context * context) const {
-    if (pool_ != nullptr) {
+    if (pool_ != nullptr && std::max(llama_n_threads(context), llama_n_threads_batch(context)) <= n_threads_) {
         llama_attach_threadpool(context, pool_, pool_);
     }
 }

@@ -15,10 +15,12 @@ class ThreadPool {
     ThreadPool(const ThreadPool &) = delete;
     ThreadPool & operator=(const ThreadPool &) = delete;
 
-    // The context must be detached (or freed) before the pool goes.
+    // A context that wants more threads than the pool has keeps its own: ggml does not check it. The context must be
+    // detached (or freed) before the pool goes.
     void attach(llama_context * context) const;
 
   private:
+    int32_t n_threads_;
     ggml_threadpool_t pool_ = nullptr;
     void (*free_)(ggml_threadpool_t) = nullptr;
 };

@@ -17,6 +17,7 @@ import difflib
 import functools
 import inspect
 import os
+import signal
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._request: _Request | None = None
         self._rows = RowStore()
         self._python_seconds = 0.0
+        self._accepted_earlier: dict[str, int] = {}
         self._on_load = on_load
         self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
@@ -173,6 +175,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     native.close()
                 raise
             self._supersede()
+            self._accepted_earlier = self._accepted_before(new)
             old, self._native_drafters = self._native_drafters, new
             self._drafter = drafter
             if self._engine is not None:
@@ -239,7 +242,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             return Stats()
         counters = self._engine.counters()
         accepted_by = counters.pop("accepted_by")
-        by_drafter: dict[str, int] = {}
+        by_drafter = dict(self._accepted_earlier)
         for native, n in zip(self._native_drafters, accepted_by):
             by_drafter[native.name] = by_drafter.get(native.name, 0) + n
         return Stats(
@@ -249,9 +252,19 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             governor=self._engine.governor() if self.adaptive and self._native_drafters else None,
         )
 
+    def _accepted_before(self, drafters: list[_native.Drafter]) -> dict[str, int]:
+        """What `stats` must add to the engine's counters, which go by place, when these drafters take the places."""
+        if self._engine is None:
+            return {}
+        by_drafter = dict(self.stats.accepted_by_drafter)
+        for native, n in zip(drafters, self._engine.counters()["accepted_by"]):
+            by_drafter[native.name] = by_drafter.get(native.name, 0) - n
+        return by_drafter
+
     def reset_stats(self) -> None:
         """Sets all counters to 0."""
         self._python_seconds = 0.0
+        self._accepted_earlier = {}
         if self._engine is not None:
             self._engine.reset_counters()
 
@@ -492,9 +505,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_room = request.max_tokens
         while True:
             with self._step(generation):
-                n_committed = engine.round(max(n_room, 1))
-                if processors is not None:
-                    processors.raise_failure()
+                if processors is None:
+                    n_committed = engine.round(max(n_room, 1))
+                else:
+                    with processors.heard():
+                        n_committed = engine.round(max(n_room, 1))
                 started = time.perf_counter()
                 committed = engine.tokens()
                 records = [engine.record(i) for i in range(n_committed)] if self.trace else []
@@ -718,16 +733,42 @@ class _Processors:
         engine = self._llama._engine
         assert engine is not None
         try:
-            return np.asarray(self._processors(engine.history(), np.array(scores)), dtype=np.single)
+            shaped = np.asarray(self._processors(engine.history(), np.array(scores)), dtype=np.single)
+            if shaped.shape != scores.shape:
+                raise ValueError(
+                    f"the logits processors returned an array of shape {list(shaped.shape)}, not {list(scores.shape)}; "
+                    "each must return the scores."
+                )
+            return shaped
         except BaseException as failure:
             self._failure = failure
             return scores
 
-    def raise_failure(self) -> None:
-        """Raises what a processor raised during the round."""
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Around a round: raises what a processor raised during it."""
+        with _interrupts_deferred():
+            yield
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: what it raises in a ctypes callback would be printed and forgotten."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    pending: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pending:
+            handler(*pending[-1])
 
 
 def _require_window(window: object) -> Window:

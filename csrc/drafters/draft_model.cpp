@@ -63,7 +63,7 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) : static_cast<uint32_t>(target.n_ctx());
     params.n_batch =
         config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
-    params.n_batch = std::min(params.n_batch, params.n_ctx);
+    params.n_batch = std::clamp(params.n_batch, uint32_t{2}, params.n_ctx); // two tokens follow a fully accepted draft
     params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
     params.n_threads = config.n_threads;
     params.n_threads_batch = config.n_threads;

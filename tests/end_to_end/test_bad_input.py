@@ -1,0 +1,663 @@
+"""What goes wrong is said in a sentence that names the thing and the remedy, and the object goes on."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+from gguf_edit import copy_gguf
+from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+
+from pyfly_cpp import (
+    BusyError,
+    ContextFullError,
+    DraftModel,
+    Entropy,
+    FlyLlama,
+    IncompatibleDraftError,
+    Margin,
+    NativeError,
+    NotFiniteError,
+    PromptLookup,
+    VersionMismatchError,
+    Window,
+)
+from pyfly_cpp._native import require_release
+
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+SHORT = "Tom has 3 apples and 4 pears."
+
+
+def answer(llm, prompt=PROMPT):
+    return llm(prompt, max_tokens=40, temperature=0)["choices"]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_target):
+    """The right answers, by prompt."""
+    base = llama_cpp.Llama(tiny_target, **OPTIONS)
+    answers = {prompt: answer(base, prompt) for prompt in (PROMPT, SHORT)}
+    base.close()
+    return answers
+
+
+@pytest.fixture(params=["lookup", "draft"])
+def fly(request, tiny_target, tiny_draft, expected):
+    """A FlyLlama that must give the right answers at the end of the test."""
+    drafter = PromptLookup() if request.param == "lookup" else DraftModel(tiny_draft, draft_max=5)
+    llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    yield llm
+    for prompt in (PROMPT, SHORT, PROMPT):
+        assert answer(llm, prompt) == expected[prompt]
+    llm.close()
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def bad_files(tmp_path, good):
+    data = Path(good).read_bytes()
+    contents = {
+        "truncated in its tensors": data[:1_000_000],
+        "truncated in its header": data[:5000],
+        "magic only": data[:4],
+        "not a gguf": b"PK\x03\x04" + data[4:4000],
+        "empty": b"",
+    }
+    for name, content in contents.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(content)
+        yield name, str(path)
+    yield "missing", str(tmp_path / "missing.gguf")
+    yield "folder", str(tmp_path)
+
+
+MESSAGES = {
+    "truncated in its tensors": "truncated",
+    "truncated in its header": "truncated",
+    "magic only": "truncated",
+    "not a gguf": "is not a GGUF file.*download",
+    "empty": "is not a GGUF file.*download",
+    "missing": "No such file.*check the path",
+    "folder": r"is a folder.*\.gguf",
+}
+
+
+def test_model_file(tmp_path, tiny_draft):
+    for name, path in bad_files(tmp_path, tiny_draft):
+        with pytest.raises(ValueError, match=MESSAGES[name]) as caught:
+            FlyLlama(path, **OPTIONS)
+        assert repr(path) in str(caught.value), name
+
+
+def test_draft_file(tmp_path, tiny_draft, fly):
+    drafter = fly.drafter
+    for name, path in bad_files(tmp_path, tiny_draft):
+        with pytest.raises(
+            (ValueError, NativeError), match=MESSAGES[name].replace("truncated", "complete GGUF")
+        ) as caught:
+            fly.drafter = DraftModel(path)
+        assert path in str(caught.value), name
+        assert fly.drafter is drafter
+
+
+def test_a_path_object(tiny_target, expected, tmp_path):
+    llm = FlyLlama(Path(tiny_target), drafter=DraftModel(Path(tiny_target)), **OPTIONS)
+    assert answer(llm) == expected[PROMPT]
+
+
+# ---- Drafts that do not fit ------------------------------------------------------------------------------------------
+
+
+def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
+    def other_token(name, value):
+        if name == "tokenizer.ggml.tokens":
+            value = list(value)
+            value[700], value[900] = "pyfly", "cpp"
+        return value
+
+    def other_eos(name, value):
+        return 1533 if name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") else value
+
+    texts = copy_gguf(tiny_draft, tmp_path / "texts.gguf", field=other_token)
+    with pytest.raises(
+        IncompatibleDraftError, match=r"vocabulary.*token 700 is .* and 'pyfly' in the draft.*same"
+    ) as e:
+        fly.drafter = DraftModel(texts)
+    assert texts in str(e.value)
+    eos = copy_gguf(tiny_draft, tmp_path / "eos.gguf", field=other_eos)
+    with pytest.raises(IncompatibleDraftError, match="EOS token is 1533, the target's 1535"):
+        fly.drafter = DraftModel(eos)
+    with pytest.raises(ValueError):  # what callers of a constructor look for
+        FlyLlama(tiny_target, drafter=DraftModel(texts), **OPTIONS)
+
+
+def test_a_draft_of_another_family(smollm2, fly):
+    with pytest.raises(IncompatibleDraftError, match=r"token 0 is|tokenizer type"):
+        fly.drafter = DraftModel(smollm2)
+
+
+# ---- Contexts that are full ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_the_context(fly):
+    tokens = [300] * 300
+    with pytest.raises(ValueError, match=r"300.*256"):
+        fly(tokens, max_tokens=5)
+    with pytest.raises(ContextFullError, match=r"prompt has 300 tokens.*context holds 256.*raise n_ctx"):
+        next(fly.generate(tokens))
+
+
+def test_a_context_that_fills_in_mid_answer(fly, tiny_target):
+    base = llama_cpp.Llama(tiny_target, **OPTIONS)
+    tokens = fly.tokenize(PROMPT.encode())
+    tokens = (tokens * 20)[:240]
+    bias = {fly.token_eos(): -100.0, fly.token_bos(): -100.0}
+    found = fly(tokens, max_tokens=None, temperature=0, logit_bias=bias)
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert found["usage"]["completion_tokens"] == 16
+    assert found["choices"] == base(tokens, max_tokens=None, temperature=0, logit_bias=bias)["choices"]
+
+
+def test_generating_to_the_end_of_the_context(fly, tiny_target):
+    base = llama_cpp.Llama(tiny_target, **{**OPTIONS, "n_ctx": 512})
+    tokens = (fly.tokenize(PROMPT.encode()) * 20)[:240]
+    plain = base.generate(tokens, temp=0.0)
+    found = []
+    with pytest.raises(ContextFullError, match="context of 256 tokens is full; raise n_ctx"):
+        for token in fly.generate(tokens, temp=0.0):
+            found.append(token)
+    # 16 fill the context; one more can be predicted from it.
+    assert len(found) in (16, 17)
+    assert found == [next(plain) for _ in found]
+    assert fly.n_tokens <= 256
+
+
+def test_an_empty_prompt(fly):
+    with pytest.raises(ValueError, match="prompt is empty"):
+        next(fly.generate([]))
+
+
+@pytest.mark.parametrize("token", [-1, 1536, 2**31, 2**40])
+def test_a_prompt_token_outside_the_vocabulary(fly, token):
+    with pytest.raises(ValueError, match=r"outside the vocabulary of 1536|32-bit integer"):
+        next(fly.generate([5, token, 6]))
+
+
+# ---- Arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_more_drafts_than_a_batch_holds(tiny_target, tiny_draft, fly, expected):
+    for k in (256, 1000):
+        with pytest.raises(ValueError, match=f"draft_max is {k}.*n_batch = 256.*at most 255.*lower draft_max or raise"):
+            fly.draft_max = k
+    with pytest.raises(ValueError, match=r"draft_max is 64.*n_batch = 32"):
+        FlyLlama(tiny_target, draft_max=64, n_batch=32, **OPTIONS)
+    for k in (-1, 1.5, "4", True, math.nan):
+        with pytest.raises(ValueError, match="draft_max must be an integer >= 0 or None"):
+            fly.draft_max = k
+    small = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=200), n_batch=16, **OPTIONS)
+    assert small.draft_max <= 15 and answer(small) == expected[PROMPT]  # a drafter's own wish is cut, not refused
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Entropy(-0.1), r"theta must be a finite number >= 0, not -0.1"),
+        (lambda: Entropy(math.nan), "theta.*nan"),
+        (lambda: Entropy(math.inf), "theta.*inf"),
+        (lambda: Entropy("0.3"), "theta must be a number, not '0.3'"),
+        (lambda: Entropy(1.2, top=None), r"theta must be in \[0, 1\], not 1.2"),
+        (lambda: Entropy(0.3, top=0), r"top must be an integer in 1..32.*None"),
+        (lambda: Margin(-1), "tau must be a finite number >= 0, not -1"),
+        (lambda: Margin(math.nan), "tau.*nan"),
+        (lambda: Margin(None), "tau must be a number, not None"),
+        (lambda: Window(-1), "size must be an integer >= 0, not -1"),
+        (lambda: Window(math.nan), "size must be an integer"),
+        (lambda: Window(2.0), "size must be an integer"),
+        (lambda: Window(3, rule="never"), "'agree' or 'reconverge', not 'never'"),
+        (lambda: Window(3, tail=-2), "tail must be an integer >= 0 or None"),
+        (lambda: Window(3, across_rounds="yes"), "across_rounds must be True, False or None"),
+        (lambda: DraftModel("x.gguf", draft_max=0), "draft_max must be an integer >= 1"),
+        (lambda: DraftModel("x.gguf", p_min=1.5), r"p_min must be in \[0, 1\], not 1.5"),
+        (lambda: DraftModel("x.gguf", p_min=math.nan), "p_min"),
+        (lambda: DraftModel("x.gguf", n_ctx=3), "n_ctx must be an integer >= 16"),
+        (lambda: PromptLookup(0), "max_ngram_size must be an integer in 1..64"),
+        (lambda: PromptLookup(num_pred_tokens=0), "num_pred_tokens"),
+        (lambda: PromptLookup(match="best"), "'latest' or 'earliest'"),
+    ],
+)
+def test_settings_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_wrong_kinds_of_settings(fly, tiny_target):
+    gate, window, drafter = fly.gate, fly.window, fly.drafter
+    with pytest.raises(ValueError, match=r"gate must be Exact\(\), .* not 0.3"):
+        fly.gate = 0.3
+    with pytest.raises(ValueError, match=r"unknown gate 'margn:0.3'. Did you mean 'margin'\?"):
+        fly.gate = "margn:0.3"
+    with pytest.raises(ValueError, match="theta must be"):
+        fly.gate = "entropy:-1"
+    with pytest.raises(ValueError, match=r"window must be Window\(...\), not 6"):
+        fly.window = 6
+    with pytest.raises(ValueError, match=r"drafter must be DraftModel\(...\).* not 'draft.gguf'"):
+        fly.drafter = "draft.gguf"
+    assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
+    with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
+        FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("n_ctxt", "n_ctx"), ("draftr", "drafter"), ("gates", "gate"), ("flash_atn", "flash_attn")]
+)
+def test_an_unknown_argument(wrong, right, tiny_target):
+    with pytest.raises(ValueError, match=rf"no argument '{wrong}'. Did you mean '{right}'\?"):
+        FlyLlama(tiny_target, **{wrong: 1})
+
+
+def test_protected_tokens_outside_the_vocabulary(tiny_target):
+    with pytest.raises(ValueError, match="99999"):
+        FlyLlama(tiny_target, protected=[5, 99999], drafter=DraftModel(tiny_target), **OPTIONS)
+
+
+# ---- Versions --------------------------------------------------------------------------------------------------------
+
+
+def test_another_release_of_llama_cpp_python():
+    require_release("0.3.36", "0.3.36")
+    with pytest.raises(VersionMismatchError, match=r"0\.3\.36, but 0\.3\.37 is installed; run `pip install .*`"):
+        require_release("0.3.36", "0.3.37")
+    assert issubclass(VersionMismatchError, ImportError)
+
+
+def test_import_with_another_release():
+    code = "import llama_cpp; llama_cpp.__version__ = '0.1.2'; import pyfly_cpp"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0
+    assert "VersionMismatchError" in last and "0.1.2 is installed" in last and "pip install" in last
+
+
+# ---- Rows without a distribution -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_processor_that_destroys_the_row(fly, value):
+    def destroys(input_ids, scores):
+        if len(input_ids) < 60:
+            return scores
+        return np.full_like(scores, value)
+
+    for settings in ({"temperature": 0}, {"temperature": 0.8, "seed": 1}):
+        with pytest.raises(NotFiniteError, match=r"no distribution.*(model file|processors)"):
+            fly(PROMPT, max_tokens=60, logits_processor=LogitsProcessorList([destroys]), **settings)
+
+
+def test_a_single_nan_is_an_error(fly):
+    def one_nan(input_ids, scores):
+        scores = scores.copy()
+        scores[1000] = math.nan
+        return scores
+
+    with pytest.raises(NotFiniteError):
+        fly(PROMPT, max_tokens=20, temperature=0, logits_processor=LogitsProcessorList([one_nan]))
+
+
+def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
+    def poison(name, array):
+        if name == "output_norm.weight":
+            array[3] = math.nan
+        return array
+
+    path = copy_gguf(tiny_target, tmp_path / "nan.gguf", tensor=poison)
+    llm = FlyLlama(path, drafter=DraftModel(tiny_draft), **OPTIONS)
+    for _ in range(2):
+        with pytest.raises(NotFiniteError, match=r"NaN.*check the model file"):
+            answer(llm)
+
+
+def test_a_draft_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path, expected):
+    def poison(name, array):
+        if name == "output_norm.weight":
+            array[3] = math.nan
+        return array
+
+    path = copy_gguf(tiny_draft, tmp_path / "nan.gguf", tensor=poison)
+    llm = FlyLlama(tiny_target, drafter=DraftModel(path), **OPTIONS)
+    with pytest.raises(NotFiniteError, match=r"draft model.*check its file"):
+        answer(llm)
+    llm.drafter = None
+    assert answer(llm) == expected[PROMPT]
+
+
+# ---- Callbacks that raise --------------------------------------------------------------------------------------------
+
+
+class MyError(Exception):
+    pass
+
+
+def test_a_processor_that_raises(fly):
+    n_calls = []
+
+    def raises(input_ids, scores):
+        n_calls.append(1)
+        if len(n_calls) == 7:
+            raise MyError("mine")
+        return scores
+
+    with pytest.raises(MyError, match="mine"):
+        fly(PROMPT, max_tokens=40, temperature=0, logits_processor=LogitsProcessorList([raises]))
+    assert len(n_calls) == 7  # not asked again in that round
+
+
+@pytest.mark.parametrize("result", ["text", None, [1.0, 2.0]], ids=str)
+def test_a_processor_that_returns_something_else(fly, result):
+    with pytest.raises(ValueError, match=r"could not convert|must return the scores"):
+        fly(PROMPT, max_tokens=20, temperature=0, logits_processor=LogitsProcessorList([lambda ids, scores: result]))
+
+
+def test_a_stopping_criterion_that_raises(fly):
+    def raises(input_ids, logits):
+        if len(input_ids) > 50:
+            raise MyError("mine")
+        return False
+
+    with pytest.raises(MyError):
+        fly(PROMPT, max_tokens=40, temperature=0, stopping_criteria=StoppingCriteriaList([raises]))
+
+
+def test_a_bad_grammar(fly):
+    grammar = LlamaGrammar.from_string('root ::= "a" missing', verbose=False)
+    with pytest.raises(ValueError, match="grammar; check its rules"):
+        fly(PROMPT, max_tokens=10, temperature=0, grammar=grammar)
+
+
+def test_on_prefill_that_raises(tiny_target, expected):
+    llm = FlyLlama(tiny_target, drafter=PromptLookup(), on_prefill=lambda done, total: 1 / 0, n_batch=32, **OPTIONS)
+    with pytest.raises(ZeroDivisionError):
+        llm([300] * 200, max_tokens=2)
+    llm.on_prefill = None
+    assert answer(llm) == expected[PROMPT]
+
+
+# ---- Interrupts ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_during_a_round(tiny_target, expected):
+    """Ctrl-C while C runs: heard when the round is over."""
+    rounds = []
+
+    def drafter(history):
+        rounds.append(len(history))
+        if len(rounds) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return history[-3:]
+
+    llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in llm(PROMPT, max_tokens=100, temperature=0, stream=True):
+            pass
+    assert len(rounds) == 5
+    for prompt in (PROMPT, SHORT):
+        assert answer(llm, prompt) == expected[prompt]
+
+
+def test_an_interrupt_inside_a_processor(fly):
+    """ctypes would print it and go on; so it waits for the end of the round. The handler is the caller's own again."""
+    calls = []
+
+    def processor(input_ids, scores):
+        calls.append(1)
+        if len(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return scores
+
+    with pytest.raises(KeyboardInterrupt):
+        fly(PROMPT, max_tokens=100, temperature=0, logits_processor=LogitsProcessorList([processor]))
+    assert len(calls) < 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_from_outside(tiny_target, tiny_draft):
+    """In a process of its own, as a user does it; it goes on afterwards."""
+    code = f"""
+        import sys, time
+        from pyfly_cpp import FlyLlama, DraftModel
+        llm = FlyLlama({tiny_target!r}, drafter=DraftModel({tiny_draft!r}), n_ctx=2048, n_threads=1, verbose=False)
+        bias = {{1533: -100.0, 1535: -100.0}}
+        print("ready", flush=True)
+        try:
+            while True:
+                llm.reset()
+                for _ in llm({PROMPT!r}, max_tokens=None, temperature=0, stream=True, logit_bias=bias):
+                    pass
+        except KeyboardInterrupt:
+            stopped = time.time()
+        print("stopped", stopped, flush=True)
+        print(llm({PROMPT!r}, max_tokens=40, temperature=0)["choices"][0]["text"] == {{expected!r}}, flush=True)
+    """
+    base = llama_cpp.Llama(tiny_target, **OPTIONS)
+    code = textwrap.dedent(code).replace("{expected!r}", repr(answer(base)[0]["text"]))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().strip() == "ready"
+        time.sleep(0.5)
+        sent = time.time()
+        os.kill(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    stopped, right = output.strip().splitlines()
+    assert float(stopped.split()[1]) - sent < 2, errors
+    assert right == "True"
+
+
+def test_an_interrupt_during_the_prompt(tiny_target, expected):
+    """A long prompt is evaluated batch by batch; an interrupt is heard between them."""
+    llm = FlyLlama(tiny_target, drafter=PromptLookup(), **{**OPTIONS, "n_ctx": 1024, "n_batch": 32})
+    seen = []
+
+    def on_prefill(done, total):
+        seen.append((done, total))
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    llm.on_prefill = on_prefill
+    with pytest.raises(KeyboardInterrupt):
+        llm([300] * 500, max_tokens=2)
+    assert seen == [(32, 500), (64, 500), (96, 500)]
+    llm.on_prefill = None
+    assert answer(llm) == expected[PROMPT]
+
+
+# ---- Callers that stop -----------------------------------------------------------------------------------------------
+
+
+def assert_consistent(llm, tokens):
+    """n_tokens, input_ids and the KV cache say the same: the first n_tokens tokens are evaluated, and no more."""
+    assert list(llm.eval_tokens) == tokens[: llm.n_tokens]
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == llm.n_tokens - 1
+
+
+def test_a_generator_closed_in_mid_round(fly):
+    prompt = fly.tokenize(PROMPT.encode())
+    whole = fly.generate(prompt, temp=0.0)
+    tokens = prompt + [next(whole) for _ in range(40)]
+    whole.close()
+    for n in range(1, 24):
+        generator = fly.generate(prompt, temp=0.0)
+        found = [next(generator) for _ in range(n)]
+        if n % 2:
+            generator.close()
+        else:
+            del generator
+            gc.collect()
+        assert found == tokens[len(prompt) : len(prompt) + n]
+        assert fly.n_tokens == len(prompt) + n - 1
+        assert_consistent(fly, tokens)
+        if n % 3 == 0:  # and goes on from there with the base class's own means
+            fly.eval(found[-1:])
+            assert fly.sample(temp=0.0) == tokens[len(prompt) + n]
+
+
+def test_a_stream_that_is_dropped(fly, expected):
+    for n in (1, 4, 9):
+        stream = fly(PROMPT, max_tokens=40, temperature=0, stream=True)
+        for _ in range(n):
+            next(stream)
+        del stream
+        assert answer(fly) == expected[PROMPT]
+
+
+def test_a_generator_that_never_started(fly, expected):
+    fly(PROMPT, max_tokens=40, temperature=0, stream=True)
+    fly.generate([1, 2, 3])
+    assert answer(fly) == expected[PROMPT]
+
+
+# ---- Two users of one object -----------------------------------------------------------------------------------------
+
+
+def test_two_interleaved_generations(fly, expected):
+    first = fly(PROMPT, max_tokens=40, temperature=0, stream=True)
+    next(first)
+    next(first)
+    second = fly(SHORT, max_tokens=40, temperature=0, stream=True)
+    chunks = [next(second)["choices"][0]["text"]]
+    with pytest.raises(BusyError, match=r"another generation was started.*(one FlyLlama for each|exhaust or close)"):
+        for _ in first:
+            pass
+    chunks += [chunk["choices"][0]["text"] for chunk in second]  # the newer one is not harmed
+    assert "".join(chunks) == expected[SHORT][0]["text"]
+
+
+def test_two_threads(tiny_target, expected):
+    """One gets the lock; the other a clear error, and neither a wrong text."""
+    in_round, go_on = threading.Event(), threading.Event()
+
+    def waits(history):
+        in_round.set()
+        assert go_on.wait(30)
+        return []
+
+    llm = FlyLlama(tiny_target, drafter=waits, **OPTIONS)
+    result = []
+    thread = threading.Thread(target=lambda: result.append(answer(llm)))
+    thread.start()
+    try:
+        assert in_round.wait(30)
+        for call in (
+            lambda: answer(llm, SHORT),
+            lambda: setattr(llm, "drafter", None),
+            llm.save_state,
+        ):
+            with pytest.raises(BusyError, match="another thread; use one FlyLlama per thread"):
+                call()
+    finally:
+        go_on.set()
+        thread.join()
+    assert result == [expected[PROMPT]]
+    assert answer(llm, SHORT) == expected[SHORT]
+
+
+def test_two_threads_without_order(tiny_target, tiny_draft, expected):
+    llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+    right, wrong = [], []
+
+    def work(prompt):
+        for _ in range(15):
+            try:
+                found = answer(llm, prompt)
+            except BusyError:
+                continue
+            (right if found == expected[prompt] else wrong).append(found)
+
+    threads = [threading.Thread(target=work, args=(prompt,)) for prompt in (PROMPT, SHORT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert answer(llm) == expected[PROMPT]
+
+
+def test_the_state_changes_during_a_generation(fly):
+    state = fly.save_state()
+    changes = [fly.reset, lambda: fly.eval([300]), lambda: fly.load_state(state), lambda: setattr(fly, "drafter", None)]
+    drafter = fly.drafter
+    for change in changes:
+        generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0)
+        next(generator)
+        next(generator)
+        change()
+        with pytest.raises(BusyError, match=r"(state was changed|another generation was started).*close"):
+            for _ in range(20):
+                next(generator)
+        fly.drafter = drafter
+
+
+def test_a_state_of_another_model(fly, tiny_qwen35):
+    other = llama_cpp.Llama(tiny_qwen35, **OPTIONS)
+    other(SHORT, max_tokens=5)
+    with pytest.raises(NativeError, match="refused the saved state: it is of another model"):
+        fly.load_state(other.save_state())
+    assert fly.n_tokens == 0
+
+
+# ---- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_object(tiny_target, tiny_draft):
+    for drafter in (None, DraftModel(tiny_draft)):
+        llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+        generator = llm.generate(llm.tokenize(PROMPT.encode()), temp=0.0)
+        next(generator)
+        llm.close()
+        with pytest.raises((BusyError, ValueError), match=r"closed|load the model again|another generation"):
+            for _ in range(20):
+                next(generator)
+        with pytest.raises(ValueError, match="closed; load the model again"):
+            next(llm.generate([1, 2, 3]))
+        with pytest.raises(ValueError, match="closed; load the model again"):
+            llm.drafter = DraftModel(tiny_draft)
+        assert llm.stats.rounds == 0
+        llm.close()
+
+
+def test_an_object_that_was_never_loaded(tmp_path):
+    """Its destructor has nothing to say."""
+    for arguments in ({"model_path": str(tmp_path / "no.gguf")}, {"model_path": "x", "nonsense": 1}):
+        with pytest.raises(ValueError):
+            FlyLlama(**arguments)
+    gc.collect()
+
+
+def test_objects_do_not_pile_up(tiny_target, tiny_draft):
+    """Without close(), and after an abandoned generation."""
+    import weakref
+
+    references = []
+    for _ in range(3):
+        llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+        generator = llm.generate([300, 301], temp=0.0)
+        next(generator)
+        references.append(weakref.ref(llm))
+        del llm, generator
+    gc.collect()
+    assert [r() for r in references] == [None] * 3

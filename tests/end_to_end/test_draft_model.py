@@ -1,0 +1,267 @@
+"""The draft model: what it evaluates, when it stops, and what the statistics and the trace say about it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import llama_cpp
+import pytest
+from llama_cpp import GGML_TYPE_Q8_0
+
+from pyfly_cpp import DraftModel, Entropy, FlyLlama, Margin, PromptLookup, Record, Window
+
+OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+
+
+def generate(llm, n, prompt=PROMPT, **settings):
+    """n tokens behind a prompt, on behind an end of text."""
+    generator = llm.generate(llm.tokenize(prompt.encode()), **{"temp": 0.0, **settings})
+    tokens = list(itertools.islice(generator, n))
+    generator.close()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target):
+    """700 tokens without a drafter."""
+    base = llama_cpp.Llama(tiny_target, **OPTIONS)
+    tokens = generate(base, 700)
+    base.close()
+    return tokens
+
+
+def evaluated(fly):
+    """Tokens the draft model has evaluated so far."""
+    (drafter,) = fly._native_drafters
+    return drafter.n_evaluated
+
+
+# ---- What it evaluates -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_a_verified_batch_is_never_evaluated_again(k, tiny_target, tiny_draft, plain):
+    """In a round the draft evaluates its K - 1 first drafts and the one or two tokens that verification put behind what
+    it has; not the drafts that were accepted."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=k), **OPTIONS)
+    n_prompt = len(fly.tokenize(PROMPT.encode()))
+    assert generate(fly, 300) == plain[:300]
+    stats = fly.stats
+    assert stats.rounds > 30
+    assert stats.drafted == k * stats.rounds
+    assert evaluated(fly) <= n_prompt + (k + 1) * stats.rounds
+    # To the token: after a round that accepted all K drafts, two tokens are new to the draft, else one.
+    full = stats.accepted_at_depth[k - 1]
+    assert n_prompt + stats.rounds * k - 1 <= evaluated(fly) <= n_prompt + stats.rounds * k - 1 + full
+
+
+def test_the_same_prompt_again_costs_the_draft_nothing(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    generate(fly, 1)
+    before, rounds = evaluated(fly), fly.stats.rounds
+    for _ in range(3):
+        generate(fly, 1)
+    assert evaluated(fly) - before <= (fly.stats.rounds - rounds) * 5
+
+
+def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
+    """Tokens that came without a draft are evaluated once, in one batch, when it is asked again."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    fly.draft_max = 0
+    n_prompt = len(fly.tokenize(PROMPT.encode()))
+    assert generate(fly, 100) == plain[:100]
+    assert evaluated(fly) == 0
+    fly.draft_max = None
+    more = fly.tokenize(PROMPT.encode()) + plain[:100]
+    assert list(itertools.islice(fly.generate(more, temp=0.0), 5)) == plain[100:105]
+    assert evaluated(fly) <= n_prompt + 100 + 5 * fly.stats.rounds
+
+
+@pytest.mark.parametrize("n_ctx", [64, 256])
+def test_a_context_smaller_than_the_history(n_ctx, tiny_target, tiny_draft, plain):
+    """It goes on from its most recent window, at no cost per round, and the text is the same."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=6, n_ctx=n_ctx), **OPTIONS)
+    assert generate(fly, 700) == plain
+    stats = fly.stats
+    assert stats.drafted >= 5 * stats.rounds  # it drafted to the end
+    assert stats.accepted_at_depth[0] / stats.drafted_at_depth[0] > 0.4
+    assert evaluated(fly) < 8 * stats.rounds + 256
+
+
+def test_a_prompt_longer_than_its_context(tiny_target, tiny_draft):
+    base = llama_cpp.Llama(tiny_target, **OPTIONS)
+    prompt = PROMPT * 14
+    expected = base(prompt, max_tokens=60, temperature=0)["choices"]
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, n_ctx=128), **OPTIONS)
+    for _ in range(2):
+        assert fly(prompt, max_tokens=60, temperature=0)["choices"] == expected
+    assert fly.stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"n_batch": 8}, {"n_batch": 1}, {"type_k": GGML_TYPE_Q8_0}, {"n_threads": 2}, {"n_gpu_layers": 0}],
+    ids=str,
+)
+def test_its_own_settings(settings, tiny_target, tiny_draft, plain):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=5, **settings), **OPTIONS)
+    assert generate(fly, 80) == plain[:80]
+    assert fly.stats.matched > 20
+
+
+def test_the_target_as_its_own_draft(tiny_target, plain):
+    """Everything is accepted: K + 1 tokens a round."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_target, draft_max=4), **OPTIONS)
+    assert generate(fly, 200) == plain[:200]
+    assert fly.stats.mean_accepted > 4.5
+
+
+# ---- When it stops ---------------------------------------------------------------------------------------------------
+
+
+def test_p_min_stops_early(tiny_target, tiny_draft, plain):
+    drafted, acceptance = [], []
+    for p_min in (0.0, 0.5, 0.9, 1.0):
+        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=8, p_min=p_min), **OPTIONS)
+        assert generate(fly, 300) == plain[:300]
+        drafted.append(fly.stats.drafted / fly.stats.rounds)
+        acceptance.append(fly.stats.acceptance)
+    assert drafted[0] == 8
+    assert drafted[0] > drafted[1] > drafted[2] > drafted[3]
+    assert acceptance[0] < acceptance[1] < acceptance[2]
+
+
+def test_no_draft_beyond_the_tokens_that_are_wanted(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=8), **OPTIONS)
+    fly(PROMPT, max_tokens=1, temperature=0)
+    assert fly.stats.drafted == 0
+    fly.reset_stats()
+    fly(PROMPT, max_tokens=4, temperature=0)
+    assert fly.stats.committed == 4
+    assert len(fly.stats.drafted_at_depth) <= 3
+
+
+# ---- Statistics and trace --------------------------------------------------------------------------------------------
+
+LOOSE = [
+    (Margin(1.0), Window(2, rule="reconverge")),
+    (Entropy(0.3), Window(2)),
+    (Entropy(0.3), Window(3, across_rounds=True)),
+    (Entropy(0.0), Window(0)),
+    ("exact", Window()),
+]
+
+
+@pytest.mark.parametrize(("gate", "window"), LOOSE, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_statistics_and_trace(gate, window, temperature, tiny_target, tiny_draft):
+    fly = FlyLlama(
+        tiny_target, drafter=DraftModel(tiny_draft, draft_max=6), gate=gate, window=window, trace=True, **OPTIONS
+    )
+    n_prompt = len(fly.tokenize(PROMPT.encode()))
+    tokens = generate(fly, 200, temp=temperature)
+    stats, records = fly.stats, fly.records
+    assert fly.stats.as_dict()["committed"] == stats.committed
+
+    # Every token has its record; the engine may have committed a few that nobody asked for.
+    assert [r.token for r in records] == tokens
+    assert [r.position for r in records] == list(range(n_prompt, n_prompt + 200))
+    assert 200 <= stats.committed <= 207
+    origins = [sum(r.origin == o for r in records) for o in ("matched", "loose", "target")]
+    assert stats.committed - 200 == stats.matched - origins[0] + stats.loose_accepted - origins[1] + (
+        stats.committed - stats.matched - stats.loose_accepted - origins[2]
+    )
+    assert 0 <= stats.matched - origins[0] <= 7 and 0 <= stats.loose_accepted - origins[1] <= 7
+
+    # Sums.
+    assert sum(stats.drafted_at_depth) == stats.drafted
+    assert sum(stats.accepted_at_depth) == stats.matched + stats.loose_accepted <= stats.drafted
+    assert all(a <= d for a, d in zip(stats.accepted_at_depth, stats.drafted_at_depth))
+    assert list(stats.drafted_at_depth) == sorted(stats.drafted_at_depth, reverse=True)
+    assert sum(n for _, n in stats.accepted_by_drafter) == stats.matched + stats.loose_accepted
+    assert stats.mean_accepted == pytest.approx(stats.committed / stats.rounds)
+    assert stats.loose_rate == pytest.approx(stats.loose_accepted / stats.committed)
+    assert stats.prefilled == n_prompt - 1
+    for part in ("prefill", "draft", "verify", "gate", "python"):
+        assert 0 <= getattr(stats, f"seconds_{part}") < 60
+    assert stats.seconds_draft > 0 and stats.seconds_verify > 0
+    is_exact = gate == "exact"
+    assert (stats.loose_accepted == 0) == is_exact
+    if stats.loose_accepted:
+        assert stats.mean_margin_loose > 0 or temperature > 0
+    else:
+        assert math.isnan(stats.mean_margin_loose)
+
+    # Records.
+    for record in records:
+        check_record(record)
+    assert {r.round for r in records} <= set(range(stats.rounds))
+    rounds = [r.round for r in records]
+    if not window.outlives_round:
+        assert rounds == sorted(rounds)
+        assert len(set(rounds)) == max(rounds) + 1
+        n_rejected = sum(bool(r.rejected) for r in records)
+        reasons = [stats.rejected_gate, stats.rejected_window, stats.rejected_boundary, stats.rejected_safety]
+        assert n_rejected <= sum(reasons)
+    generate(fly, 3)
+    assert len(fly.records) == 3  # of the last generation alone
+    fly.reset_stats()
+    assert fly.stats.committed == fly.stats.rounds == 0 and fly.stats.seconds_python == 0
+    assert fly.stats.summary() == "no tokens yet"
+
+
+def check_record(record):
+    assert isinstance(record, Record)
+    assert 0 < record.probability <= 1 + 1e-6 and record.logprob <= 1e-6
+    assert record.entropy >= -1e-6 and record.margin >= -1e-6
+    if record.origin == "target":
+        assert record.depth == 0 and record.token == record.choice
+        assert record.reason in ("bonus", "gate", "window", "boundary", "safety")
+        assert bool(record.rejected) == (record.reason != "bonus")
+    elif record.origin == "matched":
+        assert record.token == record.choice and 1 <= record.depth <= 6 and record.reason == "match"
+        assert record.rejected == ()
+    else:
+        assert record.token != record.choice and 1 <= record.depth <= 6 and record.reason == "loose"
+
+
+def test_no_trace_unless_asked_for(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+    fly(PROMPT, max_tokens=20)
+    assert fly.records == []
+
+
+def test_a_trace_agrees_with_logprobs(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), trace=True, **OPTIONS)
+    found = fly(PROMPT, max_tokens=20, temperature=0, logprobs=1)["choices"][0]["logprobs"]["token_logprobs"]
+    assert [r.logprob for r in fly.records] == pytest.approx(found, abs=1e-4)
+
+
+def test_accepted_by_drafter(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=PromptLookup(), **OPTIONS)
+    generate(fly, 60)
+    by_lookup = fly.stats.matched
+    fly.drafter = DraftModel(tiny_draft)
+    generate(fly, 60)
+    counts = dict(fly.stats.accepted_by_drafter)
+    assert sorted(counts) == ["draft model", "prompt lookup"]
+    assert counts["prompt lookup"] == by_lookup
+    assert sum(counts.values()) == fly.stats.matched
+
+
+def test_loose_accepts_respect_the_gate_and_the_protected(tiny_target, tiny_draft):
+    """A margin gate lets nothing through beyond its margin; protected tokens are in no loose accept."""
+    protected = frozenset(range(200, 400))
+    fly = FlyLlama(
+        tiny_target, drafter=DraftModel(tiny_draft, draft_max=6), gate=Margin(1.5), window=Window(0), trace=True,
+        protected=protected, **OPTIONS,
+    )  # fmt: skip
+    assert protected | {1533, 1534, 1535} <= fly.protected
+    generate(fly, 400)
+    loose = [r for r in fly.records if r.origin == "loose"]
+    assert len(loose) > 10
+    assert all(0 <= r.margin < 1.5 for r in loose)
+    assert not {token for r in loose for token in (r.token, r.choice)} & fly.protected
+    assert fly.stats.rejected_safety > 0 and fly.stats.rejected_gate > 0

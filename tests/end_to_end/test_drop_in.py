@@ -1,0 +1,783 @@
+"""`FlyLlama` is a drop-in `llama_cpp.Llama`: the same calls on both, with every kind of drafter, give the same results.
+
+A case is a function of a model; what it returns is compared. The model is the tiny target in F32, with an F32 cache:
+batched and single evaluation then agree to about 1e-5, so that texts can be compared, sampled ones too. (In F16 they
+agree to 1e-3, which at a high temperature moves a draw now and then: the probabilities before it are summed up.)
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+import types
+
+import llama_cpp
+import numpy as np
+import pytest
+from gguf_edit import copy_gguf
+from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+
+F32 = llama_cpp.GGML_TYPE_F32
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+SHORT = "Tom has 3 apples and 4 pears."
+MESSAGES = [{"role": "user", "content": "A robe takes 2 bolts of blue fiber and half that much white fiber. How many?"}]
+CASES = {}
+
+
+def case(name=None, base=None, **options):
+    """Registers a case. `options` go to both constructors, `base` to the base class's alone."""
+
+    def register(function):
+        CASES[name or function.__name__] = (function, options, base or {})
+        return function
+
+    return register
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target, tmp_path_factory):
+    path = tmp_path_factory.mktemp("target") / "tiny-llama-target-f32.gguf"
+    return copy_gguf(tiny_target, path, tensor=lambda _, array: array.astype(np.float32))
+
+
+@pytest.fixture(params=["none", "lookup", "draft", "llama_cpp"])
+def drafter(request, tiny_draft):
+    """Constructor arguments of FlyLlama."""
+    return {
+        "none": {},
+        "lookup": {"drafter": PromptLookup(max_ngram_size=3, num_pred_tokens=6)},
+        "draft": {"drafter": DraftModel(tiny_draft, draft_max=5)},
+        "llama_cpp": {"draft_model": LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=7)},
+    }[request.param]
+
+
+_base_results = {}
+
+
+def test_same_as_the_base_class(case_name, drafter, target, tmp_path, lora):
+    function, options, only_base = CASES[case_name]
+    options = {**OPTIONS, **options}
+    if "lora_path" in options:
+        options["lora_path"] = lora
+    if case_name not in _base_results:
+        base = llama_cpp.Llama(target, **options, **only_base)
+        base.tmp_path = tmp_path / "base"
+        _base_results[case_name] = plain(function(base))
+        base.close()
+    fly = FlyLlama(target, **options, **drafter)
+    fly.tmp_path = tmp_path / "fly"
+    try:
+        assert_same(plain(function(fly)), _base_results[case_name])
+    finally:
+        fly.close()
+
+
+def pytest_generate_tests(metafunc):
+    if "case_name" in metafunc.fixturenames:
+        metafunc.parametrize("case_name", CASES)
+
+
+def plain(value):
+    """Without what differs from call to call."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if k not in ("id", "created")}
+    if isinstance(value, types.GeneratorType):
+        return [plain(v) for v in value]
+    if isinstance(value, np.floating):
+        return float(value)  # the base class's log-probabilities are of a type that json does not take
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def assert_same(a, b, path="result"):
+    assert type(a) is type(b), path
+    if isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_same(a[key], b[key], f"{path}[{key!r}]")
+    elif isinstance(a, list):
+        assert len(a) == len(b), (path, a, b)
+        for i in range(len(a)):
+            assert_same(a[i], b[i], f"{path}[{i}]")
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, abs=2e-3), path
+    else:
+        assert a == b, path
+
+
+def text(response):
+    return response["choices"][0]["text"]
+
+
+# ---- Completions -----------------------------------------------------------------------------------------------------
+
+
+@case()
+def completion(llm):
+    return [llm(p, max_tokens=60, temperature=0) for p in (PROMPT, SHORT, "\u00e9\u4e16 \U0001f600 = ")]
+
+
+@case()
+def completion_of_tokens(llm):
+    return llm(llm.tokenize(PROMPT.encode()), max_tokens=40, temperature=0)
+
+
+@case()
+def max_tokens(llm):
+    return [llm(PROMPT, max_tokens=n, temperature=0) for n in (1, 2, 3, 17)]
+
+
+@case("max_tokens_none_and_zero", n_ctx=256)
+def max_tokens_none_and_zero(llm):
+    bias = {llm.token_eos(): -100.0, llm.token_bos(): -100.0}  # never ends by itself
+    return [llm(PROMPT, max_tokens=n, temperature=0, logit_bias=bias) for n in (None, 0, -1)]
+
+
+@case()
+def echo(llm):
+    return llm(PROMPT, max_tokens=24, temperature=0, echo=True)
+
+
+@case()
+def suffix_infill(llm):
+    return llm("def add(a, b):", suffix="return c", max_tokens=24, temperature=0)
+
+
+@case("suffix_infill_spm", spm_infill=True)
+def suffix_infill_spm(llm):
+    return llm("def add(a, b):", suffix="return c", max_tokens=24, temperature=0)
+
+
+@case()
+def stop_strings(llm):
+    whole = text(llm(PROMPT, max_tokens=60, temperature=0))
+    stops = [whole[20:23], whole[-12:-8], "####", ["\n", "="], [whole[9:12], "nowhere"]]
+    return [llm(PROMPT, max_tokens=60, temperature=0, stop=s) for s in stops]
+
+
+@case()
+def streaming(llm):
+    return [
+        llm(PROMPT, max_tokens=60, temperature=0, stream=True),
+        llm(PROMPT, max_tokens=60, temperature=0, stream=True, stop=["####", "Answer: The"]),
+        llm("\u4e16\u754c\u4f60\u597d \u4e16\u754c", max_tokens=30, temperature=0, stream=True),
+    ]
+
+
+@case()
+def streaming_joined(llm):
+    chunks = list(llm(PROMPT, max_tokens=60, temperature=0, stream=True))
+    whole = llm(PROMPT, max_tokens=60, temperature=0)
+    assert "".join(text(c) for c in chunks) == text(whole)
+    assert chunks[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    return whole
+
+
+# ---- Chat ------------------------------------------------------------------------------------------------------------
+
+
+@case()
+def chat(llm):
+    messages, answers = list(MESSAGES), []
+    for question in ("And 3 robes?", "And how much of both?"):
+        answer = llm.create_chat_completion(messages=messages, max_tokens=40, temperature=0)
+        answers.append(answer)
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": question}]
+    return [*answers, llm.create_chat_completion(messages=messages, max_tokens=40, temperature=0)]
+
+
+@case()
+def chat_streaming(llm):
+    return llm.create_chat_completion(messages=MESSAGES, max_tokens=40, temperature=0, stream=True)
+
+
+@case("chat_logprobs", base={"logits_all": True})
+def chat_logprobs(llm):
+    return llm.create_chat_completion(messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3)
+
+
+@case()
+def chat_json_schema(llm):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "apples": {"type": "integer", "maximum": 99}},
+        "required": ["name", "apples"],
+    }
+    answer = llm.create_chat_completion(
+        messages=MESSAGES, max_tokens=80, temperature=0, response_format={"type": "json_object", "schema": schema}
+    )
+    assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"name", "apples"}
+    return answer
+
+
+@case()
+def chat_tools(llm):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}}}  # fmt: skip
+    choice = {"type": "function", "function": {"name": "add"}}
+    answer = llm.create_chat_completion(
+        messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=40, temperature=0
+    )
+    message = answer["choices"][0]["message"]
+    for call in message["tool_calls"]:
+        call["id"] = ""
+    return message
+
+
+@case("chat_logprobs_streaming", base={"logits_all": True})
+def chat_logprobs_streaming(llm):
+    options = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 3, "stream": True}
+    whole = text(llm(PROMPT, max_tokens=12, temperature=0))
+    return [
+        llm.create_chat_completion(messages=MESSAGES, **options),
+        llm.create_chat_completion(messages=MESSAGES, stop=[whole[-4:] + "never", "."], **options),
+    ]
+
+
+# ---- What shapes the distribution ------------------------------------------------------------------------------------
+
+
+@case()
+def grammar(llm):
+    gbnf = LlamaGrammar.from_string(
+        'root ::= ("yes" | "no") ", " [0-9]+ " apples and " [a-z ]{4,30} "."', verbose=False
+    )
+    return [
+        llm(PROMPT, max_tokens=40, temperature=0, grammar=gbnf),
+        llm(PROMPT, max_tokens=40, temperature=0, grammar=gbnf),
+        llm(PROMPT, max_tokens=40, temperature=0.9, seed=5, grammar=gbnf),
+    ]
+
+
+@case()
+def logit_bias(llm):
+    (the,) = llm.tokenize(b" the", add_bos=False)
+    return [llm(PROMPT, max_tokens=40, temperature=0, logit_bias={the: b}) for b in (-100.0, 3.0)] + [
+        llm(PROMPT, max_tokens=40, temperature=0, logit_bias={str(the): -2.0})
+    ]
+
+
+@case()
+def logits_processor(llm):
+    calls = []
+
+    def stateless(input_ids, scores):
+        calls.append(input_ids.tolist())
+        scores = scores.copy()
+        scores[input_ids[-1]] -= 5.0
+        scores[[t for t in input_ids[-8:] if t % 3 == 0]] -= 2.0
+        return scores
+
+    answer = llm(PROMPT, max_tokens=30, temperature=0, logits_processor=LogitsProcessorList([stateless]))
+    return [answer, calls]
+
+
+@case()
+def logits_processor_with_state(llm):
+    class Ban:
+        """Every third token may not be the favourite; the next two calls look at what was banned."""
+
+        def __init__(self):
+            self.n, self.banned, self.lengths = 0, [], []
+
+        def __call__(self, input_ids, scores):
+            self.n += 1
+            self.lengths.append(len(input_ids))
+            if self.n % 3 == 0:
+                self.banned.append(int(scores.argmax()))
+            scores[self.banned[-2:]] = -np.inf  # in place
+            return scores
+
+    ban = Ban()
+    answer = llm(PROMPT, max_tokens=40, temperature=0, logits_processor=LogitsProcessorList([ban]))
+    return [answer, ban.n, ban.banned, ban.lengths]
+
+
+@case()
+def logits_processors_chained(llm):
+    def one(input_ids, scores):
+        return scores * 0.5
+
+    def two(input_ids, scores):
+        return np.where(np.arange(len(scores)) % 7 == len(input_ids) % 7, scores - 4, scores)
+
+    processors = LogitsProcessorList([one, two])
+    answers = [llm(PROMPT, max_tokens=30, temperature=t, seed=1, logits_processor=processors) for t in (0, 0.7)]
+    return [*answers, len(processors)]
+
+
+@case()
+def stopping_criteria(llm):
+    seen = []
+
+    def at_40(input_ids, logits):
+        seen.append(input_ids.tolist())
+        return len(input_ids) >= 40
+
+    criteria = StoppingCriteriaList([at_40])
+    answers = [
+        llm(SHORT, max_tokens=60, temperature=0, stopping_criteria=criteria),
+        llm(SHORT, max_tokens=5, temperature=0, stopping_criteria=criteria),
+        list(llm(SHORT, max_tokens=60, temperature=0, stopping_criteria=criteria, stream=True)),
+    ]
+    return [answers, seen]
+
+
+SAMPLERS = {
+    "defaults": {},
+    "top_k": {"top_k": 5, "top_p": 1.0, "min_p": 0.0},
+    "top_k_1": {"top_k": 1},
+    "top_p": {"top_k": 0, "top_p": 0.6, "min_p": 0.0},
+    "min_p": {"top_k": 0, "top_p": 1.0, "min_p": 0.2},
+    "typical": {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.5},
+    "hot": {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "distribution": {"temperature": -1.0},
+    "repeat_penalty": {"repeat_penalty": 1.4},
+    "frequency_penalty": {"frequency_penalty": 0.8},
+    "presence_penalty": {"presence_penalty": 1.5},
+    "penalties_greedy": {"temperature": 0, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.4},
+    "mirostat_1": {"mirostat_mode": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
+    "mirostat_2": {"mirostat_mode": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
+}
+
+
+def sampler_case(settings):
+    def sampled(llm):
+        answers = [llm(PROMPT, max_tokens=50, **{"temperature": 0.8, "seed": s, **settings}) for s in (1, 2, 1)]
+        assert text(answers[0]) == text(answers[2])  # same seed, same text
+        return answers
+
+    return sampled
+
+
+for _name, _settings in SAMPLERS.items():
+    case(f"sampler_{_name}")(sampler_case(_settings))
+
+
+@case("seed_of_the_model", seed=11)
+def seed_of_the_model(llm):
+    answers = [llm(PROMPT, max_tokens=30, temperature=0.9) for _ in range(2)]
+    llm.set_seed(12)
+    return [*answers, llm(PROMPT, max_tokens=30, temperature=0.9)]
+
+
+@case("last_n_tokens_size", last_n_tokens_size=8)
+def last_n_tokens_size(llm):
+    return llm(PROMPT, max_tokens=50, temperature=0, repeat_penalty=1.5)
+
+
+# ---- Log-probabilities -----------------------------------------------------------------------------------------------
+
+
+@case("logprobs", base={"logits_all": True})
+def logprobs(llm):
+    return [llm(PROMPT, max_tokens=20, temperature=0, logprobs=n) for n in (1, 5)] + [
+        llm(PROMPT, max_tokens=20, temperature=0.8, seed=4, logprobs=3),
+        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stop=["####", "more"]),
+        llm("\u4e16\u754c", max_tokens=12, temperature=0, logprobs=2),
+    ]
+
+
+@case("logprobs_streaming", base={"logits_all": True})
+def logprobs_streaming(llm):
+    return [
+        llm(PROMPT, max_tokens=20, temperature=0, logprobs=3, stream=True),
+        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stream=True, stop=["####"]),
+    ]
+
+
+@case("logits_all", logits_all=True)
+def logits_all(llm):
+    answer = llm(PROMPT, max_tokens=20, temperature=0, logprobs=3)
+    scores = np.array(llm.scores[: llm.n_tokens])
+    return [answer, scores.shape[0], scores.argmax(axis=1).tolist(), scores.max(axis=1).astype(float).tolist()]
+
+
+# ---- Sequences, states, caches ---------------------------------------------------------------------------------------
+
+
+@case()
+def prefix_reuse(llm):
+    out = []
+    for prompt in (PROMPT, PROMPT, PROMPT + " How many", SHORT, PROMPT[:40], PROMPT, PROMPT):
+        answer = llm(prompt, max_tokens=25, temperature=0)
+        out.append([answer, llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()])
+    return out
+
+
+@case()
+def states(llm):
+    first = llm(PROMPT, max_tokens=20, temperature=0)
+    state = llm.save_state()
+    other = llm(SHORT, max_tokens=20, temperature=0)
+    llm.load_state(state)
+    n, ids = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+    more = llm(PROMPT + text(first), max_tokens=20, temperature=0)
+    llm.load_state(pickle.loads(pickle.dumps(state)))
+    return [first, other, n, ids, more, llm(PROMPT, max_tokens=20, temperature=0), state.n_tokens, state.seed]
+
+
+@case()
+def ram_cache(llm):
+    llm.set_cache(LlamaRAMCache(capacity_bytes=1 << 26))
+    prompts = (PROMPT, SHORT, PROMPT, PROMPT + " How", SHORT)
+    return [llm(p, max_tokens=20, temperature=0) for p in prompts] + [len(llm.cache.cache_state)]
+
+
+@case()
+def disk_cache(llm):
+    llm.set_cache(LlamaDiskCache(str(llm.tmp_path)))
+    answers = [llm(p, max_tokens=20, temperature=0) for p in (PROMPT, SHORT, PROMPT, PROMPT + " How")]
+    return [*answers, list(llm(SHORT, max_tokens=20, temperature=0, stream=True))]
+
+
+@case()
+def reset(llm):
+    first = llm(PROMPT, max_tokens=20, temperature=0)
+    llm.reset()
+    return [first, llm.n_tokens, llm(PROMPT, max_tokens=20, temperature=0)]
+
+
+@case()
+def generate(llm):
+    tokens = llm.tokenize(PROMPT.encode())
+    out, lengths = [], []
+    for token in llm.generate(tokens, temp=0.0):
+        out.append(token)
+        lengths.append(llm.n_tokens)
+        assert llm.eval_tokens[-1] == (out[-2] if len(out) > 1 else tokens[-1])
+        if len(out) == 30:
+            break
+    return [out, lengths, list(llm.eval_tokens)]
+
+
+@case()
+def generate_behind_eval(llm):
+    tokens = llm.tokenize(PROMPT.encode())
+    llm.eval(tokens[:10])
+    generator = llm.generate(tokens[10:], temp=0.0, reset=False)
+    out = [next(generator) for _ in range(12)]
+    generator.close()
+    generator = llm.generate([out[-1]], temp=0.0, reset=False)  # goes on where it stopped
+    out += [next(generator) for _ in range(12)]
+    generator.close()
+    return [out, list(llm.eval_tokens)]
+
+
+@case()
+def eval_and_sample(llm):
+    llm.eval(llm.tokenize(PROMPT.encode()))
+    out = []
+    for _ in range(8):
+        out.append(llm.sample(temp=0.0))
+        llm.eval([out[-1]])
+    rest = llm.generate([], temp=0.0, reset=False)
+    out += [next(rest) for _ in range(8)]
+    rest.close()
+    return [out, list(llm.eval_tokens)]
+
+
+@case()
+def generation_past_end_of_text(llm):
+    tokens = llm.tokenize(PROMPT.encode())
+    generator = llm.generate(tokens, temp=0.0)
+    out = [next(generator) for _ in range(90)]  # the model ends its text before that
+    generator.close()
+    assert llm.token_eos() in out or llm.token_bos() in out
+    return out
+
+
+# ---- Other models and contexts ---------------------------------------------------------------------------------------
+
+
+@case("lora", lora_path="")
+def with_lora(llm):
+    return llm(PROMPT, max_tokens=40, temperature=0)
+
+
+@case("lora_scaled", lora_path="", lora_scale=0.5)
+def with_lora_scaled(llm):
+    return llm(PROMPT, max_tokens=40, temperature=0)
+
+
+@case("quantised_cache", type_k=llama_cpp.GGML_TYPE_Q8_0)
+def quantised_cache(llm):
+    return llm(PROMPT, max_tokens=40, temperature=0)
+
+
+@case("quantised_cache_flash", type_k=llama_cpp.GGML_TYPE_Q8_0, type_v=llama_cpp.GGML_TYPE_Q8_0, flash_attn=True)
+def quantised_cache_flash(llm):
+    return llm(PROMPT, max_tokens=40, temperature=0)
+
+
+@case("small_batches", n_batch=16, n_ubatch=8)
+def small_batches(llm):
+    return [llm(PROMPT + SHORT, max_tokens=30, temperature=0), llm(PROMPT, max_tokens=30, temperature=0)]
+
+
+@case("embeddings", embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN)
+def embeddings(llm):
+    one = llm.create_embedding([PROMPT, SHORT])
+    return [one, llm.embed(SHORT, normalize=True)]
+
+
+@case("kv_overrides", kv_overrides={"tokenizer.ggml.add_bos_token": True})
+def kv_overrides(llm):
+    return llm(PROMPT, max_tokens=30, temperature=0)
+
+
+@case()
+def properties(llm):
+    return [llm.n_ctx(), llm.n_vocab(), llm.n_embd(), llm.token_bos(), llm.token_eos(), llm.token_nl(), llm.metadata]
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory, target):
+    """A LoRA adapter of rank 4 for two matrices of the tiny target, strong enough to change its text."""
+    gguf = pytest.importorskip("gguf")
+    path = str(tmp_path_factory.mktemp("lora") / "lora.gguf")
+    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(target).tensors}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    rng = np.random.default_rng(0)
+    for name in ("blk.1.attn_q.weight", "blk.4.ffn_down.weight"):
+        n_in, n_out = shapes[name]
+        writer.add_tensor(f"{name}.lora_a", rng.normal(scale=0.08, size=(4, n_in)).astype(np.float32))
+        writer.add_tensor(f"{name}.lora_b", rng.normal(scale=0.08, size=(n_out, 4)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_the_lora_adapter_changes_the_text(target, lora):
+    plain_text = text(FlyLlama(target, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))
+    adapted = text(FlyLlama(target, lora_path=lora, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))
+    assert adapted != plain_text
+
+
+# ---- Where the base class is wrong, or has no counterpart ------------------------------------------------------------
+
+
+def greedy(path, tokens, n, **options):
+    """n tokens, each the argmax of a fresh single-token evaluation."""
+    llm = llama_cpp.Llama(path, **{**OPTIONS, **options})
+    llm.eval(tokens)
+    out = []
+    for _ in range(n):
+        out.append(int(np.ctypeslib.as_array(llm._ctx.get_logits(), (llm.n_vocab(),)).argmax()))
+        llm.eval(out[-1:])
+    llm.close()
+    return out
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_logprobs_with_echo(drafter, add_bos, target):
+    """Every token is paired with the row before it. (Without BOS the base class pairs it with its own row.)"""
+    options = {**OPTIONS, "kv_overrides": {"tokenizer.ggml.add_bos_token": add_bos}}
+    n_prompt_text = PROMPT[:50]
+    fly = FlyLlama(target, **options, **drafter)
+    fly(PROMPT, max_tokens=4, temperature=0)  # the prompt lies in the cache; its rows are needed nevertheless
+    answer = fly(n_prompt_text, max_tokens=15, temperature=0, echo=True, logprobs=4)
+    found = answer["choices"][0]["logprobs"]
+    tokens = fly.tokenize(n_prompt_text.encode(), add_bos=False)
+    bos = [fly.token_bos()] if add_bos else []
+    tokens += greedy(target, bos + tokens, answer["usage"]["completion_tokens"])
+    base = llama_cpp.Llama(target, logits_all=True, **options)
+    base.eval(bos + tokens)
+    rows = base.logits_to_logprobs(base.scores[: base.n_tokens])
+    assert found["tokens"] == [base.detokenize([t]).decode("utf-8", errors="ignore") for t in tokens]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    for i in range(1, len(tokens)):
+        row = rows[i - 1 + add_bos]
+        assert found["token_logprobs"][i] == pytest.approx(float(row[tokens[i]]), abs=2e-3)
+        assert max(found["top_logprobs"][i].values()) == pytest.approx(float(row.max()), abs=2e-3)
+        assert 4 <= len(found["top_logprobs"][i]) <= 5
+    assert found["text_offset"] == [len(base.detokenize(tokens[:i]).decode()) for i in range(len(tokens))]
+    assert text(answer) == n_prompt_text + base.detokenize(tokens).decode()[len(n_prompt_text) :]
+
+
+def test_logit_bias_beside_a_processor(drafter, target):
+    """The base class drops both when it is given both."""
+
+    def push(_, scores):
+        scores = scores.copy()
+        scores[300] += 2
+        return scores
+
+    def both(_, scores):
+        scores = push(_, scores)
+        scores[400] += 3
+        return scores
+
+    processors = LogitsProcessorList([push])
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    found = [
+        text(fly(PROMPT, max_tokens=30, temperature=0, logits_processor=processors, logit_bias={400: 3.0}))
+        for _ in range(2)
+    ]
+    base = llama_cpp.Llama(target, **OPTIONS)
+    expected = text(base(PROMPT, max_tokens=30, temperature=0, logits_processor=LogitsProcessorList([both])))
+    assert found == [expected, expected]
+    assert len(processors) == 1
+
+
+def test_tokens_sent_into_the_generator(drafter, target):
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    prompt, inserted = fly.tokenize(PROMPT.encode()), fly.tokenize(b" But wait.", add_bos=False)
+    generator = fly.generate(prompt, temp=0.0)
+    sequence = list(prompt)
+    for n in (9, 1, 7):
+        expected = greedy(target, sequence, n)
+        found = [next(generator) if len(sequence) == len(prompt) else generator.send(inserted)]
+        found += [next(generator) for _ in range(n - 1)]
+        assert found == expected
+        sequence += found + inserted
+        assert list(fly.eval_tokens) == sequence[: -len(inserted) - 1]
+    generator.close()
+    assert text(fly(SHORT, max_tokens=20, temperature=0)) == text(
+        llama_cpp.Llama(target, **OPTIONS)(SHORT, max_tokens=20, temperature=0)
+    )
+
+
+def test_penalties_know_what_was_generated_before_a_send(target, tiny_draft):
+    """The sampler goes on with its history; a drafter does not change that."""
+    texts = []
+    for drafter in (None, PromptLookup(), DraftModel(tiny_draft)):
+        fly = FlyLlama(target, drafter=drafter, **OPTIONS)
+        generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0, repeat_penalty=1.5, frequency_penalty=0.5)
+        out = [next(generator) for _ in range(12)]
+        out += [generator.send([10, 11])] + [next(generator) for _ in range(12)]
+        generator.close()
+        texts.append(out)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_state_of_the_base_class(drafter, target):
+    base = llama_cpp.Llama(target, **OPTIONS)
+    first = base(PROMPT, max_tokens=20, temperature=0)
+    state = base.save_state()
+    expected = base(PROMPT + text(first), max_tokens=20, temperature=0)
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    fly.load_state(state)
+    assert fly.n_tokens == state.n_tokens and fly._seed == state.seed
+    fly.reset_stats()
+    found = fly(PROMPT + text(first), max_tokens=20, temperature=0)
+    assert text(found) == text(expected)
+    assert fly.stats.prefilled <= 4  # the state was used, not evaluated again
+
+
+def test_state_of_a_flyllama_in_the_base_class(drafter, target):
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    first = fly(PROMPT, max_tokens=20, temperature=0)
+    state = fly.save_state()
+    expected = fly(PROMPT + text(first), max_tokens=20, temperature=0)
+    base = llama_cpp.Llama(target, **OPTIONS)
+    base.load_state(state)
+    assert base.n_tokens == state.n_tokens
+    assert text(base(PROMPT + text(first), max_tokens=20, temperature=0)) == text(expected)
+
+
+def test_a_cached_prompt_is_not_evaluated_again(drafter, target):
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    fly.set_cache(LlamaRAMCache())
+    first = fly(PROMPT, max_tokens=20, temperature=0)
+    fly(SHORT, max_tokens=20, temperature=0)
+    fly.reset_stats()
+    assert text(fly(PROMPT, max_tokens=20, temperature=0)) == text(first)
+    assert fly.stats.prefilled == 0
+
+
+def test_pickling(drafter, target):
+    fly = FlyLlama(
+        target, gate=Margin(0.2), window=Window(3), draft_max=4, protected=[7, 8], trace=True, **OPTIONS, **drafter
+    )
+    copy = pickle.loads(pickle.dumps(fly))
+    assert isinstance(copy, FlyLlama)
+    for name in ("gate", "window", "draft_max", "protected", "trace", "n_batch"):
+        assert getattr(copy, name) == getattr(fly, name), name
+    assert type(copy.drafter) is type(fly.drafter) and type(copy.draft_model) is type(fly.draft_model)
+    assert copy.n_ctx() == fly.n_ctx()
+    assert text(copy(PROMPT, max_tokens=30, temperature=0)) == text(fly(PROMPT, max_tokens=30, temperature=0))
+    with pytest.raises(IndexError):
+        copy._scores[5, :]  # still without a logits_all buffer
+
+
+def test_from_pretrained(target, tmp_path, monkeypatch):
+    """The base class's class method makes a FlyLlama and hands our arguments on."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    shutil.copy(target, folder / "tiny.gguf")
+    hub, utils = types.ModuleType("huggingface_hub"), types.ModuleType("huggingface_hub.utils")
+
+    class HfFileSystem:
+        def ls(self, repo_id, recursive):
+            return [{"name": f"{repo_id}/tiny.gguf"}]
+
+    hub.HfFileSystem = HfFileSystem
+    hub.hf_hub_download = lambda **kwargs: str(folder / kwargs["filename"])
+    utils.validate_repo_id = lambda repo_id: None
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", utils)
+    fly = FlyLlama.from_pretrained("somebody/tiny", "*.gguf", drafter=PromptLookup(), gate="margin:0.4", **OPTIONS)
+    assert isinstance(fly, FlyLlama) and fly.drafter == PromptLookup() and fly.gate == Margin(0.4)
+    assert fly(PROMPT, max_tokens=5, temperature=0)["usage"]["completion_tokens"] == 5
+
+
+def test_settings_change_between_requests(target, tiny_draft):
+    base = llama_cpp.Llama(target, **OPTIONS)
+    expected = text(base(PROMPT, max_tokens=50, temperature=0))
+    fly = FlyLlama(target, **OPTIONS)
+
+    def ask():
+        fly.reset_stats()
+        return text(fly(PROMPT, max_tokens=50, temperature=0))
+
+    assert ask() == expected and fly.stats.drafted == 0
+    for drafter in (PromptLookup(), DraftModel(tiny_draft), LlamaPromptLookupDecoding(2, 4), None, PromptLookup()):
+        fly.drafter = drafter
+        assert fly.drafter is drafter
+        assert ask() == expected
+        assert (fly.stats.drafted > 0) == (drafter is not None)
+    fly.drafter = DraftModel(tiny_draft)
+    for k in (1, 3, 12, 0, None):
+        fly.draft_max = k
+        assert ask() == expected
+        assert len(fly.stats.drafted_at_depth) <= (8 if k is None else k)
+        assert (fly.stats.drafted == 0) == (k == 0)
+    fly.gate, fly.window = Entropy(0.0), Window(0)  # every draft stands
+    loose = ask()
+    assert fly.stats.loose_accepted > 0 and loose != expected
+    fly.gate = Exact()
+    assert ask() == expected and fly.stats.loose_accepted == 0
+
+
+def test_draft_model_attribute(target):
+    """The base class lets its drafter be replaced by assigning `draft_model`."""
+    fly = FlyLlama(target, draft_model=LlamaPromptLookupDecoding(2, 4), **OPTIONS)
+    assert fly.drafter is fly.draft_model
+    fly.draft_model = None
+    fly(PROMPT, max_tokens=40, temperature=0)
+    assert fly.drafter is None and fly.stats.drafted == 0
+    fly.draft_model = LlamaPromptLookupDecoding(2, 4)
+    fly(PROMPT, max_tokens=40, temperature=0)
+    assert fly.stats.drafted > 0
+
+
+def test_a_setting_changed_during_a_generation_counts_from_the_next(target):
+    base = llama_cpp.Llama(target, **OPTIONS)
+    expected = text(base(PROMPT, max_tokens=40, temperature=0))
+    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    chunks = []
+    for chunk in fly(PROMPT, max_tokens=40, temperature=0, stream=True):
+        fly.gate, fly.window, fly.draft_max = Entropy(0.0), Window(0), 3
+        chunks.append(text(chunk))
+    assert "".join(chunks) == expected

@@ -1,0 +1,135 @@
+"""A model with a recurrent state (qwen35, hybrid memory), which cannot be rolled back: decoded without speculation, and
+right."""
+
+from __future__ import annotations
+
+import llama_cpp
+import pytest
+from llama_cpp import LlamaRAMCache
+
+from pyfly_cpp import DraftModel, FlyLlama, Margin, PromptLookup, Window
+
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+SHORT = "Tom has 3 apples and 4 pears."
+
+
+@pytest.fixture(params=["none", "lookup", "draft", "loose", "callable"])
+def fly(request, tiny_qwen35, tiny_draft):
+    settings = {
+        "none": {},
+        "lookup": {"drafter": PromptLookup()},
+        "draft": {"drafter": DraftModel(tiny_draft)},
+        "loose": {"drafter": PromptLookup(), "gate": Margin(1.0), "window": Window(0), "trace": True},
+        "callable": {"drafter": lambda history: history[-3:]},
+    }[request.param]
+    llm = FlyLlama(tiny_qwen35, **settings, **OPTIONS)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def fresh(tiny_qwen35):
+    """The greedy text behind a prompt, from a base class that has seen nothing else."""
+
+    def ask(prompt, **settings):
+        base = llama_cpp.Llama(tiny_qwen35, **OPTIONS)
+        found = base(prompt, **{"max_tokens": 40, "temperature": 0, **settings})["choices"]
+        base.close()
+        return found
+
+    return ask
+
+
+def ask(llm, prompt, **settings):
+    return llm(prompt, **{"max_tokens": 40, "temperature": 0, **settings})["choices"]
+
+
+def test_same_as_the_base_class_without_speculation(fly, fresh):
+    assert ask(fly, PROMPT) == fresh(PROMPT)
+    assert fly.stats.drafted == 0
+    assert fly.stats.rounds == fly.stats.committed == 40 or fly.stats.committed < 40
+    assert ask(fly, PROMPT, temperature=0.8, seed=3) == fresh(PROMPT, temperature=0.8, seed=3)
+
+
+def test_repeated_and_extended_prompts(fly, fresh):
+    longer = PROMPT + ask(fly, PROMPT)[0]["text"]
+    for prompt in (PROMPT, PROMPT, longer, SHORT, SHORT + " He", PROMPT[:30], PROMPT):
+        assert ask(fly, prompt) == fresh(prompt), prompt
+
+
+def test_an_extended_prompt_is_not_evaluated_again(fly):
+    """What was generated is the state's own history: only what comes behind it is new."""
+    tokens = fly.tokenize(PROMPT.encode())
+    generator = fly.generate(tokens, temp=0.0)
+    tokens += [next(generator) for _ in range(20)]
+    generator.close()
+    fly.reset_stats()
+    next(fly.generate([*tokens, 300, 301], temp=0.0))
+    assert fly.stats.prefilled <= 3
+
+
+def test_a_stream_that_is_dropped(fly, fresh):
+    stream = fly(PROMPT, max_tokens=40, temperature=0, stream=True)
+    for _ in range(7):
+        next(stream)
+    del stream
+    assert ask(fly, PROMPT) == fresh(PROMPT)
+    assert ask(fly, SHORT) == fresh(SHORT)
+
+
+def test_tokens_sent_into_the_generator(fly, fresh):
+    tokens = fly.tokenize(PROMPT.encode())
+    generator = fly.generate(tokens, temp=0.0)
+    found = [next(generator) for _ in range(5)]
+    sent = fly.tokenize(b" But wait.")
+    continued = [generator.send(sent)] + [next(generator) for _ in range(9)]
+    generator.close()
+    expected = fresh([*tokens, *found, *sent], max_tokens=10)[0]["text"]
+    assert fly.detokenize(continued, prev_tokens=[*tokens, *found, *sent]).decode(errors="ignore") == expected
+
+
+def test_generation_behind_eval(fly, fresh):
+    tokens = fly.tokenize(PROMPT.encode())
+    fly.reset()
+    fly.eval(tokens[:12])
+    generator = fly.generate(tokens[12:], temp=0.0, reset=False)
+    found = [next(generator) for _ in range(10)]
+    generator.close()
+    assert fly.detokenize(found, prev_tokens=tokens).decode(errors="ignore") == fresh(PROMPT, max_tokens=10)[0]["text"]
+
+
+def test_evaluated_to_the_last_token(fly, fresh):
+    """eval() of the whole prompt, then generate(reset=False): the row is there, the state cannot go back."""
+    tokens = fly.tokenize(PROMPT.encode())
+    fly.eval(tokens)
+    generator = fly.generate([], temp=0.0, reset=False)
+    found = [next(generator) for _ in range(10)]
+    generator.close()
+    assert fly.detokenize(found, prev_tokens=tokens).decode(errors="ignore") == fresh(PROMPT, max_tokens=10)[0]["text"]
+
+
+def test_states_and_caches(fly, fresh):
+    first = ask(fly, PROMPT)
+    state = fly.save_state()
+    ask(fly, SHORT)
+    fly.load_state(state)
+    assert ask(fly, PROMPT + first[0]["text"]) == fresh(PROMPT + first[0]["text"])
+    fly.set_cache(LlamaRAMCache())
+    for prompt in (PROMPT, SHORT, PROMPT, SHORT + " He"):
+        assert ask(fly, prompt) == fresh(prompt), prompt
+
+
+def test_logprobs(fly, tiny_qwen35):
+    base = llama_cpp.Llama(tiny_qwen35, logits_all=True, **OPTIONS)
+    expected = ask(base, PROMPT, logprobs=2, max_tokens=12)[0]["logprobs"]
+    found = ask(fly, PROMPT, logprobs=2, max_tokens=12)[0]["logprobs"]
+    assert found["tokens"] == expected["tokens"]
+    assert found["token_logprobs"] == pytest.approx([float(x) for x in expected["token_logprobs"]], abs=5e-3)
+
+
+def test_it_says_so(tiny_qwen35, capfd):
+    llm = FlyLlama(tiny_qwen35, drafter=PromptLookup(), **{**OPTIONS, "verbose": True})
+    ask(llm, SHORT)
+    assert "cannot be rolled back; decoding without speculation" in capfd.readouterr().err
+    llm.close()
