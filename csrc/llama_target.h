@@ -1,9 +1,11 @@
 // A llama_context as a Target.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "llama.h"
+#include "rollback.h"
 #include "target.h"
 #include "thread_pool.h"
 
@@ -21,8 +23,12 @@ class LlamaTarget : public Target {
     int32_t n_batch() const override { return n_batch_; }
     void evaluate(const int32_t * tokens, size_t n, int32_t n_past, size_t first_row) override;
     const float * row(size_t i) override;
-    void truncate(int32_t n) override;
-    bool can_rewind() const override { return can_rewind_; }
+    int32_t truncate(int32_t n) override;
+    int32_t rewind_depth() const override { return rollback_ ? rollback_->n_snapshots() : unlimited; }
+    bool checkpoint() override;
+    void forget_checkpoint() override;
+    bool can_checkpoint() const override { return has_checkpoints_; }
+    void settle() override;
 
     llama_context * context() const { return context_; }
 
@@ -30,14 +36,23 @@ class LlamaTarget : public Target {
     const ThreadPool & thread_pool() const { return thread_pool_; }
 
   private:
+    int32_t n_held() const;
+    void act();
+
     llama_context * context_;
     ThreadPool thread_pool_;
     int32_t n_vocab_, n_ctx_, n_batch_;
-    bool can_rewind_;
+    std::optional<Rollback> rollback_; // for recurrent and hybrid memory
+    bool has_checkpoints_ = true;      // until llama.cpp refuses one
+    std::vector<uint8_t> checkpoint_;
 };
 
+// Whether a model's memory holds a recurrent state, alone or beside a KV cache.
+bool is_recurrent(const llama_model * model);
+
 // Evaluates tokens[n] at positions n_past... of sequence 0, with logits from index first_row on (n: none), and waits
-// for the result. Throws Error naming `who` and what llama_decode returned; what was evaluated of it is removed.
+// for the result. Throws Error naming `who` and what llama_decode returned; what was evaluated of it is removed, from a
+// recurrent memory everything.
 void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
                    size_t first_row);
 

@@ -305,7 +305,7 @@ class Target(_Handle):
 
     @property
     def can_rewind(self) -> bool:
-        """Whether evaluated positions can be taken back, which speculation needs."""
+        """Whether evaluated positions can be taken back, which speculation needs. Known once a prompt was evaluated."""
         return bool(_lib.pyfly_target_can_rewind(self.pointer))
 
 
@@ -329,6 +329,10 @@ class ScriptedTarget(Target):
             _lib.pyfly_target_scripted_new, _lib.pyfly_target_free, "pyfly_target",
             n_vocab, n_ctx, n_batch, _lib.pyfly_py_row, self._self,
         )  # fmt: skip
+
+    def limit(self, n_snapshots: int, has_checkpoints: bool) -> None:
+        """Makes it behave as a recurrent memory does."""
+        _check(_lib.pyfly_target_scripted_limit, self.pointer, n_snapshots, int(has_checkpoints))
 
 
 def _address(pointer: Any) -> int:
@@ -528,6 +532,10 @@ class Engine(_Handle):
         """Positions of the sequence that the target's memory holds."""
         return int(_lib.pyfly_engine_n_evaluated(self.pointer))
 
+    def park(self, n_keep: int) -> None:
+        """Makes the target's memory hold exactly n_keep positions, for others to look at between two rounds."""
+        _check(_lib.pyfly_engine_park, self.pointer, n_keep)
+
     def end(self, n_keep: int) -> None:
         """Ends the sequence; the target's memory keeps at most its first n_keep positions."""
         _check(_lib.pyfly_engine_end, self.pointer, n_keep)
@@ -541,6 +549,7 @@ class Engine(_Handle):
         names = (
             "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
             "rejected_boundary", "rejected_safety", "rejected_loop", "loops", "rollbacks", "rolled_back", "prefilled",
+            "replayed",
         )  # fmt: skip
         return {
             **{name: int(getattr(s, name)) for name in names},

@@ -88,7 +88,7 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
     }
     can_shift_ = llama_memory_can_shift(llama_get_memory(context_.get()));
-    can_rewind_ = !llama_model_is_recurrent(model_.get()) && !llama_model_is_hybrid(model_.get());
+    can_rewind_ = !is_recurrent(model_.get());
 }
 
 void DraftModel::forget_all() {
