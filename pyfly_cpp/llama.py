@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from pyfly_cpp.threads import physical_cores
 from pyfly_cpp.window import Window
 
 _UNLIMITED = 2**31 - 1
+_MOST_SNAPSHOTS = 16
 
 _BASE_PARAMETERS = {
     name
@@ -109,6 +111,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._request: _Request | None = None
         self._rows = RowStore()
         self._python_seconds = 0.0
+        self._warned_plain = False
         self._on_load = on_load
         self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
@@ -122,7 +125,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter is not None:
             raise ValueError("give either drafter= or draft_model=, not both.")
-        require_drafters(drafter)
+        drafters = require_drafters(drafter if drafter is not None else draft_model)
         self._gate = require_gate(gate)
         self._window = _require_window(window)
         self._draft_max = _require_draft_max(draft_max)
@@ -133,6 +136,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         model_path = os.fspath(model_path)
         require_gguf(model_path)
         cores = physical_cores()
+        self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
         kwargs["n_threads"] = kwargs.get("n_threads") or cores
         kwargs["n_threads_batch"] = kwargs.get("n_threads_batch") or cores
         try:
@@ -223,6 +227,18 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_batch: int = self.n_batch
         return min(k, n_batch - 1)
 
+    def _wanted_snapshots(self, drafters: Sequence[Drafter], kwargs: dict[str, Any]) -> int:
+        """How many states behind the last token a recurrent model should keep; llama.cpp ignores it for others.
+
+        A roll-back within a round is free with as many as drafts; each costs one state in memory. Deeper drafts, and a
+        drafter that is set later, go through checkpoints."""
+        if not drafters or kwargs.get("embedding"):
+            return 0
+        limits = [getattr(drafter, "draft_max", 10) if self._draft_max is None else self._draft_max for drafter in drafters]
+        parameters = inspect.signature(llama_cpp.Llama.__init__).parameters
+        n_ubatch = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
+        return max(0, min(max(limits), _MOST_SNAPSHOTS, n_ubatch - 1))
+
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:
             raise ValueError(
@@ -270,11 +286,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             target.protect(self._protected)
             self._target = target
             self._engine = _native.Engine(target)
-            if not target.can_rewind and self._drafter is not None and self.verbose:
-                print(
-                    "FlyLlama: this model's memory cannot be rolled back; decoding without speculation.",
-                    file=sys.stderr,
-                )
         return self._target
 
     def _make_drafter(self, drafter: Drafter) -> _native.Drafter:
@@ -335,6 +346,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
             params.progress_callback = self._progress_callback
 
+    @property
+    def context_params(self) -> Any:
+        """llama_context_params of the base class."""
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+        params.n_rs_seq = self._n_snapshots
+
     # ---- Generation --------------------------------------------------------------------------------------------------
 
     def generate(
@@ -391,7 +412,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             sampler = make_sampler()
             self._rows.clear()
             self.records = []
-            n_evaluated = self._reusable_prefix(history, target)
+            n_evaluated = self._reusable_prefix(history)
             limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
             engine.configure(
                 self._gate,
@@ -403,11 +424,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 keep_rows=keep_rows,
             )
             engine.begin(history, n_evaluated, sampler.sampler)
+            n_evaluated = engine.n_evaluated  # a recurrent state may have had to go back further
+            if self.verbose and n_evaluated:
+                n_left = len(history) - n_evaluated
+                print(f"FlyLlama: {n_evaluated} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
             self.input_ids[: len(history)] = history
             self.n_tokens = n_evaluated
             self._requires_eval = True
         try:
             self._prefill(engine, generation, history, n_evaluated, request)
+            self._warn_if_plain(target)
             rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
             generated: list[int] = []
             while True:
@@ -422,6 +448,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     self.input_ids[self.n_tokens] = generated[-1]
                     history = [*self.input_ids[: self.n_tokens + 1].tolist(), *sent]
                     engine.begin(history, self.n_tokens, sampler.sampler)
+                    self.n_tokens = engine.n_evaluated
                     self.input_ids[: len(history)] = history
                 self._prefill(engine, generation, history, self.n_tokens, request)
                 rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
@@ -444,15 +471,18 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
         return history
 
-    def _reusable_prefix(self, history: list[int], target: _native.LlamaTarget) -> int:
+    def _reusable_prefix(self, history: list[int]) -> int:
         """How many tokens of `history` the KV cache holds already; always leaves the last one to evaluate."""
         n: int = self.longest_token_prefix(self._input_ids.tolist(), history)
-        n = min(n, len(history) - 1)
-        if n < self.n_tokens and not target.can_rewind:
-            n = 0  # a recurrent state cannot go back to a prefix: start over
-        if self.verbose and n:
-            print(f"FlyLlama: {n} prompt tokens reused, {len(history) - n} to evaluate", file=sys.stderr)
-        return n
+        return min(n, len(history) - 1)
+
+    def _warn_if_plain(self, target: _native.LlamaTarget) -> None:
+        """Says once that a drafter is of no use."""
+        if self._native_drafters and not self._warned_plain and not target.can_rewind:
+            self._warned_plain = True
+            warnings.warn(
+                "this model's memory cannot be rolled back, so it is decoded without speculation.", stacklevel=3
+            )
 
     def _prefill(
         self, engine: _native.Engine, generation: int, history: list[int], n_evaluated: int, request: _Request
@@ -602,11 +632,19 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _scores(self) -> Any:
         return super()._scores if self._logits_all else self._rows
 
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation."""
+        with self._exclusive():
+            self._supersede()
+            super().eval(tokens)
+
     # ---- States ------------------------------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
         with self._exclusive():
+            if self._engine is not None:
+                self._engine.park(self.n_tokens)  # during a generation: what it holds beyond is not part of the state
             if self._logits_all:
                 return super().save_state()
             context = self._ctx.ctx
