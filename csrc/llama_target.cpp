@@ -5,6 +5,7 @@
 #include <string>
 
 #include "error.h"
+#include "llama_ext.h"
 
 namespace pyfly {
 
@@ -39,6 +40,12 @@ bool is_recurrent(const llama_model * model) {
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 }
 
+std::string model_architecture(const llama_model * model) {
+    char name[128] = "";
+    llama_model_meta_val_str(model, "general.architecture", name, sizeof(name));
+    return name;
+}
+
 LlamaTarget::LlamaTarget(llama_context * context)
     : Target(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)))), context_(context),
       thread_pool_(std::max(llama_n_threads(context), llama_n_threads_batch(context))) {
@@ -56,9 +63,11 @@ LlamaTarget::LlamaTarget(llama_context * context)
     thread_pool_.attach(context);
 }
 
-void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
-                   size_t first_row) {
-    // The batch's arrays are ours: llama_batch_init would allocate and free them for every call.
+namespace {
+
+// A batch of sequence 0 whose arrays are kept between calls: llama_batch_init would allocate and free them every time.
+// Valid until the next call on this thread.
+llama_batch make_batch(size_t n, int32_t n_past, size_t first_row) {
     thread_local std::vector<llama_pos> positions;
     thread_local std::vector<int32_t> n_seq_ids;
     thread_local std::vector<llama_seq_id *> seq_ids;
@@ -74,11 +83,20 @@ void decode_tokens(llama_context * context, const char * who, const int32_t * to
     }
     llama_batch batch = {};
     batch.n_tokens = static_cast<int32_t>(n);
-    batch.token = const_cast<llama_token *>(tokens); // llama_decode does not write to it
     batch.pos = positions.data();
     batch.n_seq_id = n_seq_ids.data();
     batch.seq_id = seq_ids.data();
     batch.logits = outputs.data();
+    return batch;
+}
+
+} // namespace
+
+void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
+                   size_t first_row, const float * inputs) {
+    llama_batch batch = make_batch(n, n_past, first_row);
+    batch.token = const_cast<llama_token *>(tokens); // llama_decode does not write to it
+    batch.embd = const_cast<float *>(inputs);
     const int32_t code = llama_decode(context, batch);
     if (code != 0) {
         // A recurrent state is of no use after half a batch, and cutting it may succeed and be wrong.
@@ -89,6 +107,17 @@ void decode_tokens(llama_context * context, const char * who, const int32_t * to
                                         : "the backend failed";
         throw Error(code == 1 ? PYFLY_STATUS_CONTEXT_FULL : PYFLY_STATUS_NATIVE,
                     std::string("llama_decode on the ") + who + " returned " + std::to_string(code) + ": " + why);
+    }
+    llama_synchronize(context);
+}
+
+void encode_rows(llama_context * context, const char * who, const float * rows, size_t n) {
+    // The encoder does not use the positions, but llama.cpp wants them to continue from its memory.
+    llama_batch batch = make_batch(n, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
+    batch.embd = const_cast<float *>(rows);
+    const int32_t code = llama_encode(context, batch);
+    if (code != 0) {
+        throw Error(PYFLY_STATUS_NATIVE, std::string("llama_encode on the ") + who + " returned " + std::to_string(code));
     }
     llama_synchronize(context);
 }
@@ -159,6 +188,16 @@ void LlamaTarget::act() {
         throw Error(PYFLY_STATUS_NATIVE, "the target's recurrent state could not be rolled back to position " +
                                              std::to_string(plan.n) + "; decode without a drafter");
     }
+}
+
+void LlamaTarget::keep_nextn(bool is_kept) {
+    n_nextn_users_ += is_kept ? 1 : -1;
+    llama_set_embeddings_nextn(context_, n_nextn_users_ > 0, /*masked=*/false);
+}
+
+void LlamaTarget::keep_layer_input(uint32_t layer, bool is_kept) {
+    n_layer_users_[layer] += is_kept ? 1 : -1;
+    llama_set_embeddings_layer_inp(context_, layer, n_layer_users_[layer] > 0);
 }
 
 bool LlamaTarget::checkpoint() {

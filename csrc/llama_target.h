@@ -1,7 +1,9 @@
 // A llama_context as a Target.
 #pragma once
 
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "llama.h"
@@ -32,6 +34,11 @@ class LlamaTarget : public Target {
 
     llama_context * context() const { return context_; }
 
+    // Switches on (and, as often, off) what heads read after every batch: the hidden states behind the last layer, the
+    // inputs of a layer. The model must publish them.
+    void keep_nextn(bool is_kept);
+    void keep_layer_input(uint32_t layer, bool is_kept);
+
     // The pool of CPU threads that drafters' contexts share with the target's. The target outlives them.
     const ThreadPool & thread_pool() const { return thread_pool_; }
 
@@ -45,15 +52,23 @@ class LlamaTarget : public Target {
     std::optional<Rollback> rollback_; // for recurrent and hybrid memory
     bool has_checkpoints_ = true;      // until llama.cpp refuses one
     std::vector<uint8_t> checkpoint_;
+    int32_t n_nextn_users_ = 0;
+    std::map<uint32_t, int32_t> n_layer_users_;
 };
 
 // Whether a model's memory holds a recurrent state, alone or beside a KV cache.
 bool is_recurrent(const llama_model * model);
 
+// "general.architecture" of a model.
+std::string model_architecture(const llama_model * model);
+
 // Evaluates tokens[n] at positions n_past... of sequence 0, with logits from index first_row on (n: none), and waits
 // for the result. Throws Error naming `who` and what llama_decode returned; what was evaluated of it is removed, from a
-// recurrent memory everything.
+// recurrent memory everything. `inputs`: for heads, the row that goes with each token; else null.
 void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
-                   size_t first_row);
+                   size_t first_row, const float * inputs = nullptr);
+
+// Runs a context's encoder over rows [n][its input width], n <= n_ubatch, and waits for it. Throws Error likewise.
+void encode_rows(llama_context * context, const char * who, const float * rows, size_t n);
 
 } // namespace pyfly

@@ -30,7 +30,8 @@ import numpy.typing as npt
 from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup, require_drafters
+from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
@@ -66,7 +67,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self,
         model_path: str | os.PathLike[str],
         *,
-        drafter: Drafter | Sequence[Drafter] | None = None,
+        drafter: Drafter | Sequence[Drafter] | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
         window: Window = Window(),  # noqa: B008 - frozen
         draft_max: int | None = None,
@@ -82,8 +83,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            drafter: `DraftModel(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`, several of these (the
-                cheapest first), or None for plain decoding. The base class's `draft_model=` does the same.
+            drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`,
+                several of these (the cheapest first), or None for plain decoding. The base class's `draft_model=` does
+                the same. "auto": the MTP head that the model carries, else `draft_model`, else prompt lookup;
+                `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand.
             draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
@@ -123,9 +126,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
         draft_model = kwargs.pop("draft_model", None)
-        if draft_model is not None and drafter is not None:
+        if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
-        drafters = require_drafters(drafter if drafter is not None else draft_model)
         self._gate = require_gate(gate)
         self._window = _require_window(window)
         self._draft_max = _require_draft_max(draft_max)
@@ -135,6 +137,15 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.trace = trace
         model_path = os.fspath(model_path)
         require_gguf(model_path)
+        info = _native.inspect_model(model_path)
+        self.drafter_reason: str | None = None
+        if drafter == "auto":
+            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
+        elif drafter is None:
+            drafter = draft_model
+        drafters = require_drafters(drafter)
+        # An MTP head is read with the model or never.
+        self._load_mtp = info.n_nextn > 0 and any(isinstance(d, MTP) and d.model_path is None for d in drafters)
         cores = physical_cores()
         self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
         kwargs["n_threads"] = kwargs.get("n_threads") or cores
@@ -154,7 +165,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
             self._logits_all = 0
         self._stack.callback(self._close_native)
-        self.drafter = drafter if drafter is not None else draft_model
+        self.drafter = drafter  # type: ignore[assignment]  # "auto" was replaced
         self._require_fitting(self._draft_max)
 
     # ---- Settings that can change between requests -------------------------------------------------------------------
@@ -187,7 +198,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        return None if isinstance(self._drafter, (DraftModel, PromptLookup, list, tuple)) else self._drafter
+        return None if isinstance(self._drafter, (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)) else self._drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -291,16 +302,23 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _make_drafter(self, drafter: Drafter) -> _native.Drafter:
         if isinstance(drafter, PromptLookup):
             return _native.LookupDrafter(drafter)
+        settings = {
+            "n_gpu_layers": self.model_params.n_gpu_layers,
+            "n_threads": self.n_threads,
+            "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
+            "offload_kqv": int(self.context_params.offload_kqv),
+        }
         if isinstance(drafter, DraftModel):
             require_gguf(str(drafter.model_path), "draft model")
-            return _native.ModelDrafter(
-                self._open_target(),
-                drafter,
-                n_gpu_layers=self.model_params.n_gpu_layers,
-                n_threads=self.n_threads,
-                flash_attn=self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-                offload_kqv=self.context_params.offload_kqv,
-            )
+            return _native.ModelDrafter(self._open_target(), drafter, **settings)
+        if isinstance(drafter, MTP):
+            if drafter.model_path is not None:
+                require_gguf(str(drafter.model_path), "MTP head")
+            draft_max = self._draft_max_of(drafter)
+            return _native.MTPDrafter(self._open_target(), drafter, draft_max, self._load_mtp, **settings)
+        if isinstance(drafter, Eagle3):
+            require_gguf(str(drafter.model_path), "EAGLE-3 head")
+            return _native.Eagle3Drafter(self._open_target(), drafter, **settings)
         return _native.CallbackDrafter(drafter)
 
     def _close_native(self) -> None:
@@ -333,6 +351,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._model_params = params
+        params.load_mtp = self._load_mtp
         if self._on_load is not None:
             on_load = self._on_load
 
