@@ -37,10 +37,13 @@ pyfly_status pyfly_target_llama_new(void * llama_context_pointer, pyfly_target *
     });
 }
 
-pyfly_status pyfly_model_inspect(const char * path, pyfly_model_info * out, pyfly_error * error) {
+pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error) {
     return guard(error, [&] {
         const pyfly::ModelFile file(path);
-        file.require_target();
+        file.require_model();
+        if (wants_mtp != 0) {
+            file.require_mtp();
+        }
         std::snprintf(out->architecture, sizeof(out->architecture), "%s", file.architecture().c_str());
         out->n_nextn = file.n_nextn();
         out->mtp_draft_max = file.mtp_draft_max();

@@ -137,7 +137,7 @@ void ModelFile::require_loadable() const {
     }
 }
 
-void ModelFile::require_target() const {
+void ModelFile::require_model() const {
     require_loadable();
     if (is_head_only()) {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ +
@@ -146,7 +146,30 @@ void ModelFile::require_target() const {
     }
     if (architecture_ == "eagle3" || architecture_ == "dflash") {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' is a head of architecture " + architecture_ +
-                                              ", not a model; load its target and give it the head as drafter");
+                                              ", not a model; load its target and give it the head as a drafter");
+    }
+}
+
+void ModelFile::require_mtp() const {
+    require_loadable();
+    if (n_nextn() < 1) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "'" + path_ +
+                                                   "' has no MTP head (no NextN layers); give a companion file as "
+                                                   "MTP(model_path=...) or choose another drafter");
+    }
+    if (mtp_draft_max() < 1) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the " + std::to_string(n_nextn()) +
+                                                   " NextN layer(s) of '" + path_ + "', of architecture " +
+                                                   architecture_ + "; choose another drafter");
+    }
+    const int64_t n_block = integer("block_count").value_or(0);
+    for (int64_t i = n_block - n_nextn(); i < n_block && !is_split(); i++) {
+        for (const char * tensor : {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}) {
+            if (!has_tensor(block(i, tensor))) {
+                throw Error(PYFLY_STATUS_INVALID, "the MTP head in '" + path_ + "' lacks the tensor " +
+                                                      block(i, tensor) + "; convert or download the model again");
+            }
+        }
     }
 }
 

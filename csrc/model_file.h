@@ -46,8 +46,12 @@ class ModelFile {
     // Throws Error(PYFLY_STATUS_INVALID) where loading the file, or decoding with it, would end the process.
     void require_loadable() const;
 
-    // Throws Error(PYFLY_STATUS_INVALID) for what cannot be a target.
-    void require_target() const;
+    // Throws Error(PYFLY_STATUS_INVALID) for what is not a whole model.
+    void require_model() const;
+
+    // Throws Error unless the file has an MTP head: INCOMPATIBLE if it has none that llama.cpp can run, INVALID if the
+    // head's tensors are incomplete.
+    void require_mtp() const;
 
   private:
     struct Deleter {

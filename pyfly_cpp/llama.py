@@ -137,7 +137,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.trace = trace
         model_path = os.fspath(model_path)
         require_gguf(model_path)
-        info = _native.inspect_model(model_path)
         self.drafter_reason: str | None = None
         if drafter == "auto":
             drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
@@ -145,7 +144,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             drafter = draft_model
         drafters = require_drafters(drafter)
         # An MTP head is read with the model or never.
-        self._load_mtp = info.n_nextn > 0 and any(isinstance(d, MTP) and d.model_path is None for d in drafters)
+        self._load_mtp = any(isinstance(d, MTP) and d.model_path is None for d in drafters)
+        _native.inspect_model(model_path, self._load_mtp)  # refuses what would end the process
         cores = physical_cores()
         self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
         kwargs["n_threads"] = kwargs.get("n_threads") or cores

@@ -4,12 +4,22 @@
 #include <cmath>
 
 #include "error.h"
+#include "model_file.h"
 #include "rows.h"
 
 namespace pyfly {
 
+namespace {
+
+ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+    ModelFile(config.model_path ? config.model_path : "").require_model();
+    return load_draft(target, config, "draft model", false);
+}
+
+} // namespace
+
 DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config)
-    : p_min_(require_p_min(config.p_min)), model_(load_draft(target, config, "draft model", false)),
+    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")) {
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_.get()));
     n_ctx_ = llama_n_ctx_seq(context_.get());

@@ -14,44 +14,37 @@ HeadDrafter::Parts Mtp::load(const LlamaTarget & target, const pyfly_draft_model
     const auto refuse = [](pyfly_status status, const std::string & why) { throw Error(status, why); };
     const llama_model * target_model = llama_get_model(target.context());
     const std::string architecture = model_architecture(target_model);
-    int32_t n_heads = 0;
+    int32_t n_heads = llama_model_n_layer_nextn(target_model);
     std::string what = "the model";
     if (config.model_path == nullptr) {
-        n_heads = llama_model_n_layer_nextn(target_model);
-        if (n_heads < 1) {
-            refuse(PYFLY_STATUS_INCOMPATIBLE, "the model has no MTP head (no NextN layers in its file); give a companion "
-                                              "file as MTP(model_path=...) or choose another drafter");
+        if (mtp_draft_max(architecture, n_heads) < 1) {
+            refuse(PYFLY_STATUS_INCOMPATIBLE, "the model has no MTP head that llama.cpp can run (" +
+                                                  std::to_string(n_heads) + " NextN layers, architecture " +
+                                                  architecture + "); choose another drafter");
         }
         if (!is_loaded) {
-            refuse(PYFLY_STATUS_INVALID, "the model was loaded without its MTP head; give drafter=MTP() when it is loaded");
+            refuse(PYFLY_STATUS_INVALID,
+                   "the model was loaded without its MTP head; load it again with drafter=MTP() from the start");
         }
     } else {
         const ModelFile file(config.model_path);
+        file.require_mtp();
         what = "the MTP head '" + file.path() + "'";
-        file.require_loadable();
         n_heads = file.n_nextn();
-        if (n_heads < 1) {
-            refuse(PYFLY_STATUS_INCOMPATIBLE, "'" + file.path() + "' holds no MTP head (no NextN layers)");
-        }
         if (file.architecture() != architecture) {
             refuse(PYFLY_STATUS_INCOMPATIBLE, what + " is for models of architecture " + file.architecture() +
-                                                  ", the target's is " + architecture);
+                                                  ", the target's is " + architecture +
+                                                  "; use the head of this very model");
         }
         const int64_t width = file.integer("embedding_length").value_or(0);
-        if (width != llama_model_n_embd(target_model)) {
+        const int64_t target_width = llama_model_n_embd(target_model);
+        if (width != target_width) {
             refuse(PYFLY_STATUS_INCOMPATIBLE, what + " reads hidden states of width " + std::to_string(width) +
-                                                  ", the target's have " +
-                                                  std::to_string(llama_model_n_embd(target_model)) +
+                                                  ", the target's have " + std::to_string(target_width) +
                                                   "; use the head of this very model");
         }
     }
-    const int32_t most = mtp_draft_max(architecture, n_heads);
-    if (most == 0) {
-        refuse(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the " + std::to_string(n_heads) +
-                                              " NextN layer(s) of " + what + ", of architecture " + architecture +
-                                              "; choose another drafter");
-    }
-    if (draft_max > most) {
+    if (draft_max > mtp_draft_max(architecture, n_heads)) {
         refuse(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(draft_max) + ", but " + what + " has " +
                                          std::to_string(n_heads) +
                                          " chained NextN layers, which draft one token each; lower draft_max");

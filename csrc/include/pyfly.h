@@ -168,8 +168,9 @@ typedef struct pyfly_model_info {
 } pyfly_model_info;
 
 /* Reads the header of the GGUF file at `path` (UTF-8). PYFLY_STATUS_INVALID if it is none, or if loading it as a target
- * would end the process: the message says what is wrong with it. */
-pyfly_status pyfly_model_inspect(const char * path, pyfly_model_info * out, pyfly_error * error);
+ * would end the process: the message says what is wrong with it. With wants_mtp 1 also if its MTP head is incomplete,
+ * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
+pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 
