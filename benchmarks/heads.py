@@ -1,9 +1,9 @@
 """MTP and EAGLE-3 heads against llama.cpp's own drivers, on the same files and prompts.
 
-    python benchmarks/heads.py --mtp MODEL.gguf --target TARGET.gguf --eagle3 HEAD.gguf [--tool llama-speculative-simple]
+    python benchmarks/heads.py [--mtp MODEL] [--target TARGET --eagle3 HEAD] [--tool llama-speculative-simple]
 
-Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the tiny models of models/tiny are used and
-the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
+Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used,
+with the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
 prompt excluded; on an idle machine. README.md says how to build the tool.
 """
 
@@ -82,7 +82,9 @@ def run_tool(command: Sequence[str], prompt: str, totals: Totals) -> bool:
     return True
 
 
-def measure(name: str, target: str, drafter: MTP | Eagle3, tool: Sequence[str] | None, args: argparse.Namespace) -> None:
+def measure(
+    name: str, target: str, drafter: MTP | Eagle3, tool: Sequence[str] | None, args: argparse.Namespace
+) -> None:
     """One table row for each side."""
     settings = {"n_ctx": N_CTX, "n_threads": args.threads, "n_threads_batch": args.threads, "verbose": False}
     settings["n_gpu_layers"] = args.gpu_layers
@@ -118,7 +120,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=30, help="prompts (default 30)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens for each prompt (default 96)")
     parser.add_argument("--k", type=int, default=3, help="tokens drafted in a round (default 3)")
-    parser.add_argument("--threads", type=int, default=1, help="threads (default 1: the tiny models gain nothing from more)")
+    parser.add_argument("--threads", type=int, default=1, help="threads (default 1, best for the tiny models)")
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
     args = parser.parse_args()
     describe_machine()
@@ -127,10 +129,11 @@ def main() -> None:
         "--spec-draft-n-max", str(args.k), "--temp", "0", "-n", str(args.tokens), "-c", str(N_CTX),
         "-t", str(args.threads), "-tb", str(args.threads), "-ngl", n_layers,
     ]  # fmt: skip
-    mtp = [args.tool, "-m", args.mtp, "--spec-type", "draft-mtp", *common] if args.tool else None
-    measure("MTP", args.mtp, MTP(draft_max=args.k), mtp, args)
-    eagle3 = [args.tool, "-m", args.target, "-md", args.eagle3, "--spec-type", "draft-eagle3", *common] if args.tool else None
-    measure("EAGLE-3", args.target, Eagle3(args.eagle3, draft_max=args.k), eagle3, args)
+    mtp = ["-m", args.mtp, "--spec-type", "draft-mtp", *common]
+    measure("MTP", args.mtp, MTP(draft_max=args.k), [args.tool, *mtp] if args.tool else None, args)
+    eagle3 = ["-m", args.target, "-md", args.eagle3, "--spec-type", "draft-eagle3", *common]
+    drafter = Eagle3(args.eagle3, draft_max=args.k)
+    measure("EAGLE-3", args.target, drafter, [args.tool, *eagle3] if args.tool else None, args)
 
 
 if __name__ == "__main__":

@@ -52,24 +52,22 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
 
 pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error, [&] {
-        *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(llama_target(target), *config)};
-    });
+    return guard(error,
+                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(llama_target(target), *config)}; });
 }
 
 pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
                                    int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error) {
     return guard(error, [&] {
-        *out = new pyfly_drafter{
-            std::make_unique<pyfly::Mtp>(llama_target(target), *config, draft_max, is_loaded != 0)};
+        *out =
+            new pyfly_drafter{std::make_unique<pyfly::Mtp>(llama_target(target), *config, draft_max, is_loaded != 0)};
     });
 }
 
 pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                       pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error, [&] {
-        *out = new pyfly_drafter{std::make_unique<pyfly::Eagle3>(llama_target(target), *config)};
-    });
+    return guard(error,
+                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::Eagle3>(llama_target(target), *config)}; });
 }
 
 } // extern "C"

@@ -32,7 +32,8 @@ struct EngineDrafter {
 // The state between two rounds:
 //   history   committed tokens, then provisional ones (from the window's oldest open mismatch on)
 //   memory    the target has evaluated history[0 .. n_memory), n_memory < history.size(): the last token is evaluated
-//             by the next round, whose first row it yields; so are those before it that a recurrent target had to forget
+//             by the next round, whose first row it yields; so are those before it that a recurrent target had to
+//             forget
 //   pending   records of the provisional tokens, and for every open mismatch what rolling back to it needs
 class Engine {
   public:

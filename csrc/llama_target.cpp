@@ -117,7 +117,8 @@ void encode_rows(llama_context * context, const char * who, const float * rows, 
     batch.embd = const_cast<float *>(rows);
     const int32_t code = llama_encode(context, batch);
     if (code != 0) {
-        throw Error(PYFLY_STATUS_NATIVE, std::string("llama_encode on the ") + who + " returned " + std::to_string(code));
+        throw Error(PYFLY_STATUS_NATIVE,
+                    std::string("llama_encode on the ") + who + " returned " + std::to_string(code));
     }
     llama_synchronize(context);
 }

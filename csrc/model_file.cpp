@@ -12,9 +12,9 @@ namespace pyfly {
 namespace {
 
 // Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
-constexpr std::array with_graph = {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa",
-                                   "glm4moe",     "glm5-next",  "hy_v3",     "mimo2",      "nemotron_h_moe", "qwen35",
-                                   "qwen35moe",   "qwen3next",  "step35"};
+constexpr std::array with_graph = {"bailingmoe3",    "cohere2moe", "deepseek2", "deepseek32", "deepseek4",
+                                   "glm-dsa",        "glm4moe",    "glm5-next", "hy_v3",      "mimo2",
+                                   "nemotron_h_moe", "qwen35",     "qwen35moe", "qwen3next",  "step35"};
 // Those whose graph runs the block that is selected. The others abort where there is more than one.
 constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
 
@@ -64,7 +64,9 @@ int32_t mtp_draft_max(const std::string & architecture, int32_t n_nextn) {
 ModelFile::ModelFile(const std::string & path) : path_(path) {
     gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
     if (!gguf_) {
-        throw Error(PYFLY_STATUS_INVALID, "'" + path + "' is no complete GGUF file: its header is truncated or damaged; download or convert it again");
+        throw Error(PYFLY_STATUS_INVALID,
+                    "'" + path +
+                        "' is no complete GGUF file: its header is truncated or damaged; download or convert it again");
     }
     const int64_t key = gguf_find_key(gguf_.get(), "general.architecture");
     if (key >= 0 && gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_STRING) {

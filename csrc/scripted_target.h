@@ -14,7 +14,8 @@ class ScriptedTarget : public Target {
     // Requires n_vocab, n_ctx and n_batch >= 1; throws Error(PYFLY_STATUS_INVALID) otherwise.
     ScriptedTarget(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row, void * user);
 
-    // Behaves as a recurrent memory from now on: n_snapshots states behind the last token (>= 0), and checkpoints or none.
+    // Behaves as a recurrent memory from now on: n_snapshots states behind the last token (>= 0), and checkpoints or
+    // none.
     void limit(int32_t n_snapshots, bool has_checkpoints);
 
     int32_t n_vocab() const override { return n_vocab_; }

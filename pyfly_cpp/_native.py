@@ -243,8 +243,8 @@ class ModelInfo(NamedTuple):
 
 
 def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
-    """What the header of a GGUF file says; ValueError if it is none, or one that would end the process as a target. With
-    `wants_mtp` also if it has no MTP head that can be used."""
+    """What the header of a GGUF file says; ValueError if it is none, or one that would end the process as a target.
+    With `wants_mtp` also if it has no MTP head that can be used."""
     info = _ffi.new("pyfly_model_info *")
     _check(_lib.pyfly_model_inspect, _ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = _ffi.string(info.architecture).decode("utf-8", errors="replace")

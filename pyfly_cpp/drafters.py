@@ -98,8 +98,8 @@ class MTP:
 
 @dataclass(frozen=True)
 class Eagle3:
-    """An EAGLE-3 head: a one-layer model that reads the target's hidden states at three depths. It belongs to one model;
-    token embedding and output matrix may be the target's. Source: Li et al. 2025, "EAGLE-3".
+    """An EAGLE-3 head: a one-layer model that reads the target's hidden states at three depths. It belongs to one
+    model; token embedding and output matrix may be the target's. Source: Li et al. 2025, "EAGLE-3".
     """
 
     model_path: str | os.PathLike[str]

@@ -165,7 +165,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
             self._logits_all = 0
         self._stack.callback(self._close_native)
-        self.drafter = drafter  # type: ignore[assignment]  # "auto" was replaced
+        self.drafter = drafter
         self._require_fitting(self._draft_max)
 
     # ---- Settings that can change between requests -------------------------------------------------------------------
@@ -198,7 +198,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        return None if isinstance(self._drafter, (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)) else self._drafter
+        own = (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)
+        return None if isinstance(self._drafter, own) else self._drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -245,10 +246,12 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         drafter that is set later, go through checkpoints."""
         if not drafters or kwargs.get("embedding"):
             return 0
-        limits = [getattr(drafter, "draft_max", 10) if self._draft_max is None else self._draft_max for drafter in drafters]
+        draft_max = self._draft_max
+        if draft_max is None:
+            draft_max = max(getattr(drafter, "draft_max", 10) for drafter in drafters)
         parameters = inspect.signature(llama_cpp.Llama.__init__).parameters
-        n_ubatch = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
-        return max(0, min(max(limits), _MOST_SNAPSHOTS, n_ubatch - 1))
+        n_ubatch: int = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
+        return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 1))
 
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:

@@ -199,10 +199,11 @@ def test_exact_is_greedy_decoding(script, window, k):
 
 
 limits = st.tuples(st.integers(0, 12), st.booleans())
+parks = st.sets(st.integers(1, 12), max_size=3)
 
 
 @settings(max_examples=400, deadline=None)
-@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), limits, st.sets(st.integers(1, 12), max_size=3))
+@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), limits, parks)
 def test_a_recurrent_target_commits_the_same(script, tau, window, k, limit, park):
     """Snapshots, checkpoints or only the beginning to go back to: the tokens are those of an unlimited target. Without
     checkpoints no more is drafted than the snapshots can take back."""

@@ -23,7 +23,8 @@ class Drafter {
     }
 
     // The target has just evaluated tokens[n] at positions n_past, n_past + 1, ..., some of which may be drafts that do
-    // not survive. A drafter that reads the target's hidden states takes them here, before the next batch replaces them.
+    // not survive. A drafter that reads the target's hidden states takes them here, before the next batch replaces
+    // them.
     virtual void observe(const int32_t * tokens, size_t n, int32_t n_past) {
         (void) tokens;
         (void) n;

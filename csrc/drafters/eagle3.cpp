@@ -13,11 +13,11 @@ namespace pyfly {
 namespace {
 
 // Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
-constexpr std::array publishing = {
-    "bailingmoe3", "deepseek4",   "gemma4",     "gpt-oss",  "hunyuan-dense", "hunyuan_vl",     "lfm2",
-    "lfm2moe",     "llama",       "mimo2",      "minimax-01", "minimax-m2",  "muse-glimmer",   "nanbeige",
-    "nemotron_h",  "nemotron_h_moe", "qwen3",   "qwen35",   "qwen35moe",     "qwen3moe",       "qwen3next",
-    "qwen4exp"};
+constexpr std::array publishing = {"bailingmoe3",    "deepseek4",  "gemma4",       "gpt-oss",   "hunyuan-dense",
+                                   "hunyuan_vl",     "lfm2",       "lfm2moe",      "llama",     "mimo2",
+                                   "minimax-01",     "minimax-m2", "muse-glimmer", "nanbeige",  "nemotron_h",
+                                   "nemotron_h_moe", "qwen3",      "qwen35",       "qwen35moe", "qwen3moe",
+                                   "qwen3next",      "qwen4exp"};
 
 } // namespace
 

@@ -16,7 +16,8 @@ constexpr size_t n_rows_most = 192;  // more are cut back to that
 constexpr size_t n_rows_chunk = 128; // of a long batch at a time
 constexpr size_t n_merged = 16;      // most entries that are evaluated together with a draft's first step
 
-// How many tokens of `a`, which begins at position a_begin, agree with those of `b`, which begins at b_begin <= a_begin.
+// How many tokens of `a`, which begins at position a_begin, agree with those of `b`, which begins at b_begin <=
+// a_begin.
 size_t n_common(const std::vector<int32_t> & a, size_t a_begin, const std::vector<int32_t> & b, size_t b_begin,
                 size_t end) {
     const size_t b_end = std::min(end, b_begin + b.size());
@@ -97,7 +98,8 @@ void HeadDrafter::trim_rows() {
     }
     const size_t begin = std::min(seen_end() - n_rows_kept, next_entry() - 1);
     if (begin > rows_begin_) {
-        rows_.erase(rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>((begin - rows_begin_) * shape_.row_width));
+        rows_.erase(rows_.begin(),
+                    rows_.begin() + static_cast<std::ptrdiff_t>((begin - rows_begin_) * shape_.row_width));
         rows_begin_ = begin;
     }
 }
@@ -126,8 +128,8 @@ void HeadDrafter::gather_inputs(size_t entry, size_t n) {
 // Evaluates tokens[n] with the first n of inputs_, as entries from `entry` on. Rows are produced for all or none: where
 // they are wanted of some tokens only, the heads' graphs answer with those of the first ones.
 void HeadDrafter::evaluate(const int32_t * tokens, size_t n, size_t entry, bool with_rows) {
-    decode_tokens(context(), shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry), with_rows ? 0 : n,
-                  inputs_.data());
+    decode_tokens(context(), shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry),
+                  with_rows ? 0 : n, inputs_.data());
     n_evaluated_ += static_cast<int64_t>(n);
 }
 

@@ -164,7 +164,8 @@ int32_t pyfly_target_can_rewind(const pyfly_target * target);
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */
     int32_t n_nextn;       /* appended NextN (MTP) blocks */
-    int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run it */
+    int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
+                              it */
 } pyfly_model_info;
 
 /* Reads the header of the GGUF file at `path` (UTF-8). PYFLY_STATUS_INVALID if it is none, or if loading it as a target
@@ -195,9 +196,9 @@ pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_mo
                                      pyfly_drafter ** out, pyfly_error * error);
 
 /* Multi-token prediction with the NextN blocks of the target's own file (config->model_path NULL, `is_loaded` 1: the
- * model was loaded with load_mtp) or of a companion file. config->n_ctx and n_batch are ignored. At most draft_max tokens
- * will be asked for: chained blocks draft one each. Fails as pyfly_drafter_model_new does; PYFLY_STATUS_INCOMPATIBLE
- * also where there is no head, or one of another model. */
+ * model was loaded with load_mtp) or of a companion file. config->n_ctx and n_batch are ignored. At most draft_max
+ * tokens will be asked for: chained blocks draft one each. Fails as pyfly_drafter_model_new does;
+ * PYFLY_STATUS_INCOMPATIBLE also where there is no head, or one of another model. */
 pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
                                    int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error);
 

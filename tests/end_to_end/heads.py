@@ -59,8 +59,8 @@ def worst_gap(reference, prompt, tokens):
 
 
 def edit_gguf(source, destination, fields=None, tensors=None):
-    """A copy of a GGUF file. `fields`: value by name, replaced or added (as float32 or int32); `tensors(tensors)`: changes a dict of
-    arrays by name."""
+    """A copy of a GGUF file. `fields`: value by name, replaced or added (as float32 or uint32); `tensors(tensors)`:
+    changes a dict of arrays by name."""
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(source)
     fields = dict(fields or {})
@@ -72,7 +72,7 @@ def edit_gguf(source, destination, fields=None, tensors=None):
         value = fields.pop(name, entry.contents())
         writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
     for name, value in fields.items():
-        kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.INT32
+        kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
         writer.add_key_value(name, value, kind)
     arrays = {entry.name: entry.data.copy() for entry in reader.tensors}
     if tensors is not None:

@@ -197,7 +197,7 @@ def test_states_that_are_saved_and_loaded(llm):
 
 
 def test_a_target_without_a_head():
-    with pytest.raises(IncompatibleDraftError, match="no MTP head.*choose another drafter"):
+    with pytest.raises(IncompatibleDraftError, match=r"no MTP head.*choose another drafter"):
         FlyLlama(LLAMA, drafter=MTP(), **SETTINGS)
     llm = FlyLlama(LLAMA, **SETTINGS)
     with pytest.raises(IncompatibleDraftError, match="no MTP head"):
@@ -207,7 +207,7 @@ def test_a_target_without_a_head():
         llm.drafter = MTP(HYBRID)
     with pytest.raises(IncompatibleDraftError, match="has no MTP head"):
         llm.drafter = MTP(LLAMA)
-    with pytest.raises(ValueError, match="MTP head 'nowhere.gguf' cannot be read"):
+    with pytest.raises(ValueError, match=r"MTP head 'nowhere.gguf' cannot be read"):
         llm.drafter = MTP("nowhere.gguf")
     assert generate(llm, prompts(1)[0], 5)[1]
     llm.close()
@@ -240,7 +240,6 @@ def _two_blocks(tensors):
         tensors[name.replace("blk.4.", "blk.5.")] = tensors[name]
 
 
-
 TARGETS = {
     "two blocks on an architecture that runs one": (
         {"qwen35.nextn_predict_layers": 2, "qwen35.block_count": 6}, _two_blocks, "cannot run the 2 NextN layer"),
@@ -248,7 +247,7 @@ TARGETS = {
     "no attn_qkv": ({}, _without("blk.0.attn_qkv.weight"), "lacks the tensor blk.0.attn_qkv.weight"),
     "no attn_gate": ({}, _without("blk.2.attn_gate.weight"), "lacks the tensor blk.2.attn_gate.weight"),
     "a head without its trunk": ({}, _without("blk.0.attn_norm.weight"), "holds an MTP head without its model"),
-    "no eh_proj": ({}, _without("blk.4.nextn.eh_proj.weight"), "MTP head .* lacks the tensor blk.4.nextn.eh_proj.weight"),
+    "no eh_proj": ({}, _without("blk.4.nextn.eh_proj.weight"), "MTP head .* lacks the tensor blk.4.nextn.eh_proj"),
     "keys and values of other lengths": ({"qwen35.attention.value_length": 32}, None, "keys of 64 and values of 32"),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from pyfly_cpp import FlyLlama, Margin, Window
 MODEL = Path(__file__).parents[2] / "models" / "tiny" / "tiny-qwen35-mtp-f16.gguf"
 SETTINGS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 N_VOCAB = 1536
-# Twice the largest difference between batched and single evaluation of this model (1.7e-3; a wrong state is off by 0.5).
+# Twice the largest difference between batched and single evaluation of this model, 1.7e-3. A wrong state is off by 0.5.
 TOLERANCE = 4e-3
 
 
