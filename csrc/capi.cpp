@@ -93,6 +93,17 @@ pyfly_status pyfly_target_scripted_new(int32_t n_vocab, int32_t n_ctx, int32_t n
     });
 }
 
+pyfly_status pyfly_target_scripted_limit(pyfly_target * target, int32_t n_snapshots, int32_t has_checkpoints,
+                                         pyfly_error * error) {
+    return guard(error, [&] {
+        auto * scripted = dynamic_cast<pyfly::ScriptedTarget *>(target->impl.get());
+        if (scripted == nullptr) {
+            throw Error(PYFLY_STATUS_INVALID, "only a scripted target can be limited");
+        }
+        scripted->limit(n_snapshots, has_checkpoints != 0);
+    });
+}
+
 void pyfly_target_free(pyfly_target * target) {
     delete target;
 }
@@ -222,6 +233,10 @@ const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_his
 
 size_t pyfly_engine_n_evaluated(const pyfly_engine * engine) {
     return engine->impl.n_evaluated();
+}
+
+pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error) {
+    return guard(error, [&] { engine->impl.park(n_keep); });
 }
 
 pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error) {

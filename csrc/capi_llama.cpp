@@ -1,12 +1,29 @@
 // The functions of pyfly.h that need llama.cpp.
 
+#include <cstdio>
+
 #include "drafters/draft_model.h"
+#include "drafters/eagle3.h"
+#include "drafters/mtp.h"
 #include "guard.h"
 #include "handles.h"
 #include "llama_target.h"
+#include "model_file.h"
 
 using pyfly::Error;
 using pyfly::guard;
+
+namespace {
+
+pyfly::LlamaTarget & llama_target(pyfly_target * target) {
+    auto * llama = dynamic_cast<pyfly::LlamaTarget *>(target->impl.get());
+    if (llama == nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "a drafter with a model of its own needs a llama target");
+    }
+    return *llama;
+}
+
+} // namespace
 
 extern "C" {
 
@@ -20,15 +37,37 @@ pyfly_status pyfly_target_llama_new(void * llama_context_pointer, pyfly_target *
     });
 }
 
+pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error) {
+    return guard(error, [&] {
+        const pyfly::ModelFile file(path);
+        file.require_model();
+        if (wants_mtp != 0) {
+            file.require_mtp();
+        }
+        std::snprintf(out->architecture, sizeof(out->architecture), "%s", file.architecture().c_str());
+        out->n_nextn = file.n_nextn();
+        out->mtp_draft_max = file.mtp_draft_max();
+    });
+}
+
 pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      pyfly_drafter ** out, pyfly_error * error) {
+    return guard(error,
+                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(llama_target(target), *config)}; });
+}
+
+pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
+                                   int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error) {
     return guard(error, [&] {
-        const auto * llama_target = dynamic_cast<const pyfly::LlamaTarget *>(target->impl.get());
-        if (llama_target == nullptr) {
-            throw Error(PYFLY_STATUS_INVALID, "a draft model needs a llama target");
-        }
-        *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(*llama_target, *config)};
+        *out =
+            new pyfly_drafter{std::make_unique<pyfly::Mtp>(llama_target(target), *config, draft_max, is_loaded != 0)};
     });
+}
+
+pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                      pyfly_drafter ** out, pyfly_error * error) {
+    return guard(error,
+                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::Eagle3>(llama_target(target), *config)}; });
 }
 
 } // extern "C"

@@ -80,8 +80,11 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
         }
     }
     is_active_ = false;
-    target_.truncate(static_cast<int32_t>(n_evaluated));
-    n_memory_ = n_evaluated;
+    if (checkpoint_.size() > n_evaluated || !std::equal(checkpoint_.begin(), checkpoint_.end(), history.begin())) {
+        target_.forget_checkpoint(); // it is of another text
+        checkpoint_.clear();
+    }
+    n_memory_ = static_cast<size_t>(target_.truncate(static_cast<int32_t>(n_evaluated)));
     history_ = std::move(history);
     sampler_ = std::move(sampler);
     window_ = Window(config_.window);
@@ -96,7 +99,50 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     last_loose_ = -1;
     strict_until_ = 0;
     round_ = 0;
-    is_active_ = true;
+    is_active_ = has_sequence_ = true;
+}
+
+// Evaluates tokens[n] behind what the memory holds.
+void Engine::evaluate(const int32_t * tokens, size_t n, size_t first_row) {
+    const int32_t n_past = static_cast<int32_t>(n_memory_);
+    try {
+        target_.evaluate(tokens, n, n_past, first_row);
+    } catch (...) {
+        n_memory_ = static_cast<size_t>(target_.truncate(n_past));
+        throw;
+    }
+    n_memory_ += n;
+    for (const EngineDrafter & d : drafters_) {
+        if (d.draft_max > 0 && target_.can_rewind()) {
+            d.drafter->observe(tokens, n, n_past);
+        }
+    }
+}
+
+// Most drafts of a round.
+int64_t Engine::draft_max() const {
+    int64_t n = 0;
+    for (const EngineDrafter & d : drafters_) {
+        n = std::max<int64_t>(n, d.draft_max);
+    }
+    return n;
+}
+
+// Evaluates the history up to position n, no rows wanted.
+void Engine::catch_up(size_t n) {
+    while (n_memory_ < n) {
+        const size_t n_batch = std::min(n - n_memory_, static_cast<size_t>(target_.n_batch()));
+        evaluate(history_.data() + n_memory_, n_batch, n_batch);
+        (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n_batch);
+    }
+}
+
+void Engine::checkpoint() {
+    if (target_.checkpoint()) {
+        checkpoint_.assign(history_.begin(), history_.begin() + static_cast<std::ptrdiff_t>(n_memory_));
+    } else {
+        checkpoint_.clear();
+    }
 }
 
 size_t Engine::prefill(bool all_rows) {
@@ -105,20 +151,23 @@ size_t Engine::prefill(bool all_rows) {
     }
     const Stopwatch stopwatch(stats_.us_prefill);
     const size_t n_batch = static_cast<size_t>(target_.n_batch());
-    // The first round evaluates the last batch together with its draft; if every row is wanted, only the last token.
-    const size_t n_first_round = all_rows ? 1 : n_batch;
+    // The first round evaluates the last batch together with its draft; if every row is wanted, only the last token. So
+    // does a recurrent target, whose state before it is worth a checkpoint: another answer starts from there.
+    const size_t n_first_round = all_rows || is_limited() ? 1 : n_batch;
     size_t n_left = history_.size() - n_memory_;
     if (n_left > n_first_round) {
-        const size_t n = std::min(n_batch, n_left - (all_rows ? 1 : 0));
-        target_.evaluate(history_.data() + n_memory_, n, static_cast<int32_t>(n_memory_), all_rows ? 0 : n);
+        const size_t n = std::min(n_batch, n_left - 1);
         prompt_row_begin_ = static_cast<int32_t>(n_memory_);
-        n_memory_ += n;
+        evaluate(history_.data() + n_memory_, n, all_rows ? 0 : n);
         prompt_row_end_ = all_rows ? static_cast<int32_t>(n_memory_) : prompt_row_begin_;
         stats_.prefilled += static_cast<int64_t>(n);
         n_left -= n;
         return n_left; // > 0: the caller reads the rows before it asks again
     }
     prompt_row_begin_ = prompt_row_end_ = 0;
+    if (is_limited() && n_memory_ > 0 && checkpoint_.size() != n_memory_) {
+        checkpoint();
+    }
     for (size_t i = 0; i < drafters_.size() && target_.can_rewind(); i++) {
         const EngineDrafter & d = drafters_[i];
         if (d.draft_max < 1 || (config_.adaptive && !governor_.can_pay(static_cast<int32_t>(i), d.draft_max))) {
@@ -142,7 +191,8 @@ Engine::Proposal Engine::propose(int32_t n_room) {
     const int64_t n_unevaluated = static_cast<int64_t>(history_.size() - n_memory_);
     const int64_t n_max =
         std::min({static_cast<int64_t>(n_room) - 1, target_.n_ctx() - static_cast<int64_t>(history_.size()),
-                  target_.n_batch() - n_unevaluated});
+                  target_.n_batch() - n_unevaluated,
+                  static_cast<int64_t>(target_.can_checkpoint() ? Target::unlimited : target_.rewind_depth())});
     if (drafters_.empty() || n_max < 1 || !target_.can_rewind()) {
         return {};
     }
@@ -272,19 +322,25 @@ size_t Engine::round(int32_t n_room) {
     record_rows_.clear();
     const size_t n_before = history_.size();
     try {
+        if (is_limited() && static_cast<int64_t>(n_before - n_memory_) + draft_max() > target_.n_batch()) {
+            catch_up(n_before - 1); // too much was forgotten to go with this round's batch
+        }
         const Proposal proposal = propose(n_room);
         const std::vector<int32_t> & draft = proposal.tokens;
+        if (static_cast<int64_t>(draft.size()) > target_.rewind_depth() && !window_.oldest_open()) {
+            catch_up(n_before - 1);
+            checkpoint(); // an open window has one, further back
+        }
         const size_t first_row = n_before - n_memory_ - 1;
         int64_t us = 0;
         {
             const Stopwatch stopwatch(us);
             std::vector<int32_t> batch(history_.begin() + static_cast<std::ptrdiff_t>(n_memory_), history_.end());
             batch.insert(batch.end(), draft.begin(), draft.end());
-            target_.evaluate(batch.data(), batch.size(), static_cast<int32_t>(n_memory_), first_row);
-            n_memory_ += batch.size();
+            evaluate(batch.data(), batch.size(), first_row);
         }
         (first_row > 0 && round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
-        stats_.prefilled += static_cast<int64_t>(first_row);
+        (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(first_row);
         stats_.rounds++;
         stats_.drafted += static_cast<int64_t>(draft.size());
         for (size_t i = 0; i < draft.size(); i++) {
@@ -292,7 +348,15 @@ size_t Engine::round(int32_t n_room) {
         }
         const Stopwatch stopwatch(stats_.us_gate);
         verify(proposal, first_row);
-        truncate_memory(history_.size() - 1);
+        const std::optional<int64_t> open = window_.oldest_open();
+        if (is_limited() && open && *open >= static_cast<int64_t>(n_before)) {
+            // Later rounds may come back to this mismatch from further than the target can rewind. The tokens behind it
+            // go with the next round's batch.
+            truncate_memory(static_cast<size_t>(*open));
+            checkpoint();
+        } else {
+            truncate_memory(history_.size() - 1);
+        }
         round_++;
         if (config_.adaptive) {
             if (first_row == 0) {
@@ -561,8 +625,22 @@ const float * Engine::record_row(size_t i) const {
 
 void Engine::truncate_memory(size_t n) {
     if (n < n_memory_) {
-        target_.truncate(static_cast<int32_t>(n));
-        n_memory_ = n;
+        n_memory_ = static_cast<size_t>(target_.truncate(static_cast<int32_t>(n)));
+    }
+}
+
+// Leaves n positions in the target's memory, for others to use; fewer if it held fewer, unless it had to forget them.
+void Engine::keep(size_t n) {
+    truncate_memory(n);
+    if (is_limited()) {
+        catch_up(std::min(n, history_.size()));
+    }
+    target_.settle();
+}
+
+void Engine::park(size_t n_keep) {
+    if (has_sequence_) {
+        keep(n_keep);
     }
 }
 
@@ -572,8 +650,9 @@ void Engine::end(size_t n_keep) {
     pending_.clear();
     window_.clear();
     sampler_.reset(); // it may hold callbacks that live no longer than the request
-    if (target_.can_rewind()) {
-        truncate_memory(n_keep);
+    if (has_sequence_) {
+        has_sequence_ = false;
+        keep(n_keep);
     }
 }
 

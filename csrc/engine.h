@@ -32,7 +32,8 @@ struct EngineDrafter {
 // The state between two rounds:
 //   history   committed tokens, then provisional ones (from the window's oldest open mismatch on)
 //   memory    the target has evaluated history[0 .. n_memory), n_memory < history.size(): the last token is evaluated
-//             by the next round, whose first row it yields
+//             by the next round, whose first row it yields; so are those before it that a recurrent target had to
+//             forget
 //   pending   records of the provisional tokens, and for every open mismatch what rolling back to it needs
 class Engine {
   public:
@@ -47,6 +48,7 @@ class Engine {
     size_t prefill(bool all_rows);
     const float * prompt_row(int32_t position) const;
     size_t round(int32_t n_room);
+    void park(size_t n_keep);
     void end(size_t n_keep);
 
     const std::vector<pyfly_record> & records() const { return records_; }
@@ -88,6 +90,12 @@ class Engine {
         size_t position; // of its first token
     };
 
+    bool is_limited() const { return target_.rewind_depth() != Target::unlimited; }
+    int64_t draft_max() const;
+    void evaluate(const int32_t * tokens, size_t n, size_t first_row);
+    void catch_up(size_t n);
+    void checkpoint();
+    void keep(size_t n);
     Proposal propose(int32_t n_room);
     Proposal draft_first(int64_t n_max);
     Proposal draft_best(int64_t n_max);
@@ -116,7 +124,9 @@ class Engine {
     std::unique_ptr<Sampler> sampler_;
     std::vector<int32_t> history_;
     size_t n_memory_ = 0;
-    bool is_active_ = false;
+    std::vector<int32_t> checkpoint_; // the tokens whose state the target's checkpoint is
+    bool is_active_ = false;          // rounds may follow
+    bool has_sequence_ = false;       // from begin() to end(), also after an error
     int32_t round_ = 0;
     std::vector<Pending> pending_;
     std::vector<Open> open_;

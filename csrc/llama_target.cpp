@@ -5,6 +5,7 @@
 #include <string>
 
 #include "error.h"
+#include "llama_ext.h"
 
 namespace pyfly {
 
@@ -35,6 +36,16 @@ void protect_vocabulary(Target & target, const llama_model * model) {
 
 } // namespace
 
+bool is_recurrent(const llama_model * model) {
+    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+std::string model_architecture(const llama_model * model) {
+    char name[128] = "";
+    llama_model_meta_val_str(model, "general.architecture", name, sizeof(name));
+    return name;
+}
+
 LlamaTarget::LlamaTarget(llama_context * context)
     : Target(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)))), context_(context),
       thread_pool_(std::max(llama_n_threads(context), llama_n_threads_batch(context))) {
@@ -42,7 +53,9 @@ LlamaTarget::LlamaTarget(llama_context * context)
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_ctx_ = static_cast<int32_t>(llama_n_ctx_seq(context));
     n_batch_ = static_cast<int32_t>(llama_n_batch(context));
-    can_rewind_ = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    if (is_recurrent(model)) {
+        rollback_.emplace(static_cast<int32_t>(llama_n_rs_seq(context)));
+    }
     if (n_vocab_ < 1 || llama_get_memory(context) == nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "this model cannot generate text: it has no vocabulary or no memory");
     }
@@ -50,9 +63,11 @@ LlamaTarget::LlamaTarget(llama_context * context)
     thread_pool_.attach(context);
 }
 
-void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
-                   size_t first_row) {
-    // The batch's arrays are ours: llama_batch_init would allocate and free them for every call.
+namespace {
+
+// A batch of sequence 0 whose arrays are kept between calls: llama_batch_init would allocate and free them every time.
+// Valid until the next call on this thread.
+llama_batch make_batch(size_t n, int32_t n_past, size_t first_row) {
     thread_local std::vector<llama_pos> positions;
     thread_local std::vector<int32_t> n_seq_ids;
     thread_local std::vector<llama_seq_id *> seq_ids;
@@ -68,14 +83,24 @@ void decode_tokens(llama_context * context, const char * who, const int32_t * to
     }
     llama_batch batch = {};
     batch.n_tokens = static_cast<int32_t>(n);
-    batch.token = const_cast<llama_token *>(tokens); // llama_decode does not write to it
     batch.pos = positions.data();
     batch.n_seq_id = n_seq_ids.data();
     batch.seq_id = seq_ids.data();
     batch.logits = outputs.data();
+    return batch;
+}
+
+} // namespace
+
+void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
+                   size_t first_row, const float * inputs) {
+    llama_batch batch = make_batch(n, n_past, first_row);
+    batch.token = const_cast<llama_token *>(tokens); // llama_decode does not write to it
+    batch.embd = const_cast<float *>(inputs);
     const int32_t code = llama_decode(context, batch);
     if (code != 0) {
-        llama_memory_seq_rm(llama_get_memory(context), 0, n_past, -1);
+        // A recurrent state is of no use after half a batch, and cutting it may succeed and be wrong.
+        llama_memory_seq_rm(llama_get_memory(context), 0, is_recurrent(llama_get_model(context)) ? -1 : n_past, -1);
         const char * why = code == 1    ? "no room in its KV cache for this batch; raise n_ctx"
                            : code == 2  ? "the decode was aborted"
                            : code == -1 ? "the batch was refused"
@@ -86,8 +111,27 @@ void decode_tokens(llama_context * context, const char * who, const int32_t * to
     llama_synchronize(context);
 }
 
+void encode_rows(llama_context * context, const char * who, const float * rows, size_t n) {
+    // The encoder does not use the positions, but llama.cpp wants them to continue from its memory.
+    llama_batch batch = make_batch(n, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
+    batch.embd = const_cast<float *>(rows);
+    const int32_t code = llama_encode(context, batch);
+    if (code != 0) {
+        throw Error(PYFLY_STATUS_NATIVE,
+                    std::string("llama_encode on the ") + who + " returned " + std::to_string(code));
+    }
+    llama_synchronize(context);
+}
+
 void LlamaTarget::evaluate(const int32_t * tokens, size_t n, int32_t n_past, size_t first_row) {
+    act();
+    if (rollback_) {
+        rollback_->forget_batch(); // should this throw
+    }
     decode_tokens(context_, "target", tokens, n, n_past, first_row);
+    if (rollback_) {
+        rollback_->evaluated(n);
+    }
 }
 
 const float * LlamaTarget::row(size_t i) {
@@ -98,12 +142,94 @@ const float * LlamaTarget::row(size_t i) {
     return row;
 }
 
-void LlamaTarget::truncate(int32_t n) {
-    const llama_memory_t memory = llama_get_memory(context_);
-    // From position -1 on: removing a whole sequence works for every kind of memory.
-    if (llama_memory_seq_pos_max(memory, 0) >= n && !llama_memory_seq_rm(memory, 0, n > 0 ? n : -1, -1)) {
+int32_t LlamaTarget::n_held() const {
+    return llama_memory_seq_pos_max(llama_get_memory(context_), 0) + 1;
+}
+
+int32_t LlamaTarget::truncate(int32_t n) {
+    if (rollback_) {
+        return rollback_->truncate(n_held(), n);
+    }
+    if (n >= n_held()) {
+        return n_held();
+    }
+    if (!llama_memory_seq_rm(llama_get_memory(context_), 0, n, -1)) {
         throw Error(PYFLY_STATUS_NATIVE,
                     "the target's memory could not be rolled back to position " + std::to_string(n));
+    }
+    return n;
+}
+
+// Carries out what truncate() planned.
+void LlamaTarget::act() {
+    if (!rollback_) {
+        return;
+    }
+    const llama_memory_t memory = llama_get_memory(context_);
+    const Rollback::Plan plan = rollback_->take();
+    bool is_done = true;
+    switch (plan.way) {
+        case Rollback::Way::stay:
+            break;
+        case Rollback::Way::snapshot:
+            is_done = llama_memory_seq_rm(memory, 0, plan.n, -1);
+            break;
+        case Rollback::Way::checkpoint:
+            // The recurrent part is replaced; what the attention part of a hybrid memory holds behind it is cut off.
+            is_done = llama_state_seq_set_data_ext(context_, checkpoint_.data(), checkpoint_.size(), 0,
+                                                   LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == checkpoint_.size() &&
+                      llama_memory_seq_rm(memory, 0, plan.n, -1);
+            break;
+        case Rollback::Way::clear:
+            llama_memory_seq_rm(memory, 0, -1, -1); // removing a whole sequence works for every kind of memory
+            break;
+    }
+    if (!is_done) {
+        llama_memory_seq_rm(memory, 0, -1, -1);
+        throw Error(PYFLY_STATUS_NATIVE, "the target's recurrent state could not be rolled back to position " +
+                                             std::to_string(plan.n) + "; decode without a drafter");
+    }
+}
+
+void LlamaTarget::keep_nextn(bool is_kept) {
+    n_nextn_users_ += is_kept ? 1 : -1;
+    llama_set_embeddings_nextn(context_, n_nextn_users_ > 0, /*masked=*/false);
+}
+
+void LlamaTarget::keep_layer_input(uint32_t layer, bool is_kept) {
+    n_layer_users_[layer] += is_kept ? 1 : -1;
+    llama_set_embeddings_layer_inp(context_, layer, n_layer_users_[layer] > 0);
+}
+
+bool LlamaTarget::checkpoint() {
+    if (!rollback_ || rollback_->will_restore_checkpoint()) {
+        return true;
+    }
+    if (!has_checkpoints_) {
+        return false;
+    }
+    act();
+    rollback_->forget_checkpoint();
+    checkpoint_.resize(llama_state_seq_get_size_ext(context_, 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+    const size_t n_written = llama_state_seq_get_data_ext(context_, checkpoint_.data(), checkpoint_.size(), 0,
+                                                          LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    has_checkpoints_ = n_written > 0 && n_written == checkpoint_.size();
+    if (has_checkpoints_) {
+        rollback_->checkpointed(n_held());
+    }
+    return has_checkpoints_;
+}
+
+void LlamaTarget::forget_checkpoint() {
+    if (rollback_) {
+        rollback_->forget_checkpoint();
+    }
+}
+
+void LlamaTarget::settle() {
+    act();
+    if (rollback_) {
+        rollback_->forget_batch();
     }
 }
 

@@ -23,12 +23,27 @@ class Target {
     // Logits row [n_vocab] that follows the token at index i >= first_row of the last evaluate(). Valid until the next.
     virtual const float * row(size_t i) = 0;
 
-    // Forgets every position >= n. Throws Error if that is not possible.
-    virtual void truncate(int32_t n) = 0;
+    // Forgets every position >= n and returns how many are left: n, or fewer where the memory cannot go back to exactly
+    // n (recurrent states) or held fewer. The caller evaluates the tokens in between again.
+    virtual int32_t truncate(int32_t n) = 0;
 
-    // Whether truncate() can take back positions that were evaluated one or more batches ago. Where it cannot, the
-    // engine does not speculate.
-    virtual bool can_rewind() const = 0;
+    // How many of the tokens of the last evaluate(), never all of them, truncate() can take back exactly.
+    // unlimited: any number, of any evaluate().
+    static constexpr int32_t unlimited = INT32_MAX;
+    virtual int32_t rewind_depth() const { return unlimited; }
+
+    // Where the depth is limited: keeps the present state, so that truncate(m) leaves at least the positions of now for
+    // every later m >= them. One state is kept, the latest. False if the memory cannot do that.
+    virtual bool checkpoint() { return true; }
+    virtual void forget_checkpoint() {}
+
+    virtual bool can_checkpoint() const { return true; }
+
+    // Whether positions can be taken back at all. Where they cannot, the engine does not speculate.
+    bool can_rewind() const { return rewind_depth() > 0 || can_checkpoint(); }
+
+    // Somebody else may use the memory now: it holds what the last truncate() left.
+    virtual void settle() {}
 
     bool is_protected(int32_t token) const { return protected_[static_cast<size_t>(token)]; }
     bool is_eog(int32_t token) const { return eog_[static_cast<size_t>(token)]; }

@@ -1,6 +1,6 @@
 """pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python."""
 
-from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup
+from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.errors import (
     BusyError,
     ContextFullError,
@@ -19,6 +19,7 @@ from pyfly_cpp.window import Window
 __version__ = "0.1.0"
 
 __all__ = [
+    "MTP",
     "All",
     "Any",
     "BusyError",
@@ -26,6 +27,7 @@ __all__ = [
     "Decision",
     "DraftModel",
     "Drafter",
+    "Eagle3",
     "Entropy",
     "Exact",
     "FlyLlama",

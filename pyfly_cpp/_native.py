@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -233,6 +234,23 @@ def verify(
     return judged, list(tokens[0 : n_tokens[0]])
 
 
+class ModelInfo(NamedTuple):
+    """`pyfly_model_info` of pyfly.h."""
+
+    architecture: str
+    n_nextn: int
+    mtp_draft_max: int
+
+
+def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
+    """What the header of a GGUF file says; ValueError if it is none, or one that would end the process as a target.
+    With `wants_mtp` also if it has no MTP head that can be used."""
+    info = _ffi.new("pyfly_model_info *")
+    _check(_lib.pyfly_model_inspect, _ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
+    architecture = _ffi.string(info.architecture).decode("utf-8", errors="replace")
+    return ModelInfo(architecture, int(info.n_nextn), int(info.mtp_draft_max))
+
+
 # ---- Callbacks -------------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +323,7 @@ class Target(_Handle):
 
     @property
     def can_rewind(self) -> bool:
-        """Whether evaluated positions can be taken back, which speculation needs."""
+        """Whether evaluated positions can be taken back, which speculation needs. Known once a prompt was evaluated."""
         return bool(_lib.pyfly_target_can_rewind(self.pointer))
 
 
@@ -329,6 +347,10 @@ class ScriptedTarget(Target):
             _lib.pyfly_target_scripted_new, _lib.pyfly_target_free, "pyfly_target",
             n_vocab, n_ctx, n_batch, _lib.pyfly_py_row, self._self,
         )  # fmt: skip
+
+    def limit(self, n_snapshots: int, has_checkpoints: bool) -> None:
+        """Makes it behave as a recurrent memory does."""
+        _check(_lib.pyfly_target_scripted_limit, self.pointer, n_snapshots, int(has_checkpoints))
 
 
 def _address(pointer: Any) -> int:
@@ -387,27 +409,60 @@ class ModelDrafter(Drafter):
         *,
         n_gpu_layers: int,
         n_threads: int,
-        flash_attn: bool,
-        offload_kqv: bool,
+        flash_attn: int,
+        offload_kqv: int,
     ) -> None:
         self._target = target
-        path = _ffi.new("char[]", str(config.model_path).encode("utf-8"))
-        native = _ffi.new(
-            "pyfly_draft_model_config *",
-            {
-                "model_path": path,
-                "n_ctx": config.n_ctx or 0,
-                "n_batch": config.n_batch or 0,
-                "n_gpu_layers": n_gpu_layers if config.n_gpu_layers is None else config.n_gpu_layers,
-                "n_threads": config.n_threads or n_threads,
-                "flash_attn": int(flash_attn),
-                "offload_kqv": int(offload_kqv),
-                "type_k": -1 if config.type_k is None else config.type_k,
-                "type_v": -1 if config.type_v is None else config.type_v,
-                "p_min": config.p_min,
-            },
+        native, _path = _draft_model_config(
+            config.model_path,
+            config.p_min,
+            n_ctx=config.n_ctx or 0,
+            n_batch=config.n_batch or 0,
+            n_gpu_layers=n_gpu_layers if config.n_gpu_layers is None else config.n_gpu_layers,
+            n_threads=config.n_threads or n_threads,
+            flash_attn=flash_attn,
+            offload_kqv=offload_kqv,
+            type_k=-1 if config.type_k is None else config.type_k,
+            type_v=-1 if config.type_v is None else config.type_v,
         )
         super().__init__(_lib.pyfly_drafter_model_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native)
+
+
+class MTPDrafter(Drafter):
+    """`pyfly_cpp.MTP`, loaded. `is_loaded`: the target was loaded with its MTP blocks. Must be closed before its target
+    is."""
+
+    name = "MTP"
+
+    def __init__(
+        self, target: LlamaTarget, config: _drafters.MTP, draft_max: int, is_loaded: bool, **settings: int
+    ) -> None:
+        self._target = target
+        native, _path = _draft_model_config(config.model_path, config.p_min, **settings)
+        super().__init__(
+            _lib.pyfly_drafter_mtp_new, _lib.pyfly_drafter_free, "pyfly_drafter",
+            target.pointer, native, draft_max, int(is_loaded),
+        )  # fmt: skip
+
+
+class Eagle3Drafter(Drafter):
+    """`pyfly_cpp.Eagle3`, loaded. Must be closed before its target is."""
+
+    name = "EAGLE-3"
+
+    def __init__(self, target: LlamaTarget, config: _drafters.Eagle3, **settings: int) -> None:
+        self._target = target
+        native, _path = _draft_model_config(config.model_path, config.p_min, **settings)
+        super().__init__(
+            _lib.pyfly_drafter_eagle3_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native
+        )
+
+
+def _draft_model_config(path: str | os.PathLike[str] | None, p_min: float, **fields: int) -> tuple[Any, Any]:
+    """A pyfly_draft_model_config, and the buffer of its path, which must live as long."""
+    buffer = _ffi.NULL if path is None else _ffi.new("char[]", os.fspath(path).encode("utf-8"))
+    given = {"model_path": buffer, "p_min": p_min, "type_k": -1, "type_v": -1, **fields}
+    return _ffi.new("pyfly_draft_model_config *", given), buffer
 
 
 class CallbackDrafter(Drafter):
@@ -528,6 +583,10 @@ class Engine(_Handle):
         """Positions of the sequence that the target's memory holds."""
         return int(_lib.pyfly_engine_n_evaluated(self.pointer))
 
+    def park(self, n_keep: int) -> None:
+        """Makes the target's memory hold exactly n_keep positions, for others to look at between two rounds."""
+        _check(_lib.pyfly_engine_park, self.pointer, n_keep)
+
     def end(self, n_keep: int) -> None:
         """Ends the sequence; the target's memory keeps at most its first n_keep positions."""
         _check(_lib.pyfly_engine_end, self.pointer, n_keep)
@@ -541,6 +600,7 @@ class Engine(_Handle):
         names = (
             "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
             "rejected_boundary", "rejected_safety", "rejected_loop", "loops", "rollbacks", "rolled_back", "prefilled",
+            "replayed",
         )  # fmt: skip
         return {
             **{name: int(getattr(s, name)) for name in names},

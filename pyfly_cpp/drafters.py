@@ -6,7 +6,6 @@ any `llama_cpp.llama_speculative.LlamaDraftModel`, that is, a callable from toke
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,11 @@ def _integer(name: str, value: object, low: int, high: int = 2**31 - 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         limit = f">= {low}" if high == 2**31 - 1 else f"in {low}..{high}"
         raise ValueError(f"{name} must be an integer {limit}, not {value!r}.")
+
+
+def _probability(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,62 @@ class DraftModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", os.fspath(self.model_path))
         _integer("draft_max", self.draft_max, 1)
-        if (
-            isinstance(self.p_min, bool)
-            or not isinstance(self.p_min, (int, float))
-            or not math.isfinite(self.p_min)
-            or not 0.0 <= self.p_min <= 1.0
-        ):
-            raise ValueError(f"p_min must be in [0, 1], not {self.p_min!r}.")
+        _probability("p_min", self.p_min)
         for name, low in (("n_ctx", 16), ("n_batch", 1), ("n_gpu_layers", -1), ("n_threads", 1)):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"
+
+
+@dataclass(frozen=True)
+class MTP:
+    """Multi-token prediction: the NextN blocks that many models carry in their own file (or in a companion file). They
+    read the target's hidden states, use the weights that are loaded, and cost one block for each drafted token.
+    """
+
+    model_path: str | os.PathLike[str] | None = None
+    """Path of the companion GGUF file; None: the head is in the target's own file."""
+
+    draft_max: int = 3
+    """Most tokens in a round (K), >= 1. Chained heads draft one token each, so no more than there are."""
+
+    p_min: float = 0.0
+    """Stop drafting where the head's top probability falls under this, in [0, 1]. 0 never stops early."""
+
+    def __post_init__(self) -> None:
+        if self.model_path is not None:
+            object.__setattr__(self, "model_path", os.fspath(self.model_path))
+        _integer("draft_max", self.draft_max, 1)
+        _probability("p_min", self.p_min)
+
+    def __str__(self) -> str:
+        return "MTP head" if self.model_path is None else f"MTP head {os.path.basename(self.model_path)}"
+
+
+@dataclass(frozen=True)
+class Eagle3:
+    """An EAGLE-3 head: a one-layer model that reads the target's hidden states at three depths. It belongs to one
+    model; token embedding and output matrix may be the target's. Source: Li et al. 2025, "EAGLE-3".
+    """
+
+    model_path: str | os.PathLike[str]
+    """Path of the head's GGUF file."""
+
+    draft_max: int = 3
+    """Most tokens in a round (K), >= 1."""
+
+    p_min: float = 0.0
+    """Stop drafting where the head's top probability falls under this, in [0, 1]. 0 never stops early."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_path", os.fspath(self.model_path))
+        _integer("draft_max", self.draft_max, 1)
+        _probability("p_min", self.p_min)
+
+    def __str__(self) -> str:
+        return f"EAGLE-3 head {os.path.basename(self.model_path)}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +164,7 @@ class PromptLookup:
         return "prompt lookup"
 
 
-Drafter = Union[DraftModel, PromptLookup, LlamaDraftModel]
+Drafter = Union[DraftModel, Eagle3, MTP, PromptLookup, LlamaDraftModel]
 
 
 def require_drafters(drafter: object) -> tuple[Drafter, ...]:
@@ -128,9 +175,9 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
         if not drafter:
             raise ValueError("the list of drafters is empty; give at least one, or None for plain decoding.")
         return tuple(d for one in drafter for d in require_drafters(one))
-    if isinstance(drafter, (DraftModel, PromptLookup)) or callable(drafter):
+    if isinstance(drafter, (DraftModel, Eagle3, MTP, PromptLookup)) or callable(drafter):
         return (drafter,)
     raise ValueError(
-        "drafter must be DraftModel(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a callable from tokens to "
-        f"tokens), a list of these, or None, not {drafter!r}."
+        "drafter must be DraftModel(...), MTP(...), Eagle3(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a "
+        f"callable from tokens to tokens), a list of these, or None, not {drafter!r}."
     )

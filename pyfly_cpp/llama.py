@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ import numpy.typing as npt
 from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup, require_drafters
+from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
@@ -39,6 +41,7 @@ from pyfly_cpp.threads import physical_cores
 from pyfly_cpp.window import Window
 
 _UNLIMITED = 2**31 - 1
+_MOST_SNAPSHOTS = 16
 
 _BASE_PARAMETERS = {
     name
@@ -65,7 +68,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self,
         model_path: str | os.PathLike[str],
         *,
-        drafter: Drafter | Sequence[Drafter] | None = None,
+        drafter: Drafter | Sequence[Drafter] | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
         window: Window = Window(),  # noqa: B008 - frozen
         draft_max: int | None = None,
@@ -81,8 +84,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            drafter: `DraftModel(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`, several of these (the
-                cheapest first), or None for plain decoding. The base class's `draft_model=` does the same.
+            drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`,
+                several of these (the cheapest first), or None for plain decoding. The base class's `draft_model=` does
+                the same. "auto": the MTP head that the model carries, else `draft_model`, else prompt lookup;
+                `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand.
             draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
@@ -111,6 +116,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._rows = RowStore()
         self._python_seconds = 0.0
         self._accepted_earlier: dict[str, int] = {}
+        self._warned_plain = False
         self._on_load = on_load
         self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
@@ -122,9 +128,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
         draft_model = kwargs.pop("draft_model", None)
-        if draft_model is not None and drafter is not None:
+        if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
-        require_drafters(drafter)
         self._gate = require_gate(gate)
         self._window = _require_window(window)
         self._draft_max = _require_draft_max(draft_max)
@@ -134,7 +139,17 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.trace = trace
         model_path = os.fspath(model_path)
         require_gguf(model_path)
+        self.drafter_reason: str | None = None
+        if drafter == "auto":
+            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
+        elif drafter is None:
+            drafter = draft_model
+        drafters = require_drafters(drafter)
+        # An MTP head is read with the model or never.
+        self._load_mtp = any(isinstance(d, MTP) and d.model_path is None for d in drafters)
+        _native.inspect_model(model_path, self._load_mtp)  # refuses what would end the process
         cores = physical_cores()
+        self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
         kwargs["n_threads"] = kwargs.get("n_threads") or cores
         kwargs["n_threads_batch"] = kwargs.get("n_threads_batch") or cores
         try:
@@ -152,7 +167,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
             self._logits_all = 0
         self._stack.callback(self._close_native)
-        self.drafter = drafter if drafter is not None else draft_model
+        self.drafter = drafter
         self._require_fitting(self._draft_max)
 
     # ---- Settings that can change between requests -------------------------------------------------------------------
@@ -186,7 +201,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        return None if isinstance(self._drafter, (DraftModel, PromptLookup, list, tuple)) else self._drafter
+        own = (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)
+        return None if isinstance(self._drafter, own) else self._drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -225,6 +241,20 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         k: int = getattr(drafter, "draft_max", 10) if self._draft_max is None else self._draft_max
         n_batch: int = self.n_batch
         return min(k, n_batch - 1)
+
+    def _wanted_snapshots(self, drafters: Sequence[Drafter], kwargs: dict[str, Any]) -> int:
+        """How many states behind the last token a recurrent model should keep; llama.cpp ignores it for others.
+
+        A roll-back within a round is free with as many as drafts; each costs one state in memory. Deeper drafts, and a
+        drafter that is set later, go through checkpoints."""
+        if not drafters or kwargs.get("embedding"):
+            return 0
+        draft_max = self._draft_max
+        if draft_max is None:
+            draft_max = max(getattr(drafter, "draft_max", 10) for drafter in drafters)
+        parameters = inspect.signature(llama_cpp.Llama.__init__).parameters
+        n_ubatch: int = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
+        return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 1))
 
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:
@@ -283,26 +313,28 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             target.protect(self._protected)
             self._target = target
             self._engine = _native.Engine(target)
-            if not target.can_rewind and self._drafter is not None and self.verbose:
-                print(
-                    "FlyLlama: this model's memory cannot be rolled back; decoding without speculation.",
-                    file=sys.stderr,
-                )
         return self._target
 
     def _make_drafter(self, drafter: Drafter) -> _native.Drafter:
         if isinstance(drafter, PromptLookup):
             return _native.LookupDrafter(drafter)
+        settings = {
+            "n_gpu_layers": self.model_params.n_gpu_layers,
+            "n_threads": self.n_threads,
+            "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
+            "offload_kqv": int(self.context_params.offload_kqv),
+        }
         if isinstance(drafter, DraftModel):
             require_gguf(str(drafter.model_path), "draft model")
-            return _native.ModelDrafter(
-                self._open_target(),
-                drafter,
-                n_gpu_layers=self.model_params.n_gpu_layers,
-                n_threads=self.n_threads,
-                flash_attn=self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-                offload_kqv=self.context_params.offload_kqv,
-            )
+            return _native.ModelDrafter(self._open_target(), drafter, **settings)
+        if isinstance(drafter, MTP):
+            if drafter.model_path is not None:
+                require_gguf(str(drafter.model_path), "MTP head")
+            draft_max = self._draft_max_of(drafter)
+            return _native.MTPDrafter(self._open_target(), drafter, draft_max, self._load_mtp, **settings)
+        if isinstance(drafter, Eagle3):
+            require_gguf(str(drafter.model_path), "EAGLE-3 head")
+            return _native.Eagle3Drafter(self._open_target(), drafter, **settings)
         return _native.CallbackDrafter(drafter)
 
     def _close_native(self) -> None:
@@ -335,6 +367,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._model_params = params
+        params.load_mtp = self._load_mtp
         if self._on_load is not None:
             on_load = self._on_load
 
@@ -347,6 +380,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
             self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
             params.progress_callback = self._progress_callback
+
+    @property
+    def context_params(self) -> Any:
+        """llama_context_params of the base class."""
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+        params.n_rs_seq = self._n_snapshots
 
     # ---- Generation --------------------------------------------------------------------------------------------------
 
@@ -404,7 +447,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             sampler = make_sampler()
             self._rows.clear()
             self.records = []
-            n_evaluated = self._reusable_prefix(history, target)
+            n_evaluated = self._reusable_prefix(history)
             limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
             engine.configure(
                 self._gate,
@@ -416,11 +459,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 keep_rows=keep_rows,
             )
             engine.begin(history, n_evaluated, sampler.sampler)
+            n_evaluated = engine.n_evaluated  # a recurrent state may have had to go back further
+            if self.verbose and n_evaluated:
+                n_left = len(history) - n_evaluated
+                print(f"FlyLlama: {n_evaluated} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
             self.input_ids[: len(history)] = history
             self.n_tokens = n_evaluated
             self._requires_eval = True
         try:
             self._prefill(engine, generation, history, n_evaluated, request)
+            self._warn_if_plain(target)
             rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
             generated: list[int] = []
             while True:
@@ -435,6 +483,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     self.input_ids[self.n_tokens] = generated[-1]
                     history = [*self.input_ids[: self.n_tokens + 1].tolist(), *sent]
                     engine.begin(history, self.n_tokens, sampler.sampler)
+                    self.n_tokens = engine.n_evaluated
                     self.input_ids[: len(history)] = history
                 self._prefill(engine, generation, history, self.n_tokens, request)
                 rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
@@ -457,15 +506,18 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
         return history
 
-    def _reusable_prefix(self, history: list[int], target: _native.LlamaTarget) -> int:
+    def _reusable_prefix(self, history: list[int]) -> int:
         """How many tokens of `history` the KV cache holds already; always leaves the last one to evaluate."""
         n: int = self.longest_token_prefix(self._input_ids.tolist(), history)
-        n = min(n, len(history) - 1)
-        if n < self.n_tokens and not target.can_rewind:
-            n = 0  # a recurrent state cannot go back to a prefix: start over
-        if self.verbose and n:
-            print(f"FlyLlama: {n} prompt tokens reused, {len(history) - n} to evaluate", file=sys.stderr)
-        return n
+        return min(n, len(history) - 1)
+
+    def _warn_if_plain(self, target: _native.LlamaTarget) -> None:
+        """Says once that a drafter is of no use."""
+        if self._native_drafters and not self._warned_plain and not target.can_rewind:
+            self._warned_plain = True
+            warnings.warn(
+                "this model's memory cannot be rolled back, so it is decoded without speculation.", stacklevel=3
+            )
 
     def _prefill(
         self, engine: _native.Engine, generation: int, history: list[int], n_evaluated: int, request: _Request
@@ -617,11 +669,19 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _scores(self) -> Any:
         return super()._scores if self._logits_all else self._rows
 
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation."""
+        with self._exclusive():
+            self._supersede()
+            super().eval(tokens)
+
     # ---- States ------------------------------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
         with self._exclusive():
+            if self._engine is not None:
+                self._engine.park(self.n_tokens)  # during a generation: what it holds beyond is not part of the state
             if self._logits_all:
                 return super().save_state()
             context = self._ctx.ctx

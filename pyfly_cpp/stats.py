@@ -58,6 +58,8 @@ class Stats:
     """Tokens taken back by them."""
     prefilled: int = 0
     """Prompt tokens evaluated."""
+    replayed: int = 0
+    """Tokens evaluated again because a recurrent state had to go back further than wanted."""
     drafted_at_depth: tuple[int, ...] = ()
     """Drafted tokens by their place in the round's draft, the first one first."""
     accepted_at_depth: tuple[int, ...] = ()

@@ -121,12 +121,15 @@ class Oracle:
         return out
 
 
-def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, stop_after=None, n_batch=64):
-    """Committed tokens up to EOG; checks on the way that positions never go back."""
+def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_max=None, limit=None, park=()):
+    """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: arguments of
+    `ScriptedTarget.limit`; `park`: after which rounds the memory is to hold the committed tokens but the last."""
     with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch) as target:
         target.protect([PROTECTED], [EOG])
+        if limit is not None:
+            target.limit(*limit)
         with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
-            engine.configure(gate, window, [(drafter, k)])
+            engine.configure(gate, window, [(drafter, k if draft_max is None else draft_max)])
             engine.begin(PROMPT)
             while engine.prefill():
                 pass
@@ -140,10 +143,19 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, stop_after=None, n
                     assert position == len(PROMPT) + len(out)
                     out.append(token)
                 assert engine.history()[: len(PROMPT) + len(out)].tolist() == PROMPT + out
-                assert engine.n_evaluated == len(engine.history()) - 1
+                assert engine.n_evaluated <= len(engine.history()) - 1
+                if limit is None:
+                    assert engine.n_evaluated == len(engine.history()) - 1
+                if len(out) and engine.counters()["rounds"] in park:
+                    engine.park(len(PROMPT) + len(out) - 1)
+                    assert engine.n_evaluated == len(PROMPT) + len(out) - 1
             counters = engine.counters()
             assert counters["committed"] >= len(out)
             assert counters["matched"] + counters["loose_accepted"] <= counters["drafted"]
+            assert limit is not None or counters["replayed"] == 0
+            engine.end(len(PROMPT) + len(out) - 1)
+            if out:
+                assert engine.n_evaluated == len(PROMPT) + len(out) - 1
             return out[: out.index(EOG) + 1] if EOG in out else out
 
 
@@ -184,6 +196,56 @@ def test_exact_is_greedy_decoding(script, window, k):
         text.append(script.choice(text))
     expected = text[len(PROMPT) :]
     assert run_engine(script, Exact(), window, k, 30)[:30] == expected
+
+
+limits = st.tuples(st.integers(0, 12), st.booleans())
+parks = st.sets(st.integers(1, 12), max_size=3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), limits, parks)
+def test_a_recurrent_target_commits_the_same(script, tau, window, k, limit, park):
+    """Snapshots, checkpoints or only the beginning to go back to: the tokens are those of an unlimited target. Without
+    checkpoints no more is drafted than the snapshots can take back."""
+    draft_max = k if limit[1] else min(k, limit[0])
+    expected = run_engine(script, Margin(tau), window, k, 25, draft_max=draft_max)
+    tokens = run_engine(script, Margin(tau), window, k, 25, limit=limit, park=park, n_batch=12)
+    n = min(len(tokens), len(expected))
+    assert n >= min(25, len(expected))
+    assert tokens[:n] == expected[:n]
+
+
+@pytest.mark.parametrize("limit", [(0, True), (2, True), (5, True), (5, False)])
+def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_anew(limit):
+    script = Script(3, 0.5, -9.0)
+    n_shown = [0]
+
+    def row(history):
+        n_shown[0] += 1
+        return script.row(history)
+
+    with ScriptedTarget(row, N_VOCAB, 4096, 64) as target, Engine(target) as engine:
+        target.limit(*limit)
+        engine.configure(Exact(), Window(), [(CallbackDrafter(lambda h: script.draft(h, 5)), 5)])
+        prompt = [2, 3, 4, 5, 6, 7, 8] * 5
+        outputs = []
+        for history, n_evaluated in ((prompt, 0), (prompt, 34), ([*prompt[:20], 2, 2, 2], 20), (prompt, 20)):
+            engine.begin(history, n_evaluated)
+            assert engine.n_evaluated == (34 if n_evaluated == 34 and limit == (5, True) else 0)
+            while engine.prefill():
+                pass
+            out = []
+            while len(out) < 20:
+                engine.round()
+                out += [token for _, token in engine.tokens()]
+            text = list(history)
+            for token in out:
+                assert token == script.choice(text)
+                text.append(token)
+            outputs.append(out[:20])
+            engine.end(len(history) + 10)
+            assert engine.n_evaluated == len(history) + 10
+        assert outputs[0] == outputs[1] == outputs[3]
 
 
 def test_a_window_across_rounds_is_withheld_until_it_is_decided():

@@ -2,93 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "error.h"
+#include "model_file.h"
 #include "rows.h"
 
 namespace pyfly {
 
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft) {
-    const auto number = [](int64_t n) { return std::to_string(n); };
-    const auto differs = [&](const char * what, int64_t a, int64_t b) {
-        return std::string("the draft's ") + what + " is " + number(b) + ", the target's " + number(a);
-    };
-    if (llama_vocab_type(target) != llama_vocab_type(draft)) {
-        return differs("tokenizer type", llama_vocab_type(target), llama_vocab_type(draft));
-    }
-    const int32_t n_target = llama_vocab_n_tokens(target);
-    const int32_t n_draft = llama_vocab_n_tokens(draft);
-    // The text of tokens first: it says more than two numbers do.
-    for (int32_t token = 0; token < std::min(n_target, n_draft); token++) {
-        const char * a = llama_vocab_get_text(target, token);
-        const char * b = llama_vocab_get_text(draft, token);
-        if (std::strcmp(a, b) != 0) {
-            return "token " + number(token) + " is '" + a + "' in the target and '" + b + "' in the draft";
-        }
-    }
-    if (n_target != n_draft) {
-        return differs("vocabulary size", n_target, n_draft);
-    }
-    if (llama_vocab_bos(target) != llama_vocab_bos(draft)) {
-        return differs("BOS token", llama_vocab_bos(target), llama_vocab_bos(draft));
-    }
-    if (llama_vocab_eos(target) != llama_vocab_eos(draft)) {
-        return differs("EOS token", llama_vocab_eos(target), llama_vocab_eos(draft));
-    }
-    return {};
+namespace {
+
+ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+    ModelFile(config.model_path ? config.model_path : "").require_model();
+    return load_draft(target, config, "draft model", false);
 }
 
-DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config) : p_min_(config.p_min) {
-    const std::string path = config.model_path ? config.model_path : "";
-    if (!(p_min_ >= 0.0 && p_min_ <= 1.0)) {
-        throw Error(PYFLY_STATUS_INVALID, "p_min must be in [0, 1]");
-    }
-    llama_model_params model_params = llama_model_default_params();
-    model_params.n_gpu_layers = config.n_gpu_layers;
-    model_.reset(llama_model_load_from_file(path.c_str(), model_params));
-    if (!model_) {
-        throw Error(PYFLY_STATUS_NATIVE,
-                    "llama.cpp could not load the draft model '" + path + "'; check that it is a complete GGUF file");
-    }
-    const llama_vocab * vocab = llama_model_get_vocab(model_.get());
-    const std::string difference =
-        vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())), vocab);
-    if (!difference.empty()) {
-        throw Error(PYFLY_STATUS_INCOMPATIBLE, "the draft model '" + path +
-                                                   "' does not share the target's vocabulary: " + difference +
-                                                   "; use a draft of the same model family");
-    }
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) : static_cast<uint32_t>(target.n_ctx());
-    params.n_batch =
-        config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
-    params.n_batch = std::clamp(params.n_batch, uint32_t{2}, params.n_ctx); // two tokens follow a fully accepted draft
-    params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
-    params.n_threads = config.n_threads;
-    params.n_threads_batch = config.n_threads;
-    params.flash_attn_type = config.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    params.offload_kqv = config.offload_kqv != 0;
-    if (config.type_k >= 0) {
-        params.type_k = static_cast<ggml_type>(config.type_k);
-    }
-    if (config.type_v >= 0) {
-        params.type_v = static_cast<ggml_type>(config.type_v);
-    }
-    context_.reset(llama_init_from_model(model_.get(), params));
-    if (!context_ || llama_get_memory(context_.get()) == nullptr) {
-        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp could not create a context for the draft model '" + path +
-                                             "'; lower the draft's n_ctx or choose another cache type");
-    }
-    target.thread_pool().attach(context_.get());
-    n_vocab_ = llama_vocab_n_tokens(vocab);
+} // namespace
+
+DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config)
+    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config)),
+      context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")) {
+    n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_.get()));
     n_ctx_ = llama_n_ctx_seq(context_.get());
     n_batch_ = llama_n_batch(context_.get());
     if (n_ctx_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
     }
     can_shift_ = llama_memory_can_shift(llama_get_memory(context_.get()));
-    can_rewind_ = !llama_model_is_recurrent(model_.get()) && !llama_model_is_hybrid(model_.get());
+    can_rewind_ = !is_recurrent(model_.get());
 }
 
 void DraftModel::forget_all() {

@@ -1,18 +1,10 @@
 // A second, cheaper model of the same vocabulary, decoded greedily.
 #pragma once
 
-#include <memory>
-#include <string>
-
+#include "draft_context.h"
 #include "drafter.h"
-#include "llama.h"
-#include "llama_target.h"
-#include "pyfly.h"
 
 namespace pyfly {
-
-// Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not.
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft);
 
 // Keeps the draft's KV cache for what it drafted and trims it after verification: a verified batch is never evaluated
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
@@ -27,24 +19,17 @@ class DraftModel : public Drafter {
     int64_t n_evaluated() const override { return n_evaluated_; }
 
   private:
-    struct ModelDeleter {
-        void operator()(llama_model * model) const { llama_model_free(model); }
-    };
-    struct ContextDeleter {
-        void operator()(llama_context * context) const { llama_free(context); }
-    };
-
     void sync(const std::vector<int32_t> & history);
     void forget_from(size_t n);
     void forget_all();
     void make_room(size_t n_history, size_t n_new);
     void evaluate(const int32_t * tokens, size_t n, bool with_row);
 
-    std::unique_ptr<llama_model, ModelDeleter> model_;
-    std::unique_ptr<llama_context, ContextDeleter> context_;
+    double p_min_;
+    ModelPointer model_;
+    ContextPointer context_;
     int32_t n_vocab_;
     size_t n_ctx_, n_batch_;
-    double p_min_;
     bool can_shift_, can_rewind_;
     std::vector<int32_t> cached_; // tokens in the draft's memory, at positions 0, 1, ...
     size_t offset_ = 0;           // where cached_ begins in the history

@@ -22,6 +22,15 @@ class Drafter {
         return 0;
     }
 
+    // The target has just evaluated tokens[n] at positions n_past, n_past + 1, ..., some of which may be drafts that do
+    // not survive. A drafter that reads the target's hidden states takes them here, before the next batch replaces
+    // them.
+    virtual void observe(const int32_t * tokens, size_t n, int32_t n_past) {
+        (void) tokens;
+        (void) n;
+        (void) n_past;
+    }
+
     // Proposes at most n_max tokens to follow `history` (not empty), to `out` (empty on entry). None is a valid answer.
     virtual void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) = 0;
 

@@ -151,8 +151,27 @@ pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protect
 /* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);
 
-/* Whether positions can be taken back: 1 all of them, 0 none (recurrent state). */
+/* Makes a scripted target behave as a recurrent memory: it can go back to the last n_snapshots tokens of its last batch
+ * (>= 0), to one checkpoint if has_checkpoints is 1, and to the beginning. */
+pyfly_status pyfly_target_scripted_limit(pyfly_target * target, int32_t n_snapshots, int32_t has_checkpoints,
+                                         pyfly_error * error);
+
+/* Whether positions can be taken back, which speculation needs: 0 only for a recurrent memory without snapshots whose
+ * state llama.cpp refused to copy. */
 int32_t pyfly_target_can_rewind(const pyfly_target * target);
+
+/* What the header of a GGUF file says about decoding with it. */
+typedef struct pyfly_model_info {
+    char architecture[64]; /* "general.architecture", zero-terminated */
+    int32_t n_nextn;       /* appended NextN (MTP) blocks */
+    int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
+                              it */
+} pyfly_model_info;
+
+/* Reads the header of the GGUF file at `path` (UTF-8). PYFLY_STATUS_INVALID if it is none, or if loading it as a target
+ * would end the process: the message says what is wrong with it. With wants_mtp 1 also if its MTP head is incomplete,
+ * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
+pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 
@@ -175,6 +194,17 @@ typedef struct pyfly_draft_model_config {
  * when the vocabularies differ: the message names the first difference. */
 pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      pyfly_drafter ** out, pyfly_error * error);
+
+/* Multi-token prediction with the NextN blocks of the target's own file (config->model_path NULL, `is_loaded` 1: the
+ * model was loaded with load_mtp) or of a companion file. config->n_ctx and n_batch are ignored. At most draft_max
+ * tokens will be asked for: chained blocks draft one each. Fails as pyfly_drafter_model_new does;
+ * PYFLY_STATUS_INCOMPATIBLE also where there is no head, or one of another model. */
+pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
+                                   int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error);
+
+/* An EAGLE-3 head in a file of its own. Otherwise as pyfly_drafter_mtp_new. */
+pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                      pyfly_drafter ** out, pyfly_error * error);
 
 typedef enum pyfly_lookup_match {
     PYFLY_LOOKUP_LATEST = 0,  /* the most recent earlier occurrence, overlaps allowed */
@@ -252,6 +282,7 @@ typedef struct pyfly_stats {
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
     int64_t prefilled;                       /* prompt tokens evaluated */
+    int64_t replayed;                        /* tokens evaluated again: a recurrent state had to go back further */
     int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
@@ -318,8 +349,13 @@ const float * pyfly_engine_record_row(const pyfly_engine * engine, size_t i);
  * the row that is being sampled. Valid until the next call. */
 const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_history);
 
-/* Positions of the sequence that the target's memory holds. */
+/* Positions of the sequence that the target's memory holds. A recurrent target may hold fewer than were asked for at
+ * pyfly_engine_begin. */
 size_t pyfly_engine_n_evaluated(const pyfly_engine * engine);
+
+/* Makes the target's memory hold exactly the first n_keep positions, fewer if it held fewer, so that somebody else may
+ * look at it between two rounds (to save its state, say). The next round evaluates again what it misses. */
+pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
 
 /* Ends the sequence: provisional tokens are dropped and the target keeps the first n_keep positions of its memory,
  * fewer if it held fewer. */

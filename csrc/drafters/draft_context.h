@@ -1,0 +1,40 @@
+// What every drafter with a model of its own needs: the model, its context, and that it fits the target.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "llama.h"
+#include "llama_target.h"
+#include "pyfly.h"
+
+namespace pyfly {
+
+struct ModelDeleter {
+    void operator()(llama_model * model) const { llama_model_free(model); }
+};
+struct ContextDeleter {
+    void operator()(llama_context * context) const { llama_free(context); }
+};
+using ModelPointer = std::unique_ptr<llama_model, ModelDeleter>;
+using ContextPointer = std::unique_ptr<llama_context, ContextDeleter>;
+
+// Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not.
+std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft);
+
+// Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
+double require_p_min(double p_min);
+
+// Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error: NATIVE if
+// llama.cpp cannot, INCOMPATIBLE if the vocabularies differ.
+ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
+                        bool load_mtp);
+
+// Parameters of a context that runs beside the target's.
+llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config);
+
+// Creates the context, on the target's threads. Throws Error(PYFLY_STATUS_NATIVE) if llama.cpp cannot.
+ContextPointer make_draft_context(const LlamaTarget & target, llama_model * model, const llama_context_params & params,
+                                  const char * what);
+
+} // namespace pyfly

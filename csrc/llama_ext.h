@@ -1,0 +1,27 @@
+// Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
+// heads need. libllama exports them with C++ names, so a declaration is all it takes to link.
+#pragma once
+
+#include <cstdint>
+
+#include "llama.h"
+
+// Whether the context keeps the hidden states that NextN heads read: of every token of a batch, or (masked) of those
+// with logits only.
+LLAMA_API void llama_set_embeddings_nextn(struct llama_context * ctx, bool value, bool masked);
+
+// The kept states of the last batch, [n][llama_model_n_embd_out]; valid until the next batch.
+LLAMA_API float * llama_get_embeddings_nextn(struct llama_context * ctx);
+LLAMA_API float * llama_get_embeddings_nextn_ith(struct llama_context * ctx, int32_t i);
+
+// Which NextN block an MTP context runs, 0 for the first.
+LLAMA_API void llama_set_nextn_layer_offset(struct llama_context * ctx, int32_t offset);
+
+// Whether the context keeps the inputs of layer `lid`, and those of the last batch, [n][llama_model_n_embd]. Reading a
+// layer that is not kept, or keeping one that the model does not publish, aborts the process.
+LLAMA_API void llama_set_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid, bool value);
+LLAMA_API float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid);
+
+// The target layers whose inputs an EAGLE-3 head reads.
+LLAMA_API const int32_t * llama_model_target_layer_ids(const struct llama_model * model);
+LLAMA_API uint32_t llama_model_target_layer_ids_n(const struct llama_model * model);

@@ -1,0 +1,178 @@
+#include "model_file.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+
+#include "error.h"
+
+namespace pyfly {
+
+namespace {
+
+// Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
+constexpr std::array with_graph = {"bailingmoe3",    "cohere2moe", "deepseek2", "deepseek32", "deepseek4",
+                                   "glm-dsa",        "glm4moe",    "glm5-next", "hy_v3",      "mimo2",
+                                   "nemotron_h_moe", "qwen35",     "qwen35moe", "qwen3next",  "step35"};
+// Those whose graph runs the block that is selected. The others abort where there is more than one.
+constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
+
+template <size_t n> bool contains(const std::array<const char *, n> & names, const std::string & name) {
+    return std::any_of(names.begin(), names.end(), [&](const char * one) { return name == one; });
+}
+
+std::optional<int64_t> integer_at(const gguf_context * gguf, int64_t key) {
+    switch (gguf_get_kv_type(gguf, key)) {
+        case GGUF_TYPE_UINT8:
+            return gguf_get_val_u8(gguf, key);
+        case GGUF_TYPE_INT8:
+            return gguf_get_val_i8(gguf, key);
+        case GGUF_TYPE_UINT16:
+            return gguf_get_val_u16(gguf, key);
+        case GGUF_TYPE_INT16:
+            return gguf_get_val_i16(gguf, key);
+        case GGUF_TYPE_UINT32:
+            return gguf_get_val_u32(gguf, key);
+        case GGUF_TYPE_INT32:
+            return gguf_get_val_i32(gguf, key);
+        case GGUF_TYPE_UINT64:
+            return static_cast<int64_t>(gguf_get_val_u64(gguf, key));
+        case GGUF_TYPE_INT64:
+            return gguf_get_val_i64(gguf, key);
+        default:
+            return std::nullopt;
+    }
+}
+
+std::string block(int64_t i, const char * tensor) {
+    return "blk." + std::to_string(i) + "." + tensor;
+}
+
+} // namespace
+
+int32_t mtp_draft_max(const std::string & architecture, int32_t n_nextn) {
+    if (n_nextn < 1 || !contains(with_graph, architecture)) {
+        return 0;
+    }
+    if (n_nextn == 1) {
+        return INT32_MAX;
+    }
+    return contains(with_chain, architecture) ? n_nextn : 0;
+}
+
+ModelFile::ModelFile(const std::string & path) : path_(path) {
+    gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
+    if (!gguf_) {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "'" + path +
+                        "' is no complete GGUF file: its header is truncated or damaged; download or convert it again");
+    }
+    const int64_t key = gguf_find_key(gguf_.get(), "general.architecture");
+    if (key >= 0 && gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_STRING) {
+        architecture_ = gguf_get_val_str(gguf_.get(), key);
+    }
+}
+
+std::optional<int64_t> ModelFile::integer(const char * name) const {
+    const int64_t key = gguf_find_key(gguf_.get(), (architecture_ + "." + name).c_str());
+    return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
+}
+
+int64_t ModelFile::tensor_size(const std::string & name, int32_t dimension) const {
+    const int64_t tensor = gguf_find_tensor(gguf_.get(), name.c_str());
+    return tensor < 0 ? 0 : gguf_get_tensor_ne(gguf_.get(), tensor)[dimension];
+}
+
+std::optional<std::vector<int64_t>> ModelFile::read_integers(const std::string & name) const {
+    const int64_t tensor = gguf_find_tensor(gguf_.get(), name.c_str());
+    if (tensor < 0 || gguf_get_tensor_type(gguf_.get(), tensor) != GGML_TYPE_I64) {
+        return std::nullopt;
+    }
+    std::vector<int64_t> values(gguf_get_tensor_size(gguf_.get(), tensor) / sizeof(int64_t));
+    std::ifstream file(std::filesystem::u8path(path_), std::ios::binary);
+    file.seekg(
+        static_cast<std::streamoff>(gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), tensor)));
+    file.read(reinterpret_cast<char *>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(int64_t)));
+    return file ? std::optional(std::move(values)) : std::nullopt;
+}
+
+bool ModelFile::is_split() const {
+    const int64_t key = gguf_find_key(gguf_.get(), "split.count");
+    return key >= 0 && integer_at(gguf_.get(), key).value_or(0) > 1;
+}
+
+// llama.cpp's own criterion: it then takes every other tensor for optional.
+bool ModelFile::is_head_only() const {
+    return n_nextn() > 0 && !is_split() && !has_tensor("blk.0.attn_norm.weight");
+}
+
+void ModelFile::require_loadable() const {
+    const auto refuse = [&](const std::string & why) {
+        throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' " + why + "; convert or download the model again");
+    };
+    const int64_t n_block = integer("block_count").value_or(0);
+    if (n_nextn() < 0 || n_nextn() > n_block) {
+        refuse("claims " + std::to_string(n_nextn()) + " NextN layers of " + std::to_string(n_block) + " blocks");
+    }
+    const bool is_qwen35 = architecture_ == "qwen35" || architecture_ == "qwen35moe";
+    if (is_qwen35 || architecture_ == "eagle3") {
+        // The graphs assert that keys and values of a head are equally long.
+        const int64_t n_head = integer("attention.head_count").value_or(0);
+        const int64_t by_default = n_head > 0 ? integer("embedding_length").value_or(0) / n_head : 0;
+        const int64_t n_key = integer("attention.key_length").value_or(by_default);
+        const int64_t n_value = integer("attention.value_length").value_or(by_default);
+        if (n_key != n_value) {
+            refuse("has attention heads with keys of " + std::to_string(n_key) + " and values of " +
+                   std::to_string(n_value));
+        }
+    }
+    if (is_qwen35 && !is_split()) {
+        // The loader takes these for optional and the graph does not.
+        for (int64_t i = 0; i < n_block; i++) {
+            for (const char * tensor : {"attn_qkv.weight", "attn_gate.weight"}) {
+                if (has_tensor(block(i, "ssm_conv1d.weight")) && !has_tensor(block(i, tensor))) {
+                    refuse("lacks the tensor " + block(i, tensor));
+                }
+            }
+        }
+    }
+}
+
+void ModelFile::require_model() const {
+    require_loadable();
+    if (is_head_only()) {
+        throw Error(PYFLY_STATUS_INVALID, "'" + path_ +
+                                              "' holds an MTP head without its model; load the model and give it this "
+                                              "file as MTP(model_path=...)");
+    }
+    if (architecture_ == "eagle3" || architecture_ == "dflash") {
+        throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' is a head of architecture " + architecture_ +
+                                              ", not a model; load its target and give it the head as a drafter");
+    }
+}
+
+void ModelFile::require_mtp() const {
+    require_loadable();
+    if (n_nextn() < 1) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "'" + path_ +
+                                                   "' has no MTP head (no NextN layers); give a companion file as "
+                                                   "MTP(model_path=...) or choose another drafter");
+    }
+    if (mtp_draft_max() < 1) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the " + std::to_string(n_nextn()) +
+                                                   " NextN layer(s) of '" + path_ + "', of architecture " +
+                                                   architecture_ + "; choose another drafter");
+    }
+    const int64_t n_block = integer("block_count").value_or(0);
+    for (int64_t i = n_block - n_nextn(); i < n_block && !is_split(); i++) {
+        for (const char * tensor : {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}) {
+            if (!has_tensor(block(i, tensor))) {
+                throw Error(PYFLY_STATUS_INVALID, "the MTP head in '" + path_ + "' lacks the tensor " +
+                                                      block(i, tensor) + "; convert or download the model again");
+            }
+        }
+    }
+}
+
+} // namespace pyfly

@@ -1,0 +1,30 @@
+#include "rollback.h"
+
+namespace pyfly {
+
+int32_t Rollback::truncate(int32_t n_held, int32_t n) {
+    const int32_t n_now = planned_.way == Way::stay ? n_held : planned_.n;
+    if (n >= n_now) {
+        return n_now;
+    }
+    const int32_t depth = n_held - n;
+    if (n > 0 && depth <= n_snapshots_ && depth < n_last_) {
+        planned_ = {Way::snapshot, n};
+    } else if (checkpoint_ != none && checkpoint_ <= n) {
+        planned_ = {Way::checkpoint, checkpoint_};
+    } else {
+        planned_ = {Way::clear, 0};
+    }
+    return planned_.n;
+}
+
+Rollback::Plan Rollback::take() {
+    const Plan plan = planned_;
+    if (plan.way != Way::stay) {
+        n_last_ = 0;
+    }
+    planned_ = {Way::stay, 0};
+    return plan;
+}
+
+} // namespace pyfly

@@ -1,0 +1,55 @@
+// What can be taken back of a memory that holds a recurrent state. No llama.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pyfly {
+
+// A recurrent state cannot be cut like a KV cache: it is known only where it was kept. Two kinds of states are:
+//   snapshots   of the last tokens of the last batch (llama.cpp's n_rs_seq). Going back to one is free, but llama.cpp
+//               does it once for each batch, never beyond the batch's first token, and answers with a wrong state
+//               instead of an error where the batch was too short to fill them all.
+//   checkpoint  one copy of the state at some position, made on request. Restoring it loses what came after.
+// This class decides; the target acts. Nothing is done before the next batch needs it, so that several truncations in
+// a row become one and the single snapshot roll-back is enough for them.
+class Rollback {
+  public:
+    // How to get to `n` positions.
+    enum class Way { stay, snapshot, checkpoint, clear };
+    struct Plan {
+        Way way;
+        int32_t n;
+    };
+
+    explicit Rollback(int32_t n_snapshots) : n_snapshots_(n_snapshots) {}
+
+    // Plans to keep at most n of the n_held positions that the memory has, and returns how many will be kept: the most
+    // that can be, at or below what was planned before. 0 is always possible.
+    int32_t truncate(int32_t n_held, int32_t n);
+
+    // What is planned. It must be carried out now; planning starts anew.
+    Plan take();
+
+    bool will_restore_checkpoint() const { return planned_.way == Way::checkpoint; }
+    int32_t n_snapshots() const { return n_snapshots_; }
+
+    // A batch of n tokens was evaluated.
+    void evaluated(size_t n) { n_last_ = static_cast<int32_t>(n); }
+
+    // Somebody else used the memory, or a batch failed: nothing is known of its last batch.
+    void forget_batch() { n_last_ = 0; }
+
+    void checkpointed(int32_t n) { checkpoint_ = n; }
+    void forget_checkpoint() { checkpoint_ = none; }
+
+  private:
+    static constexpr int32_t none = -1;
+
+    int32_t n_snapshots_;
+    int32_t n_last_ = 0; // tokens of the last batch, if no snapshot of it was used
+    int32_t checkpoint_ = none;
+    Plan planned_ = {Way::stay, 0};
+};
+
+} // namespace pyfly

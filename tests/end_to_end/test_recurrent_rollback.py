@@ -1,0 +1,214 @@
+"""Hybrid targets: whatever is drafted and rejected, the state is that of the committed tokens."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyfly_cpp import FlyLlama, Margin, Window
+
+MODEL = Path(__file__).parents[2] / "models" / "tiny" / "tiny-qwen35-mtp-f16.gguf"
+SETTINGS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+N_VOCAB = 1536
+# Twice the largest difference between batched and single evaluation of this model, 1.7e-3. A wrong state is off by 0.5.
+TOLERANCE = 4e-3
+
+
+@pytest.fixture(scope="module")
+def reference():
+    llm = llama_cpp.Llama(str(MODEL), **SETTINGS)
+    yield llm
+    llm.close()
+
+
+def logits_after(llm):
+    """The row behind the last token of the context's last batch."""
+    return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (N_VOCAB,)).copy()
+
+
+def fresh_logits(reference, tokens):
+    reference.reset()
+    reference.eval(tokens)
+    return logits_after(reference)
+
+
+def plain(reference, prompt, n):
+    """Greedy tokens, one evaluation each."""
+    reference.reset()
+    reference.eval(prompt)
+    out = []
+    for _ in range(n):
+        out.append(int(logits_after(reference).argmax()))
+        reference.eval(out[-1:])
+    return out
+
+
+def assert_greedy(reference, prompt, tokens):
+    """Each token is the best one of a fresh evaluation of its own context, within the noise."""
+    reference.reset()
+    reference.eval(prompt)
+    for token in tokens:
+        row = logits_after(reference)
+        assert row.max() - row[token] < TOLERANCE
+        reference.eval([token])
+
+
+class Script:
+    """Proposes the true continuation with one wrong token, whose depth runs through all of them."""
+
+    def __init__(self, k):
+        self.k, self.n_calls, self.text = k, 0, []
+
+    def __call__(self, history):
+        draft = self.text[len(history) : len(history) + self.k]
+        wrong = self.n_calls % (self.k + 1)  # k: none
+        self.n_calls += 1
+        if wrong < len(draft):
+            draft[wrong] = (draft[wrong] + 1) % 1500
+        return np.array(draft, dtype=np.intc)
+
+
+def random_prompt(rng, n):
+    return [rng.randrange(1500) for _ in range(n)]
+
+
+def take(stream, n):
+    out = list(itertools.islice(stream, n))
+    stream.close()
+    return out
+
+
+# (drafted in a round, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
+@pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (6, 6), (6, 3), (4, 0)])
+def test_rejections_at_every_depth(reference, k, n_snapshots):
+    script = Script(k)
+    llm = FlyLlama(MODEL, drafter=script if n_snapshots else None, draft_max=n_snapshots, **SETTINGS)
+    llm.drafter, llm.draft_max = script, k
+    assert llama_cpp.llama_n_rs_seq(llm.ctx) == n_snapshots
+    rng = random.Random(k)
+    for i in range(200):
+        prompt = random_prompt(rng, rng.randrange(1, 12))
+        n = rng.randrange(1, 2 * k + 4)
+        script.text = prompt + plain(reference, prompt, n + k + 1)
+        tokens = take(llm.generate(prompt, temp=0.0), n)
+        assert_greedy(reference, prompt, tokens)
+        assert llm.n_tokens == len(prompt) + n - 1
+        if i % 4 == 0:  # the state is that of n_tokens tokens: whoever goes on from here sees it
+            llm.eval(tokens[-1:])
+            fresh = fresh_logits(reference, prompt + tokens)
+            np.testing.assert_allclose(logits_after(llm), fresh, atol=TOLERANCE)
+    stats = llm.stats
+    depths = stats.drafted_at_depth[:k]
+    assert len(depths) == k
+    assert all(0 < a < d for a, d in zip(stats.accepted_at_depth, depths))
+    assert (stats.replayed == 0) == (n_snapshots >= k)
+    llm.close()
+
+
+@pytest.mark.parametrize("n_snapshots", [3, 0])
+def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n_snapshots):
+    """Every draft is wrong, every mismatch deferred, no window ever holds: the text is the plain one."""
+
+    class Wrong:
+        def __call__(self, history):
+            nearest = fresh_logits(reference, [int(t) for t in history]).argsort()[::-1]
+            second = next(int(t) for t in nearest[1:] if t < 1500)
+            return np.array([second, 7, 7], dtype=np.intc)
+
+    gate, window = Margin(50.0), Window(4, rule="agree", across_rounds=True)
+    drafter = Wrong()
+    llm = FlyLlama(
+        MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=gate, window=window, **SETTINGS
+    )
+    llm.drafter, llm.draft_max = drafter, 3
+    prompt = random_prompt(random.Random(5), 9)
+    expected = plain(reference, prompt, 12)
+    assert take(llm.generate(prompt, temp=0.0), 12) == expected
+    assert llm.stats.rollbacks > 0
+    llm.eval([expected[-1]])
+    np.testing.assert_allclose(logits_after(llm), fresh_logits(reference, prompt + expected), atol=TOLERANCE)
+    llm.close()
+
+
+@pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (4, 0)])
+def test_states_that_are_saved_in_the_middle_of_a_round(reference, k, n_snapshots):
+    script = Script(k)
+    llm = FlyLlama(MODEL, drafter=script if n_snapshots else None, draft_max=n_snapshots, **SETTINGS)
+    llm.drafter, llm.draft_max = script, k
+    other = FlyLlama(MODEL, **SETTINGS)
+    prompt = random_prompt(random.Random(9), 20)
+    expected = plain(reference, prompt, 40)
+    script.text = prompt + expected
+    stream = llm.generate(prompt, temp=0.0)
+    out = []
+    for n in range(1, 31):
+        out.append(next(stream))
+        if n % 3 == 0:
+            other.drafter = None
+            other.load_state(_fitting(llm, other))
+            assert other.n_tokens == len(prompt) + n - 1
+            other.eval([expected[n - 1]])
+            np.testing.assert_allclose(
+                logits_after(other), fresh_logits(reference, prompt + expected[:n]), atol=TOLERANCE
+            )
+    stream.close()
+    assert out == expected[:30]
+    # Back to an earlier state, and on from there.
+    state = llm.save_state()
+    take(llm.generate(random_prompt(random.Random(1), 9), temp=0.0), 5)
+    llm.load_state(state)
+    assert take(llm.generate([*prompt, *expected[:30]], temp=0.0), 10) == expected[30:40]
+    llm.close()
+    other.close()
+
+
+def _fitting(llm, other):
+    """The state of `llm`, checked to be one that a context without snapshots takes."""
+    state = llm.save_state()
+    assert other.n_ctx() == llm.n_ctx()
+    return state
+
+
+def test_prefixes_are_reused_from_the_end_of_the_prompt(reference):
+    script = Script(3)
+    llm = FlyLlama(MODEL, drafter=script, draft_max=3, **SETTINGS)
+    prompt = random_prompt(random.Random(2), 60)
+    expected = plain(reference, prompt, 20)
+    script.text = prompt + expected
+    for n_evaluated in (60, 1):  # the second answer to the same prompt starts behind it
+        llm.reset_stats()
+        assert take(llm.generate(prompt, temp=0.0), 20) == expected
+        assert llm.stats.prefilled == n_evaluated - 1
+    # A conversation goes on from where it ended.
+    longer = [*prompt, *expected, *random_prompt(random.Random(3), 10)]
+    expected = plain(reference, longer, 10)
+    script.text = longer + expected
+    llm.reset_stats()
+    assert take(llm.generate(longer, temp=0.0), 10) == expected
+    assert llm.stats.prefilled == 10
+    # Another text of the same beginning starts anew, and so does this one after a reset.
+    other = [*prompt[:30], *random_prompt(random.Random(4), 5)]
+    expected = plain(reference, other, 10)
+    script.text = other + expected
+    for _ in range(2):
+        assert take(llm.generate(other, temp=0.0), 10) == expected
+        llm.reset()
+    llm.close()
+
+
+def test_a_model_that_cannot_go_back_says_so_once(monkeypatch):
+    llm = FlyLlama(MODEL, drafter=Script(3), draft_max=3, **SETTINGS)
+    monkeypatch.setattr(type(llm._open_target()), "can_rewind", property(lambda self: False))
+    with pytest.warns(UserWarning, match="decoded without speculation"):
+        take(llm.generate([5, 6, 7], temp=0.0), 3)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take(llm.generate([5, 6, 7], temp=0.0), 3)
+    llm.close()
