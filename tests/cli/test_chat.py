@@ -23,7 +23,15 @@ QUESTION = "Tom has 3 apples and buys 4 more. How many apples has he?"
 
 
 def chat(run, *arguments, stdin):
-    return run("chat", "-m", TARGET, "-d", DRAFT, "-t", 1, "-n", 40, *arguments, stdin=stdin)
+    # What the governor drafts depends on the clock.
+    return run("chat", "-m", TARGET, "-d", DRAFT, "-t", 1, "-n", 40, "--no-adaptive", *arguments, stdin=stdin)
+
+
+def test_the_governor_is_the_default(run):
+    result = run("chat", "-m", TARGET, "-d", DRAFT, "--drafter", "both", "-t", 1, "-n", 20, stdin=f"{QUESTION}\n")
+    assert result.code == 0
+    assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
+    assert "it drafts only what pays" in result.err
 
 
 def test_answers_on_stdout_and_the_rest_on_stderr(run):
@@ -31,7 +39,7 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.code == 0
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
-    assert "draft model tiny-llama-draft-f16.gguf (--draft; it drafts only what pays)" in result.err
+    assert "draft model tiny-llama-draft-f16.gguf (--draft)" in result.err
     assert "gate: margin:0.3, window: reconverge:6 across rounds" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per round" in line]
