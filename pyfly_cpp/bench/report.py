@@ -116,7 +116,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(names)), names)
     axis.set_ylabel(f"speedup over {base}, 95 % interval")
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     if curves:
         axis = axes[0][1]
         for j, (name, points) in enumerate(curves.items()):
@@ -130,7 +130,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
         axis.set_xlabel("threshold of the gate (nats; entropy-normalized: share of ln V)")
         axis.set_ylabel("tokens/s, 95 % interval")
         axis.legend(fontsize="small")
-    figure.suptitle(title)
+    figure.suptitle(title, y=0.99)
     figure.tight_layout()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)

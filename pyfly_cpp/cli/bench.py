@@ -62,7 +62,8 @@ def bench(
 ) -> None:
     """See HELP."""
     with one_sentence_errors("Nothing was written."):
-        chosen = parse_settings(settings, (EXACT,) if without_plain else (PLAIN, EXACT))
+        first = (EXACT,) if without_plain else (PLAIN, EXACT)
+        chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
         prompts = spread(read_prompts(path), limit)
         for file in (json_file, markdown_file, plot_file):

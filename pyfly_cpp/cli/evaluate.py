@@ -81,7 +81,8 @@ def evaluate(
     """See HELP."""
     with one_sentence_errors("The same command goes on from here."):
         task = get_task(task_name)
-        chosen = parse_settings(settings, (EXACT,) if without_plain else (PLAIN, EXACT))
+        first = (EXACT,) if without_plain else (PLAIN, EXACT)
+        chosen = parse_settings(settings, (*first, *models.settings))
         if task.runs_code and not allow_code_execution:
             raise runner.CodeExecutionError(
                 f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "

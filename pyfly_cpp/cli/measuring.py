@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 
-from pyfly_cpp.drafters import DraftModel
+from pyfly_cpp.drafters import DraftModel, PromptLookup
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
+from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.presets import Preset, load_preset
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,15 +33,30 @@ class Models:
     threads: int | None
     gpu_layers: int
     chat_format: str | None
+    preset: Preset | None = None
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """The preset's setting, if there is a preset."""
+        if self.preset is None:
+            return ()
+        drafter = self.preset.drafter
+        kind = "none" if drafter is None else "draft" if isinstance(drafter, DraftModel) else "lookup"
+        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max, kind),)
 
     def load(self) -> Generator:
         """Loads the target; the draft is loaded when a setting first asks for it, and checked here."""
         draft = DraftModel(self.draft) if self.draft else None
+        lookup: PromptLookup | None = None
+        if self.preset is not None and isinstance(self.preset.drafter, DraftModel) and self.draft:
+            draft = dataclasses.replace(self.preset.drafter, model_path=self.draft)
+        elif self.preset is not None and isinstance(self.preset.drafter, PromptLookup):
+            lookup = self.preset.drafter
         llm = FlyLlama(
             self.model, drafter=draft, n_ctx=self.n_ctx, n_threads=self.threads, n_threads_batch=self.threads,
             n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
         )  # fmt: skip
-        return Generator(llm, draft)
+        return Generator(llm, draft, lookup)
 
     def describe(self, llm: FlyLlama) -> dict[str, Any]:
         """Files with hashes, and what decoding depends on."""
@@ -55,8 +73,9 @@ class Models:
 def model_options(command: Command) -> Command:
     """Adds the options that say which models to load; the command gets them as one argument `models: Models`."""
     options = [
-        click.option("--model", "-m", "model", required=True, metavar="FILE", help="GGUF file of the target."),
+        click.option("--model", "-m", "model", metavar="FILE", help="GGUF file of the target.  [default: the preset's]"),
         click.option("--draft", "-d", metavar="FILE", help="GGUF file of the draft model; without one, prompt lookup drafts."),
+        click.option("--preset", metavar="FILE", help="Preset of `tune`: its models where none are given, and its setting too."),
         click.option("--ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True, help="Context, tokens."),
         click.option("--threads", "-t", type=click.IntRange(1), help="Threads.  [default: the physical cores]"),
         click.option("--gpu-layers", type=click.IntRange(-1), default=0, show_default=True, help="Layers on the GPU, -1: all."),
@@ -65,9 +84,24 @@ def model_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_models(
-        model: str, draft: str | None, n_ctx: int, threads: int | None, gpu_layers: int, chat_format: str | None, **rest: Any
+        model: str | None,
+        draft: str | None,
+        preset: str | None,
+        n_ctx: int,
+        threads: int | None,
+        gpu_layers: int,
+        chat_format: str | None,
+        **rest: Any,
     ) -> Any:
-        return command(models=Models(model, draft, n_ctx, threads, gpu_layers, chat_format), **rest)
+        with one_sentence_errors():
+            loaded = load_preset(preset) if preset is not None else None
+        if loaded is not None:
+            model = model or loaded.model
+            if isinstance(loaded.drafter, DraftModel):
+                draft = draft or str(loaded.drafter.model_path)
+        if model is None:
+            raise click.UsageError("Missing option '--model' / '-m' (or a --preset that names a model).")
+        return command(models=Models(model, draft, n_ctx, threads, gpu_layers, chat_format, loaded), **rest)
 
     wrapped: Any = with_models
     for option in reversed(options):
@@ -100,9 +134,16 @@ def machine_lines(machine: dict[str, Any], models: dict[str, Any]) -> list[str]:
     ]
 
 
+class Advance(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, done: int, description: str, n_total: int | None = None) -> None:
+        """`done` of the total; a new total begins a new bar."""
+
+
 @contextlib.contextmanager
-def progress_bar(n_total: int, what: str) -> Iterator[Callable[[int, str], None]]:
-    """A bar with the time left, on stderr; call what it gives with (done, description). Quiet where stderr is no terminal."""
+def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
+    """A bar with the time left, on stderr; nothing where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -110,16 +151,18 @@ def progress_bar(n_total: int, what: str) -> Iterator[Callable[[int, str], None]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         handle = bar.add_task(what, total=n_total)
-        # Work that an earlier, interrupted run has done must not look like speed.
-        started: list[int] = []
+        total = n_total
+        begun = -1  # what an earlier, interrupted run has done must not look like speed
 
-        def report(done: int, description: str) -> None:
-            if not started:
-                started.append(done - 1)
-                bar.reset(handle, total=n_total - started[0], description=what)
-            bar.update(handle, completed=done - started[0], description=description)
+        def advance(done: int, description: str, n_total: int | None = None) -> None:
+            nonlocal begun, total
+            if begun < 0 or (n_total is not None and n_total != total):
+                total = total if n_total is None else n_total
+                begun = done - 1
+                bar.reset(handle, total=total - begun)
+            bar.update(handle, completed=done - begun, description=description)
 
-        yield report
+        yield advance
 
 
 def show_table(title: str, head: list[str], body: list[list[str]]) -> None:

@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float64]
 LEVEL = 0.95
 """Of every interval."""
 
+MIN_GROUPS = 5
+"""Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
+
 N_RESAMPLES = 4000
 """Of every bootstrap."""
 
@@ -67,7 +70,7 @@ def bootstrap(
 
     Returns:
         The statistic of the data, and the percentiles over resamples where it is defined. The interval is NaN with fewer
-        than 2 groups, or if the statistic is undefined in more than one resample of ten.
+        than `MIN_GROUPS` groups, or if the statistic is undefined in more than one resample of ten.
     """
     table = np.asarray(columns, dtype=np.float64)
     if table.ndim != 2:
@@ -82,7 +85,7 @@ def bootstrap(
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(np.asarray(statistic(table.sum(axis=0))))
         n = len(table)
-        if n < 2:
+        if n < MIN_GROUPS:
             return Interval(estimate, math.nan, math.nan)
         counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
         values = np.asarray(statistic(counts @ table), dtype=np.float64)
