@@ -140,7 +140,10 @@ def _tokens(
     for i, record in enumerate(records):
         piece = detokenize([record.token])
         text = decoder.decode(piece, final=i == len(records) - 1)
-        rejected = tuple(detokenize([token]).decode("utf-8", "replace") for token in record.rejected)
+        # A line break of a rejected draft must not break the lines of the answer.
+        rejected = tuple(
+            detokenize([token]).decode("utf-8", "replace").replace("\n", "↵") for token in record.rejected
+        )
         out.append(
             Token(
                 text=text if text or not piece else None,
