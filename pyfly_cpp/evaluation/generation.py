@@ -171,7 +171,7 @@ class Generator:
                     first_round = first_round or rounds
                     if rounds == first_round:
                         n_first, after_first = n_all, last
-                if llama_cpp.llama_token_is_eog(llm._model.vocab, token):
+                if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
                     finish = "eog"
                     break
                 tokens.append(token)

@@ -109,9 +109,11 @@ def run(
         if len(done) < n_total:
             with open(path / ITEMS, "ab") as file:
                 for line in _generate(plan, generator, prompts, done):
-                    file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+                    written = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
+                    file.write(written + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
+                    line = json.loads(written)  # what a later start will read
                     lines.append(line)
                     if progress is not None:
                         progress(len(lines), n_total, line)

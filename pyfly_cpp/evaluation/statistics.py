@@ -84,6 +84,7 @@ def bootstrap(
         table = sums
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(np.asarray(statistic(table.sum(axis=0))))
+        estimate = estimate if math.isfinite(estimate) else math.nan
         n = len(table)
         if n < MIN_GROUPS:
             return Interval(estimate, math.nan, math.nan)
