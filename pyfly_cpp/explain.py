@@ -28,7 +28,12 @@ _WHY = {
     "bonus": "nothing",
 }
 
-_FINISH = {"eog": "the model's end-of-text token", "stop": "a stop text", "length": "the limit of tokens", "context": "a full context"}
+_FINISH = {
+    "eog": "the model's end-of-text token",
+    "stop": "a stop text",
+    "length": "the limit of tokens",
+    "context": "a full context",
+}
 
 
 @dataclass(frozen=True)
@@ -141,9 +146,7 @@ def _tokens(
         piece = detokenize([record.token])
         text = decoder.decode(piece, final=i == len(records) - 1)
         # A line break of a rejected draft must not break the lines of the answer.
-        rejected = tuple(
-            detokenize([token]).decode("utf-8", "replace").replace("\n", "↵") for token in record.rejected
-        )
+        rejected = tuple(detokenize([token]).decode("utf-8", "replace").replace("\n", "↵") for token in record.rejected)
         out.append(
             Token(
                 text=text if text or not piece else None,

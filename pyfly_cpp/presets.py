@@ -36,8 +36,8 @@ class PresetError(ValueError):
 class Preset:
     """How to decode."""
 
-    gate: Gate = Exact()
-    window: Window = Window()
+    gate: Gate = Exact()  # noqa: RUF009 - frozen
+    window: Window = Window()  # noqa: RUF009 - frozen
     draft_max: int | None = None
     drafter: DraftModel | PromptLookup | None = None
     model: str | None = None

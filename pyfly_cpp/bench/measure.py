@@ -57,7 +57,8 @@ def measure(
     repeats: int = 1,
     progress: Callable[[int, str], None] | None = None,
 ) -> list[Measured]:
-    """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not kept.
+    """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
+    kept.
 
     In a conversation of several turns all settings get the history with the answers of the first setting, so that they
     are measured on the same prompts.
@@ -94,7 +95,8 @@ def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, 
     room = generator.llm.n_ctx()
     if len(rendered.tokens) + max_tokens > room:
         raise ValueError(
-            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not fit in "
+            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not "
+            f"fit in "
             f"the context of {room}; raise --ctx, or lower --max-tokens."
         )
     return rendered

@@ -1,7 +1,7 @@
 """Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
 
-A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation); `id` and `category` are used where
-they are, and `answer` (a text that a right output contains) by tuning.
+A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation); `id` and `category` are used
+where they are, and `answer` (a text that a right output contains) by tuning.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
                 f"{os.fspath(path)}, line {line}: neither 'prompt' nor 'turns' is there (it has "
                 f"{', '.join(sorted(row)) or 'no fields'})."
             )
-        name = str(field(path, line, row, "id", type(row["id"]) if type(row["id"]) is int else str)) if "id" in row else f"{line}"
+        name = (
+            str(field(path, line, row, "id", type(row["id"]) if type(row["id"]) is int else str))
+            if "id" in row
+            else f"{line}"
+        )
         if name in seen:
             raise DataError(f"{os.fspath(path)}, line {line}: the id {name!r} is that of line {seen[name]} already.")
         seen[name] = line

@@ -15,7 +15,16 @@ Cells = tuple[list[str], list[list[str]]]
 
 def speed_cells(summaries: Sequence[Summary]) -> Cells:
     """Head and body of the table of speeds."""
-    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose", "same text"]
+    head = [
+        "setting",
+        "tokens/s [95 %]",
+        "x plain [95 %]",
+        "x exact [95 %]",
+        "tokens/round",
+        "accepted",
+        "loose",
+        "same text",
+    ]
     body = [
         [
             s.setting, interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain), interval(s.speedup_exact),
@@ -72,8 +81,10 @@ def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured]) -> 
 
 
 NOTE = (
-    "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns on every "
-    "prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, models or prompts."
+    "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
+    "on every "
+    "prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, models or "
+    "prompts."
 )
 
 

@@ -1,9 +1,10 @@
 """Finds the fastest setting whose outputs stay within a budget, from a few prompts of the user's own.
 
-Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K, losslessly;
-(2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That is a greedy
-search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the answer. At the end the choice is measured afresh beside plain and exact, since the best of many
-noisy measurements looks better than it is.
+Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
+losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
+is a greedy search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the
+answer. At the end the choice is measured afresh beside plain and exact, since the best of many noisy measurements looks
+better than it is.
 
 The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
 """

@@ -27,16 +27,19 @@ HELP = """Measures the speed of plain, exact and loose decoding on the same prom
 
 \b
   pyfly-cpp bench -m target.gguf -d draft.gguf -s "margin:0.3 reconverge" -s entropy:0.3
-  pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json speed.json --plot speed.png
+  pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, draft or lookup. Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's
-format); without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
+across or in-round, k=N, draft or lookup. Prompts: JSONL with `prompt` or `turns`, and `category` if you like
+(Spec-Bench's format); without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures
+the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 
 @click.command("bench", help=HELP)
-@click.option("--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated.")
+@click.option(
+    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
+)
 @click.option("--without-plain", is_flag=True, help="Leave plain decoding out.")
 @click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve of our own]")
 @click.option("--limit", type=click.IntRange(1), help="Take N prompts, evenly over the categories.")

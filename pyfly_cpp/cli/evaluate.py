@@ -27,27 +27,33 @@ from pyfly_cpp.evaluation.task import Item, Task
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 
-TASK is one of {', '.join(TASKS)}.
+TASK is one of {", ".join(TASKS)}.
 
 \b
   pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf -d draft.gguf \\
       --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, draft or lookup. Interrupted, the same command goes on where it stopped. The folder of --output gets
-run.json, items.jsonl (a line for each item and setting), table.json and table.md.
+across or in-round, k=N, draft or lookup. Interrupted, the same command goes on where it stopped. The folder of --output
+gets run.json, items.jsonl (a line for each item and setting), table.json and table.md.
 
-humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits on CPU,
-memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
+humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
+on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
 
 
 @click.command("eval", help=HELP)
 @click.argument("task_name", metavar="TASK")
 @click.option("--data", metavar="FILE", help="Items, JSONL. needle is generated where it is left out.")
 @click.option("--examples", metavar="FILE", help="Worked examples, JSONL; items that are also examples are left out.")
-@click.option("--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]")
-@click.option("--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated.")
-@click.option("--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same).")
+@click.option(
+    "--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]"
+)
+@click.option(
+    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
+)
+@click.option(
+    "--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same)."
+)
 @click.option("--limit", type=click.IntRange(1), help="Take the first N items.")
 @click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
 @click.option("--force", is_flag=True, help="Start over if the folder holds a run.")
@@ -85,7 +91,8 @@ def evaluate(
         chosen = parse_settings(settings, (*first, *models.settings))
         if task.runs_code and not allow_code_execution:
             raise runner.CodeExecutionError(
-                f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "
+                f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
+                f"in a "
                 "sandbox whose limits the documentation states)."
             )
         items = _read_items(task, data, limit, needle_words, needle_values, seed)
@@ -113,7 +120,8 @@ def evaluate(
             lines = runner.run(plan, generator, folder, force, machine, progress)
         table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
         facts = [
-            f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at most "
+            f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at "
+            f"most "
             f"{plan.max_tokens} tokens; temperature {temperature:g}",
             *machine_lines(machine, described),
         ]

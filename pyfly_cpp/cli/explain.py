@@ -17,13 +17,15 @@ HELP = """Answers PROMPT and writes an HTML page that shows how every token came
 \b
   pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting "margin:0.3 reconverge" -o sky.html
 
-Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected drafts
-are struck through. The page is one file, without scripts, and loads nothing."""
+Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected
+drafts are struck through. The page is one file, without scripts, and loads nothing."""
 
 
 @click.command("explain", help=HELP)
 @click.argument("prompt")
-@click.option("--setting", "-s", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]")
+@click.option(
+    "--setting", "-s", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
+)
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer, tokens.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)

@@ -73,13 +73,25 @@ class Models:
 def model_options(command: Command) -> Command:
     """Adds the options that say which models to load; the command gets them as one argument `models: Models`."""
     options = [
-        click.option("--model", "-m", "model", metavar="FILE", help="GGUF file of the target.  [default: the preset's]"),
-        click.option("--draft", "-d", metavar="FILE", help="GGUF file of the draft model; without one, prompt lookup drafts."),
-        click.option("--preset", metavar="FILE", help="Preset of `tune`: its models where none are given, and its setting too."),
-        click.option("--ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True, help="Context, tokens."),
+        click.option(
+            "--model", "-m", "model", metavar="FILE", help="GGUF file of the target.  [default: the preset's]"
+        ),
+        click.option(
+            "--draft", "-d", metavar="FILE", help="GGUF file of the draft model; without one, prompt lookup drafts."
+        ),
+        click.option(
+            "--preset", metavar="FILE", help="Preset of `tune`: its models where none are given, and its setting too."
+        ),
+        click.option(
+            "--ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True, help="Context, tokens."
+        ),
         click.option("--threads", "-t", type=click.IntRange(1), help="Threads.  [default: the physical cores]"),
-        click.option("--gpu-layers", type=click.IntRange(-1), default=0, show_default=True, help="Layers on the GPU, -1: all."),
-        click.option("--chat-format", metavar="NAME", help="llama-cpp-python's name of a chat format.  [default: the model's]"),
+        click.option(
+            "--gpu-layers", type=click.IntRange(-1), default=0, show_default=True, help="Layers on the GPU, -1: all."
+        ),
+        click.option(
+            "--chat-format", metavar="NAME", help="llama-cpp-python's name of a chat format.  [default: the model's]"
+        ),
     ]
 
     @functools.wraps(command)
@@ -145,10 +157,23 @@ class Advance(Protocol):
 def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
     """A bar with the time left, on stderr; nothing where stderr is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         handle = bar.add_task(what, total=n_total)
         total = n_total
@@ -179,4 +204,12 @@ def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     console.print(table)
 
 
-__all__ = ["Models", "describe_machine", "machine_lines", "model_options", "one_sentence_errors", "progress_bar", "show_table"]
+__all__ = [
+    "Models",
+    "describe_machine",
+    "machine_lines",
+    "model_options",
+    "one_sentence_errors",
+    "progress_bar",
+    "show_table",
+]

@@ -34,18 +34,22 @@ HELP = """Finds gate, threshold, window, K and drafter with the highest speed wh
 \b
   pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
 
-Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output contains)
-where there is one. Agreement is the share of tokens that an output has in common with the exact one, in order; another wording
-of the same lowers it. The preset is read by `FlyLlama.from_preset` and by --preset."""
+Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
+contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
+order; another wording of the same lowers it. The preset is read by `FlyLlama.from_preset` and by --preset."""
 
 
 @click.command("tune", help=HELP)
 @click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
 @click.option("--limit", type=click.IntRange(1), default=16, show_default=True, help="Take at most N of them.")
 @click.option("--agreement", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
-@click.option("--lost-answers", type=click.IntRange(0), default=0, show_default=True, help="Most answers that may be lost.")
+@click.option(
+    "--lost-answers", type=click.IntRange(0), default=0, show_default=True, help="Most answers that may be lost."
+)
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
-@click.option("--output", "-o", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write.")
+@click.option(
+    "--output", "-o", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
+)
 @click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
 @click.option("--json", "json_file", metavar="FILE", help="Write everything that was measured.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
@@ -121,7 +125,14 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
         mark = "chosen" if c.setting == tuned.chosen.setting else mark
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
         body.append(
-            [mark, str(c.setting), interval(c.speedup), interval(c.agreement), answers, "yes" if c.within(budget) else "no"]
+            [
+                mark,
+                str(c.setting),
+                interval(c.speedup),
+                interval(c.agreement),
+                answers,
+                "yes" if c.within(budget) else "no",
+            ]
         )
     return head, body
 
@@ -131,12 +142,15 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
     c = tuned.chosen
     if c.setting.is_plain:
         return (
-            f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on {tuned.n_prompts} prompts "
+            f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
+            f"{tuned.n_prompts} prompts "
             f"of {Path(prompt_file).name}: with this model, draft and machine, drafting does not pay."
         )
     return (
-        f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; the best "
-        f"of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It was chosen on these "
+        f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
+        f"the best "
+        f"of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It was chosen "
+        f"on these "
         "very prompts: expect a little less of speed and agreement on others, and nothing is known about other kinds."
     )
 
@@ -170,7 +184,13 @@ def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
             axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
     axis.plot([c.agreement.estimate for c in best], [c.speedup.estimate for c in best], "-", color="grey")
     for c in best:
-        axis.annotate(str(c.setting), (c.agreement.estimate, c.speedup.estimate), fontsize=8, xytext=(4, 4), textcoords="offset points")
+        axis.annotate(
+            str(c.setting),
+            (c.agreement.estimate, c.speedup.estimate),
+            fontsize=8,
+            xytext=(4, 4),
+            textcoords="offset points",
+        )
     chosen = tuned.chosen
     axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
     axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")

@@ -1,4 +1,5 @@
-"""What runs inside the sandbox: `python -I -S _sandbox_guard.py STAGE CONFIG`, started by sandbox.py and by nobody else.
+"""What runs inside the sandbox: `python -I -S _sandbox_guard.py STAGE CONFIG`, started by sandbox.py and by nobody
+else.
 
 A file of its own that imports only the standard library, so that the process that runs a model's code never had numpy,
 llama.cpp or the caller's objects in it.
@@ -6,7 +7,8 @@ llama.cpp or the caller's objects in it.
 Stage `enter` gets new namespaces where the kernel permits (user, network, mount, pid, ipc), makes every file system
 read-only, and puts an empty tmpfs over the work folder and over /proc. Stage `run` (a fresh exec: it drops the
 capabilities that came with the user namespace) sets limits, seals itself with seccomp and an audit hook, and runs the
-program. The verdict goes to file descriptor RESULT as JSON, with a token that a program that merely exits does not know.
+program. The verdict goes to file descriptor RESULT as JSON, with a token that a program that merely exits does not
+know.
 """
 
 from __future__ import annotations
@@ -73,19 +75,21 @@ def _make_everything_readonly(libc: ctypes.CDLL) -> None:
 
 # ---- seccomp ---------------------------------------------------------------------------------------------------------
 
-# System calls that no solution of a programming exercise needs: sockets, new processes and programs, tracing, signals to
-# others, mounts and namespaces, kernel interfaces with a history of holes.
+# System calls that no solution of a programming exercise needs: sockets, new processes and programs, tracing, signals
+# to others, mounts and namespaces, kernel interfaces with a history of holes.
 _FORBIDDEN = {
     "x86_64": (
         0xC000003E,
-        [41, 42, 43, 49, 50, 53, 57, 58, 59, 62, 101, 129, 155, 161, 165, 166, 169, 175, 200, 234, 246, 248, 249, 250, 272,
-         288, 297, 298, 304, 308, 310, 311, 313, 321, 322, 323, 424, 425, 426, 427, 428, 429, 430, 431, 432, 434, 438],
+        [41, 42, 43, 49, 50, 53, 57, 58, 59, 62, 101, 129, 155, 161, 165, 166, 169, 175, 200, 234, 246, 248, 249, 250,
+         272, 288, 297, 298, 304, 308, 310, 311, 313, 321, 322, 323, 424, 425, 426, 427, 428, 429, 430, 431, 432, 434,
+         438, 442],
         56,
     ),
     "aarch64": (
         0xC00000B7,
-        [198, 199, 200, 201, 202, 203, 221, 117, 129, 130, 131, 138, 39, 40, 41, 51, 97, 104, 105, 106, 142, 217, 218, 219,
-         240, 241, 242, 265, 268, 270, 271, 273, 280, 281, 282, 424, 425, 426, 427, 428, 429, 430, 431, 432, 434, 438],
+        [198, 199, 200, 201, 202, 203, 221, 117, 129, 130, 131, 138, 39, 40, 41, 51, 97, 104, 105, 106, 142, 217, 218,
+         219, 240, 241, 242, 265, 268, 270, 271, 273, 280, 281, 282, 424, 425, 426, 427, 428, 429, 430, 431, 432, 434,
+         438, 442],
         220,
     ),
 }  # fmt: skip

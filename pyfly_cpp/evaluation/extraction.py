@@ -22,7 +22,8 @@ _IGNORED = [re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### ", r"\
 
 
 def strict_number(text: str, pattern: re.Pattern[str] = STRICT_NUMBER) -> str:
-    """The number after the first `#### ` (or what else the pattern's group says), normalised; empty if there is none."""
+    """The number after the first `#### ` (or what else the pattern's group says), normalised; empty if there is
+    none."""
     match = pattern.search(text)
     return normalise_number(match[1].strip()) if match else ""
 
@@ -44,7 +45,8 @@ def raw_flexible_number(text: str) -> str:
 
 
 def normalise_number(text: str) -> str:
-    """What exact_match compares: without commas, dollar signs, a leading `... #### ` and a final full stop, lower case."""
+    """What exact_match compares: without commas, dollar signs, a leading `... #### ` and a final full stop, lower
+    case."""
     for pattern in _IGNORED:
         text = pattern.sub("", text)
     return text.lower()
@@ -56,7 +58,8 @@ def same_number(extracted: str, expected: str) -> bool:
 
 
 def same_without_punctuation(extracted: str, expected: str) -> bool:
-    """exact_match with ignore_case and ignore_punctuation, as the MGSM tasks compare: `1.000` is `1000`, `-5` is `5`."""
+    """exact_match with ignore_case and ignore_punctuation, as the MGSM tasks compare: `1.000` is `1000`, `-5` is
+    `5`."""
     table = str.maketrans("", "", string.punctuation)
     return extracted != "" and extracted.lower().translate(table) == expected.lower().translate(table)
 
@@ -83,9 +86,10 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     """The letter (A, B, ...) that an output chooses; empty if none can be read.
 
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
-    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the answer
-    is X", too. In order, the first that yields a letter in range: the output *is* a letter and little else at its start;
-    the last "answer is X"; the last `(X)`; the last `: X`; the last choice whose whole text occurs (longest first).
+    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the
+    answer is X", too. In order, the first that yields a letter in range: the output *is* a letter and little else at
+    its start; the last "answer is X"; the last `(X)`; the last `: X`; the last choice whose whole text occurs (longest
+    first).
     """
     letters = [chr(ord("A") + i) for i in range(len(choices))]
     leading = _LEADING.search(text)

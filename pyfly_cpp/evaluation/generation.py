@@ -1,12 +1,13 @@
 """One prompt, one setting, one measured generation: what evaluation, benchmark and tuning have in common.
 
-Speed is that of decoding: the tokens after the first round over the seconds after it. The first round's batch also holds
-the end of the prompt, so it is charged to neither; and since the prompt is not timed, settings that are measured on one
-prompt may share its KV cache. A caller that forgets to look at the prompt's cost finds it in `seconds_prompt`.
+Speed is that of decoding: the tokens after the first round over the seconds after it. The first round's batch also
+holds the end of the prompt, so it is charged to neither; and since the prompt is not timed, settings that are measured
+on one prompt may share its KV cache. A caller that forgets to look at the prompt's cost finds it in `seconds_prompt`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Generator:
                 raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
             if setting.draft_max is not None and setting.draft_max > self.llm.n_batch - 1:
                 raise ValueError(
-                    f"the setting {str(setting)!r} drafts {setting.draft_max} tokens, but a batch holds {self.llm.n_batch}; "
+                    f"the setting {str(setting)!r} drafts {setting.draft_max} tokens, but a batch holds "
+                    f"{self.llm.n_batch}; "
                     "lower k."
                 )
 
@@ -91,10 +93,8 @@ class Generator:
             or llama_chat_format.get_chat_completion_handler(llm.chat_format)
         )
         listener = _Listener(llm)
-        try:
+        with contextlib.suppress(_Heard):
             handler(llama=listener, messages=list(messages), temperature=0.0)
-        except _Heard:
-            pass
         tokens = list(listener.prompt)
         if prefix:
             tokens += llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)

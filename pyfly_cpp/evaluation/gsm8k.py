@@ -35,8 +35,8 @@ class Gsm8k(Task):
         """See Task."""
         messages = super().messages(item, examples)
         if not examples:
-            text = f"{item.fields['question']}\nThink step by step, then write the answer on a line of its own as #### and the number."
-            messages[-1] = {"role": "user", "content": text}
+            form = "Think step by step, then write the answer on a line of its own as #### and the number."
+            messages[-1] = {"role": "user", "content": f"{item.fields['question']}\n{form}"}
         return messages
 
     def worked_answer(self, item: Item) -> str:

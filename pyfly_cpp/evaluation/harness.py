@@ -3,11 +3,11 @@
     python -m pyfly_cpp.evaluation.harness --model pyfly \\
         --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3,window=reconverge --tasks gsm8k
 
-takes the arguments of `lm_eval` (0.4.13; its registry of models has no entry points, so a process must import this module
-before it asks for `pyfly`; from Python, `import pyfly_cpp.evaluation.harness` is enough).
+takes the arguments of `lm_eval` (0.4.13; its registry of models has no entry points, so a process must import this
+module before it asks for `pyfly`; from Python, `import pyfly_cpp.evaluation.harness` is enough).
 
-`generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that every
-task runs. Greedy unless a task asks for a temperature.
+`generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that
+every task runs. Greedy unless a task asks for a temperature.
 """
 
 from __future__ import annotations
@@ -26,7 +26,19 @@ from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting
 from pyfly_cpp.llama import FlyLlama, _Request
 from pyfly_cpp.logprobs import LogprobCollector
 
-_OPTIONS = ("model", "draft", "setting", "gate", "window", "k", "drafter", "n_ctx", "threads", "gpu_layers", "max_gen_toks")
+_OPTIONS = (
+    "model",
+    "draft",
+    "setting",
+    "gate",
+    "window",
+    "k",
+    "drafter",
+    "n_ctx",
+    "threads",
+    "gpu_layers",
+    "max_gen_toks",
+)
 
 
 class PyflyLM(TemplateLM):  # type: ignore[misc]
@@ -51,7 +63,8 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         Args:
             model: Path of the target.
             draft: Path of the draft model.
-            setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next four.
+            setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next
+                four.
             gate: As it is written on the command line.
             window: `agree`, `agree:W`, `reconverge` or `reconverge:W`.
             k: Tokens drafted in a round.
@@ -64,7 +77,11 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             ValueError: an argument is missing, unknown or wrong.
         """
         super().__init__()
-        unknown = [name for name in rest if name not in ("device", "batch_size", "max_batch_size", "max_length", "trust_remote_code")]
+        unknown = [
+            name
+            for name in rest
+            if name not in ("device", "batch_size", "max_batch_size", "max_length", "trust_remote_code")
+        ]
         if unknown:
             raise ValueError(f"the model pyfly has no argument {unknown[0]!r}; it has {', '.join(_OPTIONS)}.")
         if not model:
@@ -75,7 +92,12 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
         n_threads = int(threads) if threads is not None else None
         llm = FlyLlama(
-            model, n_ctx=int(n_ctx), n_threads=n_threads, n_threads_batch=n_threads, n_gpu_layers=int(gpu_layers), verbose=False
+            model,
+            n_ctx=int(n_ctx),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            n_gpu_layers=int(gpu_layers),
+            verbose=False,
         )
         self.generator = Generator(llm, DraftModel(draft) if draft else None)
         self.generator.require([self.setting])
@@ -116,7 +138,9 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Tokens of a text; markers of a chat template become their tokens. A BOS that the text has is not doubled."""
-        tokens: list[int] = self.llm.tokenize(string.encode("utf-8"), add_bos=add_special_tokens is not False, special=True)
+        tokens: list[int] = self.llm.tokenize(
+            string.encode("utf-8"), add_bos=add_special_tokens is not False, special=True
+        )
         bos = self.llm.token_bos()
         return tokens[1:] if tokens[:2] == [bos, bos] else tokens
 
@@ -145,13 +169,18 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             temperature = float(options.get("temperature") or 0.0) if options.get("do_sample", True) else 0.0
             max_tokens = min(max_tokens, self.max_length - 1)
             tokens = self.tok_encode(context)[-(self.max_length - max_tokens) :]
-            generated = self.generator.generate(Prompt(tuple(tokens), tuple(until)), self.setting, max_tokens, temperature)
+            generated = self.generator.generate(
+                Prompt(tuple(tokens), tuple(until)), self.setting, max_tokens, temperature
+            )
             out.append(generated.text)
             self.cache_hook.add_partial("generate_until", (context, given), generated.text)
         return out
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+        self,
+        requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_: Any,
     ) -> list[tuple[float, bool]]:
         out = []
         for pair, context, continuation in tqdm(requests, disable=disable_tqdm, desc="pyfly log-likelihoods"):

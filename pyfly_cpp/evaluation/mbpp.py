@@ -14,7 +14,8 @@ from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 
 class Mbpp(Task):
-    """Rows: `id`, `prompt`, `test_list`, `test_imports`; worked examples also `code` (`original_split` is used if there)."""
+    """Rows: `id`, `prompt`, `test_list`, `test_imports`; worked examples also `code` (`original_split` is used if
+    there)."""
 
     name = "mbpp"
     title = "MBPP (sanitized) functions, pass@1"

@@ -1,7 +1,8 @@
 """MGSM: GSM8K problems in other languages (here German, French and Thai), reasoned in that language.
 
 Convention: lm-evaluation-harness `mgsm/native_cot` (release 0.4.13): the language's words for question and step-by-step
-answer, `flexible-extract` (the last number) and `strict-match` (after the language's "the answer is"), punctuation ignored.
+answer, `flexible-extract` (the last number) and `strict-match` (after the language's "the answer is"), punctuation
+ignored.
 """
 
 from __future__ import annotations

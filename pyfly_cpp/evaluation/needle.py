@@ -13,10 +13,44 @@ from collections.abc import Sequence
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-_ADJECTIVES = (
-    "amber brisk calm dusty eager faint gentle hollow idle jolly keen lively mellow narrow old pale quiet rapid".split()
-)
-_NOUNS = "anchor basket candle drum engine feather garden hammer island jacket kettle ladder mirror needle oar pebble".split()
+_ADJECTIVES = [
+    "amber",
+    "brisk",
+    "calm",
+    "dusty",
+    "eager",
+    "faint",
+    "gentle",
+    "hollow",
+    "idle",
+    "jolly",
+    "keen",
+    "lively",
+    "mellow",
+    "narrow",
+    "old",
+    "pale",
+    "quiet",
+    "rapid",
+]
+_NOUNS = [
+    "anchor",
+    "basket",
+    "candle",
+    "drum",
+    "engine",
+    "feather",
+    "garden",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+    "mirror",
+    "needle",
+    "oar",
+    "pebble",
+]
 
 
 class Needle(Task):
@@ -28,7 +62,8 @@ class Needle(Task):
     criterion = "all found"
 
     def generate(self, n_items: int, n_words: int = 800, n_values: int = 4, seed: int = 0) -> list[Item]:
-        """`n_items` haystacks of about `n_words` words with `n_values` numbers each; the same for the same arguments."""
+        """`n_items` haystacks of about `n_words` words with `n_values` numbers each; the same for the same
+        arguments."""
         if n_items < 1 or n_values < 1:
             raise ValueError(f"needle needs at least one item and one value, not {n_items} and {n_values}.")
         if n_words < 40 * n_values:
@@ -44,7 +79,8 @@ class Needle(Task):
             for place, value in zip(sorted(rng.sample(range(len(sentences)), n_values), reverse=True), values):
                 sentences.insert(place, f"One of the special magic numbers for {query} is: {value}.")
             text = (
-                "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz "
+                "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will "
+                "quiz "
                 "you about the numbers afterwards.\n" + "\n".join(sentences) + "\n"
                 f"What are all the special magic numbers for {query} mentioned in the provided text?"
             )

@@ -32,8 +32,9 @@ class Loop:
 
 
 def find_loop(tokens: Sequence[int], max_period: int = MAX_PERIOD) -> Loop | None:
-    """The longest true loop: tokens[i] == tokens[i - period] along a run that holds the unit at least `MIN_REPEATS` times
-    and takes at least `MIN_SPAN` tokens. None if there is none. Of runs of one length, that of the shortest period.
+    """The longest true loop: tokens[i] == tokens[i - period] along a run that holds the unit at least `MIN_REPEATS`
+    times and takes at least `MIN_SPAN` tokens. None if there is none. Of runs of one length, that of the shortest
+    period.
     """
     best: Loop | None = None
     n = len(tokens)

@@ -97,7 +97,9 @@ def summarise(
 
 
 def _speed(lines: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([[line["decode_tokens"], line["decode_seconds"]] for line in lines], dtype=np.float64).reshape(-1, 2)
+    return np.array([[line["decode_tokens"], line["decode_seconds"]] for line in lines], dtype=np.float64).reshape(
+        -1, 2
+    )
 
 
 def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> SettingResult:
@@ -115,7 +117,9 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         return bootstrap(np.hstack([_speed(lines), _speed(columns[other])]), ratio_of_ratios, groups)
 
     total = {name: sum(line["stats"][name] for line in lines) for name in ("committed", "rounds", "loose_accepted")}
-    names = [name for name in (lines[0]["detail"] if lines else {}) if isinstance(lines[0]["detail"][name], (bool, float))]
+    names = [
+        name for name in (lines[0]["detail"] if lines else {}) if isinstance(lines[0]["detail"][name], (bool, float))
+    ]
     return SettingResult(
         setting=setting,
         n=n,
@@ -124,7 +128,9 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         recovery=recovery(base_correct, correct, groups) if base_correct is not None else None,
         difference=paired_difference(flips(base_correct, correct)) if base_correct is not None else None,
         flips=flips(base_correct, correct) if base_correct is not None else None,
-        same_output=_share([a["output"] == b["output"] for a, b in zip(lines, baseline)]) if baseline is not None else None,
+        same_output=_share([a["output"] == b["output"] for a, b in zip(lines, baseline)])
+        if baseline is not None
+        else None,
         tokens_per_second=bootstrap(_speed(lines), ratio, groups),
         speedup_plain=speedup("plain"),
         speedup_exact=speedup("exact") if setting != "plain" else None,
@@ -187,19 +193,22 @@ def notes(table: Table) -> list[str]:
     out = []
     if table.n_complete < table.n_items:
         out.append(
-            f"{table.n_complete} of {table.n_items} items are complete; the others count nowhere. The run goes on with the "
+            f"{table.n_complete} of {table.n_items} items are complete; the others count nowhere. The run goes on "
+            f"with the "
             "same command."
         )
     if table.n_groups < table.n_complete:
         out.append(
-            f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals resample prompts. The paired "
+            f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals resample prompts. The "
+            f"paired "
             "difference and McNemar's p treat items as independent and are too sure of themselves here."
         )
     for row in table.rows:
         if row.difference is not None and row.flips is not None and row.setting != "plain":
             low, high = 100 * row.difference.low, 100 * row.difference.high
             out.append(
-                f"{row.setting}: against {BASELINE}, {row.flips.harmful} items became wrong and {row.flips.helpful} right "
+                f"{row.setting}: against {BASELINE}, {row.flips.harmful} items became wrong and {row.flips.helpful} "
+                f"right "
                 f"(McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between {low:+.1f} and {high:+.1f} points "
                 "of accuracy is consistent with that."
             )
@@ -208,7 +217,8 @@ def notes(table: Table) -> list[str]:
         parts = ", ".join(f"{row.setting} {percent(row.also[name])}" for row in table.rows if name in row.also)
         out.append(f"Also, {name}: {parts}.")
     out.append(
-        "Speed is decoding without the prompt and the first round, total tokens over total seconds. Intervals: 95 %, Wilson "
+        "Speed is decoding without the prompt and the first round, total tokens over total seconds. Intervals: 95 %, "
+        "Wilson "
         "for shares, percentile bootstrap over items otherwise."
     )
     return out

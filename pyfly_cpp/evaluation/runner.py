@@ -4,9 +4,9 @@ A run is a folder: `run.json` says what it is, `items.jsonl` has one line for ea
 `table.md` are written at the end. A line is written whole and flushed before the next generation begins; what a killed
 process left of a line is cut off when the run goes on. A folder of another run is refused.
 
-Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all of
-them. Every item starts from one and the same cache (`Generator.share_prefix`), so what comes out does not depend on where
-the run was interrupted.
+Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
+of them. Every item starts from one and the same cache (`Generator.share_prefix`), so what comes out does not depend on
+where the run was interrupted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def run(
     """
     if plan.task.runs_code and not plan.allow_code_execution:
         raise CodeExecutionError(
-            f"the task {plan.task.name} executes what the model writes; allow it with --allow-code-execution (it runs in "
+            f"the task {plan.task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
+            f"in "
             "a sandbox whose limits the documentation states)."
         )
     generator.require(plan.settings)
@@ -130,7 +131,8 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
         prompt = generator.render(messages, plan.task.prefix(item), plan.task.stop(item))
         if len(prompt.tokens) + plan.max_tokens > room:
             raise ValueError(
-                f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an answer "
+                f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an "
+                f"answer "
                 f"does not fit in the context of {room}; raise --ctx, or lower --few-shot or --max-tokens."
             )
         prompts.append(prompt)
@@ -143,7 +145,9 @@ def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | Non
     if force:
         for name in _OURS[:-1]:
             (path / name).unlink(missing_ok=True)
-    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith("."))
+    strangers = sorted(
+        entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith(".")
+    )
     sessions: list[Any] = []
     if (path / RUN).exists():
         try:
@@ -167,19 +171,20 @@ def _require_same(path: Path, there: dict[str, Any], wanted: dict[str, Any]) -> 
     for name in sorted({*there, *wanted}):
         if there.get(name) != wanted.get(name):
             raise OutputError(
-                f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); choose "
+                f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); "
+                f"choose "
                 "another --output, or start over with --force."
             )
 
 
 def _brief(value: Any) -> str:
-    text = f"{len(value)} of them" if isinstance(value, list) and len(value) > 4 else json.dumps(value, ensure_ascii=False)
+    text = (
+        f"{len(value)} of them" if isinstance(value, list) and len(value) > 4 else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _generate(
-    plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
-) -> Iterator[Row]:
+def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]) -> Iterator[Row]:
     n_shared = generator.share_prefix(prompts)
     for i, (item, prompt) in enumerate(zip(plan.items, prompts)):
         turn = i % len(plan.settings)

@@ -3,18 +3,20 @@
 `run_program(source)` gives a throw-away folder, limits on CPU time, memory, file size, processes and wall time, and no
 network. What contains the program, from the outside in (`Outcome.layers` says what was active):
 
-* `namespaces` (Linux, where unprivileged user namespaces are permitted): a network without interfaces; every file system
-  read-only but a tmpfs over the work folder; process ids of its own, so nothing survives the program; /proc covered.
-* `limits`: CPU, memory, file size, open files, processes (setrlimit). The kernel exempts root from the limit on processes.
+* `namespaces` (Linux, where unprivileged user namespaces are permitted): a network without interfaces; every file
+  system read-only but a tmpfs over the work folder; process ids of its own, so nothing survives the program; /proc
+  covered.
+* `limits`: CPU, memory, file size, open files, processes (setrlimit). The kernel exempts root from the limit on
+  processes.
 * `seccomp` (Linux on x86-64 and arm64): no sockets, no new processes or programs, no tracing, no mounts.
 * `audit`: Python's audit hook refuses sockets, subprocesses and writes outside the folder. Native code passes under it.
 * The process group is killed at the wall limit, and again when the program has ended.
 
-What it does **not** protect from: a program may *read* every file that the user may read (nothing can be sent out, but on
-systems without namespaces and seccomp that is only as good as the audit hook); it may burn one core until the CPU limit;
-a hole in the kernel is a way out; a program that searches the interpreter's memory can forge its own verdict, one that
-merely exits cannot. On macOS only `limits` (without memory) and `audit` exist. For code from an adversary use a virtual
-machine; this is for the accidents of a language model.
+What it does **not** protect from: a program may *read* every file that the user may read (nothing can be sent out, but
+on systems without namespaces and seccomp that is only as good as the audit hook); it may burn one core until the CPU
+limit; a hole in the kernel is a way out; a program that searches the interpreter's memory can forge its own verdict,
+one that merely exits cannot. On macOS only `limits` (without memory) and `audit` exist. For code from an adversary use
+a virtual machine; this is for the accidents of a language model.
 
 Model code runs only where the caller says so: every task that needs it asks for `allow_code_execution`.
 """
@@ -86,7 +88,7 @@ class Outcome:
         return self.status == "passed"
 
 
-def run_program(source: str, limits: Limits = Limits()) -> Outcome:  # noqa: B008 - frozen
+def run_program(source: str, limits: Limits = Limits()) -> Outcome:
     """Runs `source` as a script and waits for its end; nothing of it is left when this returns.
 
     Raises:

@@ -1,8 +1,8 @@
 """Settings to compare, as they are written on the command line: `plain`, `exact`, `"margin:0.3 reconverge k=8 lookup"`.
 
 A setting is a gate and, in any order, words for what else it fixes:
-`agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in a
-round), `draft` or `lookup` (the drafter). What is not said is the default. `plain` drafts nothing.
+`agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
+a round), `draft` or `lookup` (the drafter). What is not said is the default. `plain` drafts nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DRAFTERS = ("draft", "lookup", "none")
 class Setting:
     """One way to decode."""
 
-    gate: Gate = Exact()
-    window: Window = Window()
+    gate: Gate = Exact()  # noqa: RUF009 - frozen
+    window: Window = Window()  # noqa: RUF009 - frozen
     draft_max: int | None = None
     """K; None: what the drafter says."""
     drafter: str | None = None

@@ -69,8 +69,8 @@ def bootstrap(
         seed: The same seed gives the same interval.
 
     Returns:
-        The statistic of the data, and the percentiles over resamples where it is defined. The interval is NaN with fewer
-        than `MIN_GROUPS` groups, or if the statistic is undefined in more than one resample of ten.
+        The statistic of the data, and the percentiles over resamples where it is defined. The interval is NaN with
+        fewer than `MIN_GROUPS` groups, or if the statistic is undefined in more than one resample of ten.
     """
     table = np.asarray(columns, dtype=np.float64)
     if table.ndim != 2:
@@ -114,7 +114,7 @@ def mcnemar_exact(n_harmful: int, n_helpful: int) -> float:
         raise ValueError(f"numbers of flips must be >= 0, not {n_harmful} and {n_helpful}.")
     n = n_harmful + n_helpful
     tail = sum(math.comb(n, i) for i in range(min(n_harmful, n_helpful) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return float(min(1.0, 2 * tail / 2**n))
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[s
 
 
 def paired_difference(counts: Flips, level: float = LEVEL) -> Interval:
-    """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min 2005,
-    half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
+    """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min
+    2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
     n = counts.harmful + counts.helpful + counts.both_right + counts.both_wrong
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)

@@ -13,7 +13,13 @@ from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts, spread
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
-SETTINGS = [PLAIN, EXACT, parse_setting("margin:0.3 reconverge"), parse_setting("margin:1 reconverge"), parse_setting("exact lookup")]
+SETTINGS = [
+    PLAIN,
+    EXACT,
+    parse_setting("margin:0.3 reconverge"),
+    parse_setting("margin:1 reconverge"),
+    parse_setting("exact lookup"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,13 @@ def test_the_built_in_prompts():
 def test_reads_turns_and_categories(tmp_path):
     path = tmp_path / "p.jsonl"
     rows = [
-        {"id": "spec-bench-81", "category": "writing", "task": "mt_bench", "turns": ["One.", "Two."], "reference": None},
+        {
+            "id": "spec-bench-81",
+            "category": "writing",
+            "task": "mt_bench",
+            "turns": ["One.", "Two."],
+            "reference": None,
+        },
         {"prompt": "Three."},
         {"id": 7, "prompt": "Four.", "answer": "4"},
     ]

@@ -1,4 +1,5 @@
-"""eval, bench, tune and explain from the command line: what they write, and one sentence for everything that is wrong."""
+"""eval, bench, tune and explain from the command line: what they write, and one sentence for everything that is
+wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +34,17 @@ def refused(result, *words):
 
 
 def test_eval(run, data, tmp_path):
-    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 4, "--max-tokens", 24, "-o", tmp_path / "run"]
+    arguments = [
+        "gsm8k",
+        "--data",
+        data / "gsm8k_sample.jsonl",
+        "--limit",
+        4,
+        "--max-tokens",
+        24,
+        "-o",
+        tmp_path / "run",
+    ]
     result = run(evaluate, *arguments, "-s", "margin:0.5 reconverge")
     assert result.exit_code == 0, result.output
     assert "margin:0.5 reconverge" in result.stdout and "0/4" in result.stdout
@@ -60,7 +71,18 @@ def test_eval_with_worked_examples(run, data, tmp_path):
 
 
 def test_eval_generates_needles(run, tmp_path):
-    arguments = ["needle", "--limit", 2, "--needle-words", 200, "--max-tokens", 8, "-o", tmp_path / "run", "--without-plain"]
+    arguments = [
+        "needle",
+        "--limit",
+        2,
+        "--needle-words",
+        200,
+        "--max-tokens",
+        8,
+        "-o",
+        tmp_path / "run",
+        "--without-plain",
+    ]
     assert run(evaluate, *arguments).exit_code == 0
 
 
@@ -77,14 +99,18 @@ def test_eval_refusals(run, data, tmp_path):
     refused(run(evaluate, "gsm8k", "--data", broken, *output), "broken.jsonl, line 1", "'question' is missing")
     refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13: not JSON")
     refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margn:0.3", *output), "Did you mean 'margin'")
-    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'")
+    refused(
+        run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
+    )
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
     refused(run(evaluate, "gsm8k", "--data", sample, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
     refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
-    refused(run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "cannot be read")
+    refused(
+        run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "cannot be read"
+    )
     refused(run(evaluate, "gsm8k", "--data", sample, *output, "-m", sample, models=False), "is not a GGUF file")
     assert not (tmp_path / "run").exists()
 

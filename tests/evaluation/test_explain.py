@@ -14,11 +14,21 @@ from pyfly_cpp.evaluation.generation import Generated
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.explain import make_page, render, visible
 
-PIECES = {0: b"Hi", 1: b" <b>&", 2: b"\n", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"<|im_end|>", 6: b"</script><script>"}
+PIECES = {
+    0: b"Hi",
+    1: b" <b>&",
+    2: b"\n",
+    3: "é".encode()[:1],
+    4: "é".encode()[1:],
+    5: b"<|im_end|>",
+    6: b"</script><script>",
+}
 
 
 def record(token, origin="matched", choice=None, rejected=(), round=0, reason="match"):
-    return Record(1, token, origin, token if choice is None else choice, 1, reason, round, 0.5, float("inf"), -0.1, rejected)
+    return Record(
+        1, token, origin, token if choice is None else choice, 1, reason, round, 0.5, float("inf"), -0.1, rejected
+    )
 
 
 def page(records, prompt="A <script>alert(1)</script> prompt", setting="margin:0.3"):
@@ -99,7 +109,9 @@ def test_a_real_answer(generator):
     answer = "".join(token.text or "" for token in made.tokens)
     assert answer.startswith(generated.text)
     text = render(made)
-    shown = re.sub(r"<del.*?</del>|<span class=\"tip\">.*?</span></span>", "", text.split('class="answer">')[1], flags=re.S)
+    shown = re.sub(
+        r"<del.*?</del>|<span class=\"tip\">.*?</span></span>", "", text.split('class="answer">')[1], flags=re.S
+    )
     shown = html.unescape(re.sub(r"<[^>]+>", "", shown.split("</div>")[0]))
     assert shown == answer
 

@@ -1,4 +1,5 @@
-"""Reading answers: gold answers, awkward outputs written for the purpose, and the harness itself where it is installed."""
+"""Reading answers: gold answers, awkward outputs written for the purpose, and the harness itself where it is
+installed."""
 
 from __future__ import annotations
 

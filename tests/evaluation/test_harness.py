@@ -56,7 +56,8 @@ def model(tiny):
 @pytest.fixture
 def task_manager(data, tmp_path):
     for name, text in TASKS.items():
-        head = f"task: local_{name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data / 'gsm8k_sample.jsonl'}}}}}\n"
+        files = f"{{data_files: {{test: {data / 'gsm8k_sample.jsonl'}}}}}"
+        head = f"task: local_{name}\ndataset_path: json\ndataset_kwargs: {files}\n"
         (tmp_path / f"{name}.yaml").write_text(head + "test_split: test\n" + text.lstrip())
     return TaskManager(include_path=str(tmp_path), include_defaults=False)
 
@@ -83,7 +84,12 @@ def test_chat_template(model, task_manager):
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert len(model.tok_encode(text)) == len(model.generator.render([{"role": "user", "content": "Hi"}]).tokens)
     results = lm_eval.simple_evaluate(
-        model=model, tasks=["local_gen"], task_manager=task_manager, limit=2, apply_chat_template=True, bootstrap_iters=0
+        model=model,
+        tasks=["local_gen"],
+        task_manager=task_manager,
+        limit=2,
+        apply_chat_template=True,
+        bootstrap_iters=0,
     )
     assert results["samples"]["local_gen"][0]["arguments"][0][0].startswith("<|im_start|>user")
 
@@ -104,7 +110,12 @@ def oracle(llm, context, continuation):
 
 def test_loglikelihoods_are_the_targets(model, tiny):
     llm = FlyLlama(str(tiny[0]), n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-    pairs = [("The total number of", " apples is 4."), ("", "The total"), ("Question: 2+2?\nAnswer: ", "The"), ("x", " y")]
+    pairs = [
+        ("The total number of", " apples is 4."),
+        ("", "The total"),
+        ("Question: 2+2?\nAnswer: ", "The"),
+        ("x", " y"),
+    ]
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     answers = model.loglikelihood(requests, disable_tqdm=True)
     for (context, continuation), (logprob, is_greedy) in zip(pairs, answers):
@@ -148,7 +159,8 @@ def test_wrong_arguments(arguments, message, tiny):
 def test_the_command(data, tiny, task_manager, tmp_path):
     arguments = f"model={tiny[0]},draft={tiny[1]},gate=margin:0.3,window=reconverge,n_ctx=1024,threads=1"
     command = [
-        sys.executable, "-m", "pyfly_cpp.evaluation.harness", "--model", "pyfly", "--model_args", arguments, "--tasks", "local_gen",
+        sys.executable, "-m", "pyfly_cpp.evaluation.harness", "--model", "pyfly", "--model_args", arguments,
+        "--tasks", "local_gen",
         "--include_path", str(tmp_path), "--limit", "2", "--output_path", str(tmp_path / "out"), "--log_samples",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -10,7 +10,8 @@ from pyfly_cpp.evaluation.repetition import breakdown, find_loop
 
 
 def oracle(tokens):
-    """Length of the longest run that is some unit of 1..64 tokens, repeated >= 4 times over >= 32 tokens; slow and plain."""
+    """Length of the longest run that is some unit of 1..64 tokens, repeated >= 4 times over >= 32 tokens; slow and
+    plain."""
     best = 0
     for period in range(1, 65):
         for start in range(len(tokens) - period):
@@ -33,7 +34,7 @@ def test_planted_loops(period):
     assert (loop.start, loop.period, loop.length, loop.at_end) == (50, period, period * times, True)
     loop = find_loop(head + unit * times + head)
     assert (loop.period, loop.at_end) == (period, False)
-    assert find_loop(head + unit * (times - 1)) is None or period * (times - 1) >= 32 and times - 1 >= 4
+    assert find_loop(head + unit * (times - 1)) is None or (period * (times - 1) >= 32 and times - 1 >= 4)
 
 
 def test_longer_periods_and_short_runs_are_no_loops():

@@ -12,8 +12,10 @@ from pyfly_cpp.evaluation import report
 def line(item, setting, correct, tokens=100, seconds=1.0, group=None, **more):
     stats = {"committed": tokens, "rounds": tokens // 4, "loose_accepted": 10 if "margin" in setting else 0}
     return {
-        "item": item, "setting": setting, "group": group or item, "correct": correct, "detail": {"strict": correct, "status": "x"},
-        "loop": False, "decode_tokens": tokens, "decode_seconds": seconds, "stats": stats, "output": setting if more.get("own") else "same",
+        "item": item, "setting": setting, "group": group or item, "correct": correct,
+        "detail": {"strict": correct, "status": "x"},
+        "loop": False, "decode_tokens": tokens, "decode_seconds": seconds, "stats": stats,
+        "output": setting if more.get("own") else "same",
         "tokens": list(range(tokens)),
     }  # fmt: skip
 
@@ -37,7 +39,11 @@ def test_numbers():
     assert (loose.flips.harmful, loose.flips.helpful, loose.flips.both_right) == (2, 1, 10)
     assert loose.recovery.estimate == pytest.approx(11 / 12) and exact.recovery is None
     assert loose.difference.estimate == pytest.approx(-0.05)
-    assert loose.tokens_per_second.estimate == 200 and loose.speedup_plain.estimate == 4 and loose.speedup_exact.estimate == 2
+    assert (
+        loose.tokens_per_second.estimate == 200
+        and loose.speedup_plain.estimate == 4
+        and loose.speedup_exact.estimate == 2
+    )
     assert plain.speedup_exact is None and plain.speedup_plain is None
     assert loose.mean_accepted == 4 and loose.loose_rate == 0.1 and loose.same_output == 0.5
     assert loose.also == {"strict": 11 / 20}

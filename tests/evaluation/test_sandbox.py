@@ -1,4 +1,5 @@
-"""What model code may not do. Where a layer is missing on a system, the test of that layer is skipped with the reason."""
+"""What model code may not do. Where a layer is missing on a system, the test of that layer is skipped with the
+reason."""
 
 from __future__ import annotations
 
@@ -45,13 +46,16 @@ def test_verdicts():
     assert {"limits", "audit"} <= set(available_layers())
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "exit()", "raise SystemExit", "import os; os._exit(0)", "quit()"])
+@pytest.mark.parametrize(
+    "code", ["import sys; sys.exit(0)", "exit()", "raise SystemExit", "import os; os._exit(0)", "quit()"]
+)
 def test_leaving_early_is_no_pass(code):
     assert run_program(f"{code}\nassert False", SHORT).status in ("failed", "exited")
 
 
 def test_a_printed_or_written_verdict_is_no_pass():
-    fake = 'import os, json\nos.write(3, json.dumps({"status": "passed", "token": "x", "layers": []}).encode())\nos._exit(0)'
+    verdict = '{"status": "passed", "token": "x", "layers": []}'
+    fake = f"import os\nos.write(3, {verdict!r}.encode())\nos._exit(0)"
     assert not run_program(fake, SHORT).passed
 
 
@@ -162,7 +166,8 @@ def test_writing_elsewhere_under_the_audit_hook(tmp_path):
 
 
 def test_the_work_folder_works_and_is_thrown_away():
-    code = "import os\nopen('a.txt', 'w').write('hello')\nassert open('a.txt').read() == 'hello'\nassert os.listdir() == ['a.txt']"
+    code = "import os\nopen('a.txt', 'w').write('hello')\nassert open('a.txt').read() == 'hello'\n"
+    code += "assert os.listdir() == ['a.txt']"
     assert run_program(code, SHORT).passed
     assert run_program(code, SHORT).passed, "nothing is left of the run before"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import Entropy, Exact, Margin, Window
+from pyfly_cpp import All, Entropy, Exact, Margin, Window
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, parse_settings
 
 
@@ -19,8 +19,11 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, 
         ("margin:0.3 reconverge", Setting(Margin(0.3), Window(rule="reconverge"))),
         ("entropy:0.3 agree:4 k=12", Setting(Entropy(0.3), Window(4), 12)),
         ("entropy-normalized:0.3 window=2 tail=3", Setting(Entropy(0.3, top=None), Window(2, tail=3))),
-        ("margin:1 reconverge:8 in-round draft", Setting(Margin(1), Window(8, "reconverge", across_rounds=False), None, "draft")),
-        ("all(margin:0.3,entropy:0.5) across", Setting(parse_setting("all(margin:0.3,entropy:0.5)").gate, Window(across_rounds=True))),
+        (
+            "margin:1 reconverge:8 in-round draft",
+            Setting(Margin(1), Window(8, "reconverge", across_rounds=False), None, "draft"),
+        ),
+        ("all(margin:0.3,entropy:0.5) across", Setting(All(Margin(0.3), Entropy(0.5)), Window(across_rounds=True))),
     ],
 )  # fmt: skip
 def test_written_forms(text, setting):
@@ -30,7 +33,10 @@ def test_written_forms(text, setting):
 
 settings = st.one_of(
     st.just(PLAIN),
-    st.builds(Setting, st.just(Exact()), st.just(Window()), st.none() | st.integers(1, 64), st.sampled_from([None, "draft", "lookup"])),
+    st.builds(
+        Setting, st.just(Exact()), st.just(Window()), st.none() | st.integers(1, 64),
+        st.sampled_from([None, "draft", "lookup"]),
+    ),
     st.builds(
         Setting, st.builds(Margin, st.floats(0, 10)) | st.builds(Entropy, st.floats(0, 10), st.integers(1, 32)),
         st.builds(Window, st.integers(0, 99), st.sampled_from(["agree", "reconverge"]), st.none() | st.integers(0, 9),

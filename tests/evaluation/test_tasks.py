@@ -20,7 +20,13 @@ GOOD = {
     "gsm8k": {"id": "1", "question": "2+2?", "answer": "It is 4.\n#### 4", "answer_number": "4"},
     "mgsm": {"id": "1", "language": "de", "question": "2+2?", "answer_number": "4"},
     "humaneval": {"id": "1", "prompt": "def f():\n", "entry_point": "f", "test": "def check(f):\n    assert f() == 1"},
-    "mbpp": {"id": "1", "prompt": "Write f.", "test_imports": [], "test_list": ["assert f() == 1"], "code": "def f(): return 1"},
+    "mbpp": {
+        "id": "1",
+        "prompt": "Write f.",
+        "test_imports": [],
+        "test_list": ["assert f() == 1"],
+        "code": "def f(): return 1",
+    },
     "commonsenseqa": {"id": "1", "question": "Where?", "choices": ["a", "b", "c", "d", "e"], "answer": "E"},
     "mmlu": {"id": "1", "subject": "law", "question": "Who?", "choices": ["a", "b", "c", "d"], "answer": "D"},
     "needle": {"id": "1", "input": "text", "query": "old-oar", "outputs": ["12", "34"]},
@@ -29,7 +35,9 @@ GOOD = {
 
 
 def write(path, *rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
     return path
 
 
@@ -163,7 +171,9 @@ def test_mutated_solutions_fail(data):
 def test_needles_are_there_and_reproducible():
     task = get_task("needle")
     items = task.generate(3, n_words=400, n_values=4, seed=7)
-    assert items == task.generate(3, n_words=400, n_values=4, seed=7) != task.generate(3, n_words=400, n_values=4, seed=8)
+    assert (
+        items == task.generate(3, n_words=400, n_values=4, seed=7) != task.generate(3, n_words=400, n_values=4, seed=8)
+    )
     for item in items:
         assert all(item.fields["input"].count(value) == 1 for value in item.fields["outputs"])
         assert 360 < len(item.fields["input"].split()) < 520

@@ -36,7 +36,8 @@ def test_agreement_is_a_share(a, b):
 
 def test_frontier_and_budget():
     fast, middle, dull, safe = (
-        candidate("margin:1", 2.0, 0.4), candidate("margin:0.5", 1.5, 0.7), candidate("margin:0.4", 1.4, 0.6), candidate("exact", 1.0, 1.0),
+        candidate("margin:1", 2.0, 0.4), candidate("margin:0.5", 1.5, 0.7),
+        candidate("margin:0.4", 1.4, 0.6), candidate("exact", 1.0, 1.0),
     )  # fmt: skip
     assert frontier([safe, dull, middle, fast]) == [fast, middle, safe]
     assert not fast.within(Budget(0.5)) and middle.within(Budget(0.5)) and safe.within(Budget(1.0))
@@ -70,7 +71,8 @@ def test_a_search(generator, monkeypatch):
 PRESETS = [
     Preset(),
     Preset(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7), None, {"n_prompts": 8}),
-    Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2), "/m/target.gguf"),
+    Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2),
+           "/m/target.gguf"),
 ]  # fmt: skip
 
 
@@ -127,10 +129,17 @@ def test_presets_overwrite_nothing(tmp_path):
 
 def test_from_preset(tiny, tmp_path):
     target, draft = tiny
-    save_preset(Preset(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft)), str(target)), tmp_path / "p.json")
+    save_preset(
+        Preset(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft)), str(target)), tmp_path / "p.json"
+    )
     quiet = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     llm = FlyLlama.from_preset(tmp_path / "p.json", **quiet)
-    assert (llm.gate, llm.window.rule, llm.draft_max, llm.drafter.model_path) == (Margin(0.5), "reconverge", 4, str(draft))
+    assert (llm.gate, llm.window.rule, llm.draft_max, llm.drafter.model_path) == (
+        Margin(0.5),
+        "reconverge",
+        4,
+        str(draft),
+    )
     llm.close()
     llm = FlyLlama.from_preset(tmp_path / "p.json", gate=Exact(), drafter=None, **quiet)
     assert llm.gate == Exact() and llm.drafter is None
