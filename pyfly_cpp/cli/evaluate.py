@@ -16,6 +16,7 @@ from pyfly_cpp.cli.measuring import (
     one_sentence_errors,
     progress_bar,
     show_table,
+    terminal_width,
 )
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
@@ -132,8 +133,10 @@ def evaluate(
         if as_json:
             click.echo(text, nl=False)
         else:
-            head, body = report.cells(table)
-            show_table(f"{table.title}, n = {table.n_complete}", head, body)
+            whole = report.cells(table)
+            title = f"{table.title}, n = {table.n_complete}"
+            for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
+                show_table(title, head, body)
             for note in report.notes(table):
                 click.echo(note)
         click.echo(f"Written to {folder}.", err=True)

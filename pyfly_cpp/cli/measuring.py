@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -190,12 +191,17 @@ def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
         yield advance
 
 
+def terminal_width() -> int:
+    """Columns of stdout; 220 where it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
+
+
 def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     """Prints a table to stdout, wrapped to the terminal; piped, as wide as it is."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 220)
+    console = Console(width=terminal_width())
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(head):
         table.add_column(name, justify="left" if i == 0 else "right")
@@ -212,4 +218,5 @@ __all__ = [
     "one_sentence_errors",
     "progress_bar",
     "show_table",
+    "terminal_width",
 ]

@@ -17,7 +17,7 @@ class Gsm8k(Task):
 
     name = "gsm8k"
     title = "GSM8K word problems, last number (strict: after ####)"
-    max_tokens = 320
+    max_tokens = 400
     few_shot = 5
 
     def parse(self, where: Where) -> Item:

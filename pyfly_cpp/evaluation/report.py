@@ -50,6 +50,8 @@ class SettingResult:
     mean_accepted: float
     loose_rate: float
     n_loops: int
+    n_cut: int
+    """Answers that reached the limit of tokens; they may be wrong only for that."""
     mean_tokens: float
     also: dict[str, float] = field(default_factory=dict)
     """Means of the task's other criteria."""
@@ -137,6 +139,7 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         mean_accepted=total["committed"] / total["rounds"] if total["rounds"] else math.nan,
         loose_rate=total["loose_accepted"] / total["committed"] if total["committed"] else math.nan,
         n_loops=sum(1 for line in lines if line["loop"]),
+        n_cut=sum(1 for line in lines if line["finish"] in ("length", "context")),
         mean_tokens=sum(len(line["tokens"]) for line in lines) / n if n else math.nan,
         also={name: _share([float(line["detail"].get(name) or 0) for line in lines]) for name in names},
     )
@@ -188,6 +191,12 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
     return head, body
 
 
+def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list[list[str]]]]:
+    """The table in two, quality and speed, for a narrow terminal."""
+    quality, speed = [*range(7), 12], [0, 7, 8, 9, 10, 11, 13]
+    return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
+
+
 def notes(table: Table) -> list[str]:
     """What can and cannot be concluded, a sentence each."""
     out = []
@@ -212,6 +221,9 @@ def notes(table: Table) -> list[str]:
                 f"(McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between {low:+.1f} and {high:+.1f} points "
                 "of accuracy is consistent with that."
             )
+    if any(row.n_cut for row in table.rows):
+        cut = ", ".join(f"{row.setting} {row.n_cut}" for row in table.rows)
+        out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{row.setting} {percent(row.also[name])}" for row in table.rows if name in row.also)

@@ -14,6 +14,7 @@ def line(item, setting, correct, tokens=100, seconds=1.0, group=None, **more):
     return {
         "item": item, "setting": setting, "group": group or item, "correct": correct,
         "detail": {"strict": correct, "status": "x"},
+        "finish": "length" if more.get("cut") else "eog",
         "loop": False, "decode_tokens": tokens, "decode_seconds": seconds, "stats": stats,
         "output": setting if more.get("own") else "same",
         "tokens": list(range(tokens)),
@@ -47,6 +48,18 @@ def test_numbers():
     assert plain.speedup_exact is None and plain.speedup_plain is None
     assert loose.mean_accepted == 4 and loose.loose_rate == 0.1 and loose.same_output == 0.5
     assert loose.also == {"strict": 11 / 20}
+
+
+def test_cut_answers_are_told():
+    table = report.summarise([line("1", name, False, cut=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    assert [row.n_cut for row in table.rows] == [1, 0, 0]
+    assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.notes(table))
+
+
+def test_halves_hold_everything():
+    head, body = report.cells(report.summarise(lines(), SETTINGS, 20))
+    (quality, _), (speed, _) = report.halves(head, body)
+    assert quality[0] == speed[0] == "setting" and sorted({*quality, *speed}) == sorted(head)
 
 
 def test_only_complete_items_count():
