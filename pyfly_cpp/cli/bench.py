@@ -18,6 +18,7 @@ from pyfly_cpp.cli.measuring import (
     one_sentence_errors,
     progress_bar,
     show_table,
+    warn_of_load,
 )
 from pyfly_cpp.evaluation.files import require_free, sha256, write_atomically
 from pyfly_cpp.evaluation.machine import resident_mib
@@ -76,6 +77,7 @@ def bench(
             report.require_matplotlib()
         generator = models.load()
         machine, described = describe_machine(), models.describe(generator.llm)
+        warn_of_load(machine)
         n_total = sum(len(prompt.turns) for prompt in prompts) * len(chosen) * repeats
         with progress_bar(n_total, "bench") as progress:
             measured = measure(generator, prompts, chosen, max_tokens, repeats, progress)

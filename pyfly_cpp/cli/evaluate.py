@@ -17,6 +17,7 @@ from pyfly_cpp.cli.measuring import (
     progress_bar,
     show_table,
     terminal_width,
+    warn_of_load,
 )
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
@@ -101,6 +102,7 @@ def evaluate(
         items = items[:limit]
         generator = models.load()
         described, machine = models.describe(generator.llm), describe_machine()
+        warn_of_load(machine)
         conditions: dict[str, Any] = {**described, "data_sha256": sha256(data) if data else None}
         conditions["examples_sha256"] = sha256(examples) if examples and few_shot else None
         conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})

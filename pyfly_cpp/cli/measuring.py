@@ -122,6 +122,17 @@ def model_options(command: Command) -> Command:
     return wrapped  # type: ignore[no-any-return]
 
 
+def warn_of_load(machine: dict[str, Any]) -> None:
+    """Says on stderr if other programs were busy: then no speed is to be believed."""
+    load = machine["load_before"]
+    if load is not None and load > 0.5 * machine["physical_cores"]:
+        click.echo(
+            f"warning: the load of this machine was {load} on {machine['physical_cores']} cores before the run; close other "
+            "programs, or do not believe the speeds.",
+            err=True,
+        )
+
+
 @contextlib.contextmanager
 def one_sentence_errors(interrupted: str = "") -> Iterator[None]:
     """Tells errors that we know as `Error: ...` (status 1), Ctrl-C as `interrupted` (status 130), no traceback."""
@@ -219,4 +230,5 @@ __all__ = [
     "progress_bar",
     "show_table",
     "terminal_width",
+    "warn_of_load",
 ]

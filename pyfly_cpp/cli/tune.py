@@ -21,6 +21,7 @@ from pyfly_cpp.cli.measuring import (
     one_sentence_errors,
     progress_bar,
     show_table,
+    warn_of_load,
 )
 from pyfly_cpp.drafters import DraftModel, PromptLookup
 from pyfly_cpp.evaluation.files import require_free, write_atomically
@@ -76,6 +77,7 @@ def tune(
             report.require_matplotlib()
         generator = models.load()
         machine, described = describe_machine(), models.describe(generator.llm)
+        warn_of_load(machine)
         budget = tuning.Budget(agreement, lost_answers)
         with progress_bar(1, "tune") as bar:
             stages: list[str] = []

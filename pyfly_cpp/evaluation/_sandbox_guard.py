@@ -6,9 +6,9 @@ llama.cpp or the caller's objects in it.
 
 Stage `enter` gets new namespaces where the kernel permits (user, network, mount, pid, ipc), makes every file system
 read-only, and puts an empty tmpfs over the work folder and over /proc. Stage `run` (a fresh exec: it drops the
-capabilities that came with the user namespace) sets limits, seals itself with seccomp and an audit hook, and runs the
-program. The verdict goes to file descriptor RESULT as JSON, with a token that a program that merely exits does not
-know.
+capabilities that came with the user namespace) sets limits, seals itself with Landlock, seccomp and an audit hook, and
+runs the program. The verdict goes to file descriptor RESULT as JSON, with a token that a program that merely exits does
+not know.
 """
 
 from __future__ import annotations
@@ -71,6 +71,41 @@ def _make_everything_readonly(libc: ctypes.CDLL) -> None:
         ctypes.c_size_t(len(attributes)),
     )  # fmt: skip
     _checked(result, "mount_setattr")
+
+
+# ---- Landlock --------------------------------------------------------------------------------------------------------
+
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+
+
+def forbid_writing_elsewhere(folder: str) -> None:
+    """Leaves this process nothing to write to but `folder` and /dev/null (Linux 5.13; needs no privilege and no
+    namespace, so it also holds where those are forbidden). Raises OSError if the kernel has no Landlock."""
+    libc = _libc()
+
+    def call(number: int, *arguments: object) -> int:
+        result = int(libc.syscall(ctypes.c_long(number), *arguments))
+        _checked(min(result, 0), "landlock")
+        return result
+
+    zero = ctypes.c_uint(0)
+    version = call(SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    write_file = 1 << 1
+    access = write_file | sum(1 << bit for bit in range(4, 13))  # remove and make files, folders, links, ...
+    access |= (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)  # link across folders, truncate
+    attribute = ctypes.create_string_buffer(struct.pack("=Q", access), 8)
+    ruleset = call(SYS_LANDLOCK_CREATE_RULESET, attribute, ctypes.c_size_t(8), zero)
+    try:
+        for path, allowed in ((folder, access), (os.devnull, write_file)):
+            parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, parent), 12)
+                call(SYS_LANDLOCK_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), rule, zero)
+            finally:
+                os.close(parent)
+        call(SYS_LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), zero)
+    finally:
+        os.close(ruleset)
 
 
 # ---- seccomp ---------------------------------------------------------------------------------------------------------
@@ -219,18 +254,27 @@ def stage_run(config: dict[str, object]) -> None:
     _limit(resource.RLIMIT_FSIZE, int(str(config["file_bytes"])))
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_NPROC, int(str(config["processes"])))
     if sys.platform.startswith("linux"):  # macOS does not honour it
         _limit(resource.RLIMIT_AS, int(str(config["memory_bytes"])))
     layers.append("limits")
     os.environ.clear()
     os.environ.update({"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8"})
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the program's lifetime
+    if sys.platform.startswith("linux"):
+        try:
+            forbid_writing_elsewhere(folder)
+            layers.append("landlock")
+        except OSError:
+            pass
     try:
         forbid_system_calls()
         layers.append("seccomp")
     except OSError:
         pass
+    # Without namespaces the kernel counts all processes of the user, a whole desktop: the limit would forbid threads
+    # too. It is needed only where seccomp does not forbid processes.
+    if "namespaces" in layers or "seccomp" not in layers:
+        _limit(resource.RLIMIT_NPROC, int(str(config["processes"])))
     layers.append("audit")
     os.set_inheritable(RESULT, False)
     install_audit_hook(folder)

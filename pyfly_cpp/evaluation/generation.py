@@ -124,7 +124,10 @@ class Generator:
         return n
 
     def forget(self, n_keep: int) -> None:
-        """Leaves at most the first `n_keep` tokens of the context."""
+        """Leaves at most the first `n_keep` tokens of the context; none where the model's memory (recurrent layers)
+        cannot go back to them."""
+        if not self.llm._open_target().can_rewind:
+            n_keep = 0
         self.llm.n_tokens = min(self.llm.n_tokens, n_keep)
 
     def configure(self, setting: Setting) -> None:

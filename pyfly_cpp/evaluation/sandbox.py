@@ -8,6 +8,7 @@ network. What contains the program, from the outside in (`Outcome.layers` says w
   covered.
 * `limits`: CPU, memory, file size, open files, processes (setrlimit). The kernel exempts root from the limit on
   processes.
+* `landlock` (Linux 5.13 and later): writing is possible in the work folder alone, also where namespaces are forbidden.
 * `seccomp` (Linux on x86-64 and arm64): no sockets, no new processes or programs, no tracing, no mounts.
 * `audit`: Python's audit hook refuses sockets, subprocesses and writes outside the folder. Native code passes under it.
 * The process group is killed at the wall limit, and again when the program has ended.
@@ -61,7 +62,8 @@ class Limits:
     file_bytes: int = 8 << 20
     """Largest file; all files together four times that, where namespaces are permitted."""
     processes: int = 64
-    """Processes and threads of the user (not of root, whom the kernel exempts; there seccomp forbids processes)."""
+    """Processes and threads. Not set where seccomp forbids processes and only namespaces would let the kernel count
+    those of the program alone; the kernel exempts root from it."""
     namespaces: bool = True
     """Whether to try for namespaces."""
     require_namespaces: bool = False

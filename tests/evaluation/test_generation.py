@@ -61,6 +61,32 @@ def test_a_shared_prefix_changes_nothing(generator):
         assert generator.generate(prompt, EXACT, 30).tokens == tokens
 
 
+def test_a_recurrent_model_starts_over(tiny):
+    """Its state cannot be cut back to a shared prefix: prompts, in any order, give what a fresh model gives."""
+    from pyfly_cpp import FlyLlama
+    from pyfly_cpp.evaluation.generation import Generator
+
+    path = tiny[0].with_name("tiny-qwen35-mtp-f16.gguf")
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there")
+    texts = ["One and two?", "One and three?", "One and two?"]
+    expected = []
+    for text in texts:
+        llm = FlyLlama(str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+        fresh = Generator(llm)
+        expected.append(fresh.generate(fresh.render([{"role": "user", "content": text}]), PLAIN, 24).tokens)
+        llm.close()
+    llm = FlyLlama(str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+    shared = Generator(llm)
+    prompts = [shared.render([{"role": "user", "content": text}]) for text in texts]
+    n = shared.share_prefix(prompts[:2])
+    for prompt, tokens in zip(prompts, expected):
+        shared.forget(n)
+        for setting in (PLAIN, EXACT, PLAIN):
+            assert shared.generate(prompt, setting, 24).tokens == tokens
+    llm.close()
+
+
 def test_settings_that_cannot_be(generator):
     with pytest.raises(ValueError, match="lower k"):
         generator.require([parse_setting("exact k=100000")])

@@ -165,6 +165,24 @@ def test_writing_elsewhere_under_the_audit_hook(tmp_path):
     assert victim.read_text() == "kept"
 
 
+@linux
+def test_writing_elsewhere_without_namespaces(tmp_path):
+    needs("landlock")
+    limits = Limits(wall_seconds=5, cpu_seconds=2, namespaces=False)
+    victim = tmp_path / "victim.txt"
+    victim.write_text("kept")
+    code = (
+        f"import ctypes\nlibc = ctypes.CDLL(None)\npath, new = {str(victim).encode()!r}, {str(tmp_path / 'new').encode()!r}\n"
+        "assert libc.open(path, 1) == -1 and libc.truncate(path, 0) == -1 and libc.unlink(path) == -1\n"
+        "assert libc.open(new, 0o101, 0o600) == -1 and libc.mkdir(new, 0o700) == -1 and libc.symlink(b'x', new) == -1\n"
+        "assert libc.rename(path, b'mine') == -1 and libc.link(path, b'mine') == -1\n"
+        "assert libc.open(b'mine', 0o101, 0o600) >= 0 and libc.open(b'/dev/null', 1) >= 0"
+    )
+    outcome = run_program(code, limits)
+    assert outcome.passed, outcome
+    assert victim.read_text() == "kept" and [entry.name for entry in tmp_path.iterdir()] == ["victim.txt"]
+
+
 def test_the_work_folder_works_and_is_thrown_away():
     code = "import os\nopen('a.txt', 'w').write('hello')\nassert open('a.txt').read() == 'hello'\n"
     code += "assert os.listdir() == ['a.txt']"
