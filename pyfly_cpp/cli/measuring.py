@@ -127,8 +127,8 @@ def warn_of_load(machine: dict[str, Any]) -> None:
     load = machine["load_before"]
     if load is not None and load > 0.5 * machine["physical_cores"]:
         click.echo(
-            f"warning: the load of this machine was {load} on {machine['physical_cores']} cores before the run; close other "
-            "programs, or do not believe the speeds.",
+            f"warning: the load of this machine was {load} on {machine['physical_cores']} cores before the run; close "
+            "other programs, or do not believe the speeds.",
             err=True,
         )
 

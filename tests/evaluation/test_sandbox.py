@@ -172,7 +172,8 @@ def test_writing_elsewhere_without_namespaces(tmp_path):
     victim = tmp_path / "victim.txt"
     victim.write_text("kept")
     code = (
-        f"import ctypes\nlibc = ctypes.CDLL(None)\npath, new = {str(victim).encode()!r}, {str(tmp_path / 'new').encode()!r}\n"
+        f"import ctypes\nlibc = ctypes.CDLL(None)\n"
+        f"path, new = {str(victim).encode()!r}, {str(tmp_path / 'new').encode()!r}\n"
         "assert libc.open(path, 1) == -1 and libc.truncate(path, 0) == -1 and libc.unlink(path) == -1\n"
         "assert libc.open(new, 0o101, 0o600) == -1 and libc.mkdir(new, 0o700) == -1 and libc.symlink(b'x', new) == -1\n"
         "assert libc.rename(path, b'mine') == -1 and libc.link(path, b'mine') == -1\n"
