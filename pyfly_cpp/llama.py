@@ -170,6 +170,24 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.drafter = drafter
         self._require_fitting(self._draft_max)
 
+    @classmethod
+    def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
+        """Loads a model as a preset file says (`pyfly-cpp tune` writes them; see presets.py).
+
+        Args:
+            path: The preset.
+            **overrides: Arguments of `FlyLlama` that go before the preset's; `model_path` where it names no model.
+
+        Raises:
+            ValueError: the preset cannot be read, or neither names a model.
+        """
+        from pyfly_cpp.presets import load_preset
+
+        arguments = {**load_preset(path).arguments(), **overrides}
+        if arguments.get("model_path") is None:
+            raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
+        return cls(**arguments)
+
     # ---- Settings that can change between requests -------------------------------------------------------------------
 
     @property

@@ -18,12 +18,16 @@ import click
 from pyfly_cpp import __version__
 
 _COMMANDS = {
-    "chat": "Talk to a model.",
-    "complete": "Complete a prompt: argument or stdin to stdout.",
-    "doctor": "Show what is installed, and whether a model and a draft fit.",
-    "models": "List and fetch models by name.",
+    "chat": ("chat", "Talk to a model."),
+    "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
+    "bench": ("bench", "Measure speed: plain, exact and loose, interleaved."),
+    "eval": ("evaluate", "Measure quality beside speed on a task."),
+    "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
+    "explain": ("explain", "Write a page that shows how each token of an answer came."),
+    "doctor": ("doctor", "Show what is installed, and whether a model and a draft fit."),
+    "models": ("models", "List and fetch models by name."),
 }
-"""Module of this package for each command, imported when the command is used, and its line in the help."""
+"""For each command its module in this package, imported when the command is used, and its line in the help."""
 
 
 class _Commands(click.Group):
@@ -35,12 +39,12 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"pyfly_cpp.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"pyfly_cpp.cli.{_COMMANDS[cmd_name][0]}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

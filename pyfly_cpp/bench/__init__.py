@@ -1,0 +1,1 @@
+"""Measuring speed: prompts, interleaved measurement, tables and plots; and tuning, which rests on them."""

@@ -1,0 +1,198 @@
+"""Measures settings on the same prompts, taking turns, and sums up. What "speed" is: evaluation/generation.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+
+SPLIT = ("draft", "verify", "gate", "python")
+"""Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One generation of a measurement."""
+
+    prompt: BenchPrompt
+    turn: int
+    repeat: int
+    setting: str
+    n_prompt: int
+    """Length of the prompt, tokens."""
+    result: Generated
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        result = self.result
+        return {
+            "prompt": self.prompt.id,
+            "category": self.prompt.category,
+            "turn": self.turn,
+            "repeat": self.repeat,
+            "setting": self.setting,
+            "n_prompt": self.n_prompt,
+            "finish": result.finish,
+            "decode_tokens": result.decode_tokens,
+            "decode_seconds": result.decode_seconds,
+            "seconds_prompt": result.seconds_prompt,
+            "stats": result.stats.as_dict(),
+            "output": result.text,
+        }
+
+
+def measure(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[Setting],
+    max_tokens: int,
+    repeats: int = 1,
+    progress: Callable[[int, str], None] | None = None,
+) -> list[Measured]:
+    """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
+    kept.
+
+    In a conversation of several turns all settings get the history with the answers of the first setting, so that they
+    are measured on the same prompts.
+
+    Raises:
+        ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
+    """
+    generator.require(settings)
+    for prompt in prompts:
+        _render(generator, prompt, [{"role": "user", "content": prompt.turns[0]}], max_tokens)
+    _warm_up(generator, prompts[0], settings)
+    measured: list[Measured] = []
+    for repeat in range(repeats):
+        for i, prompt in enumerate(prompts):
+            messages: list[dict[str, str]] = []
+            generator.forget(0)
+            for turn, text in enumerate(prompt.turns):
+                messages.append({"role": "user", "content": text})
+                rendered = _render(generator, prompt, messages, max_tokens)
+                begin = (i + repeat) % len(settings)
+                for setting in [*settings[begin:], *settings[:begin]]:
+                    result = generator.generate(rendered, setting, max_tokens)
+                    result = replace(result, records=())
+                    measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
+                    if progress is not None:
+                        progress(len(measured), f"{prompt.id} {setting}")
+                reference = next(m for m in reversed(measured) if m.setting == str(settings[0]))
+                messages.append({"role": "assistant", "content": reference.result.text})
+    return measured
+
+
+def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], max_tokens: int) -> Prompt:
+    rendered = generator.render(messages)
+    room = generator.llm.n_ctx()
+    if len(rendered.tokens) + max_tokens > room:
+        raise ValueError(
+            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not "
+            f"fit in "
+            f"the context of {room}; raise --ctx, or lower --max-tokens."
+        )
+    return rendered
+
+
+def _warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Setting]) -> None:
+    rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
+    for setting in settings:
+        generator.generate(rendered, setting, 16)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One setting over all prompts, or those of a category."""
+
+    setting: str
+    n_prompts: int
+    tokens_per_second: Interval
+    speedup_plain: Interval | None
+    speedup_exact: Interval | None
+    mean_accepted: float
+    loose_rate: float
+    acceptance: float
+    acceptance_at_depth: tuple[float, ...]
+    same_output: float | None
+    """Share of the outputs that are those of `exact`."""
+    split: dict[str, float]
+    """Shares of decoding time."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        out: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            value = value.as_dict() if isinstance(value, Interval) else value
+            out[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        return out
+
+
+def summarise(measured: Sequence[Measured], category: str | None = None) -> list[Summary]:
+    """A summary for each setting, in the order they first occur in the settings; of one category, or of all (None)."""
+    chosen = [m for m in measured if category is None or m.prompt.category == category]
+    by_setting: dict[str, dict[tuple[str, int, int], Measured]] = {}
+    for m in chosen:
+        by_setting.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
+    return [_summary(setting, by_setting) for setting in by_setting]
+
+
+def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Measured]]) -> Summary:
+    mine = by_setting[setting]
+    keys = list(mine)
+    groups = [key[0] for key in keys]
+    results = [mine[key].result for key in keys]
+
+    def speeds(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        theirs = [by_setting[name][key].result for key in keys]
+        return np.array([[r.decode_tokens, r.decode_seconds] for r in theirs], dtype=np.float64)
+
+    def speedup(other: str) -> Interval | None:
+        if other == setting or other not in by_setting:
+            return None
+        return bootstrap(np.hstack([speeds(setting), speeds(other)]), ratio_of_ratios, groups)
+
+    stats = [r.stats for r in results]
+    committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
+    drafted = sum(s.drafted for s in stats)
+    exact = by_setting.get("exact") if setting != "exact" else None
+    return Summary(
+        setting=setting,
+        n_prompts=len(set(groups)),
+        tokens_per_second=bootstrap(speeds(setting), ratio, groups),
+        speedup_plain=speedup("plain"),
+        speedup_exact=speedup("exact") if setting != "plain" else None,
+        mean_accepted=committed / rounds if rounds else math.nan,
+        loose_rate=sum(s.loose_accepted for s in stats) / committed if committed else math.nan,
+        acceptance=sum(s.matched + s.loose_accepted for s in stats) / drafted if drafted else math.nan,
+        acceptance_at_depth=_by_depth(results),
+        same_output=sum(mine[k].result.tokens == exact[k].result.tokens for k in keys) / len(keys) if exact else None,
+        split=_split(results),
+    )
+
+
+def _by_depth(results: Sequence[Generated]) -> tuple[float, ...]:
+    depth = max((len(r.stats.drafted_at_depth) for r in results), default=0)
+    out = []
+    for i in range(depth):
+        drafted = sum(r.stats.drafted_at_depth[i] for r in results if i < len(r.stats.drafted_at_depth))
+        accepted = sum(r.stats.accepted_at_depth[i] for r in results if i < len(r.stats.accepted_at_depth))
+        out.append(accepted / drafted if drafted else 0.0)
+    return tuple(out)
+
+
+def _split(results: Sequence[Generated]) -> dict[str, float]:
+    """Of everything but the prompt, the first round's draft included: that is where `Stats` counts it."""
+    parts = {name: sum(getattr(r.stats, f"seconds_{name}") for r in results) for name in SPLIT}
+    whole = sum(r.seconds_prompt + r.decode_seconds - r.stats.seconds_prefill for r in results)
+    if whole <= 0:
+        return {}
+    parts["rest"] = max(0.0, whole - sum(parts.values()))
+    return {name: seconds / whole for name, seconds in parts.items()}

@@ -1,0 +1,72 @@
+"""Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
+
+A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation); `id` and `category` are used
+where they are, and `answer` (a text that a right output contains) by tuning.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyfly_cpp.evaluation.files import DataError, field, read_jsonl
+
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+"""Twelve prompts of six kinds, written for this package."""
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """One conversation."""
+
+    id: str
+    category: str
+    """Empty if the row names none."""
+    turns: tuple[str, ...]
+    """What the user says, turn by turn."""
+    answer: str = ""
+    """What a right output contains; empty if it is not known."""
+
+
+def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
+    """All prompts of a file, in its order. Raises DataError with file, line and field; never skips a row."""
+    prompts = []
+    seen: dict[str, int] = {}
+    for line, row in read_jsonl(path):
+        if "turns" in row:
+            turns = tuple(field(path, line, row, "turns", list))
+            if not all(turn.strip() for turn in turns):
+                raise DataError(f"{os.fspath(path)}, line {line}: the field 'turns' has an empty text.")
+        elif "prompt" in row:
+            turns = (field(path, line, row, "prompt"),)
+        else:
+            raise DataError(
+                f"{os.fspath(path)}, line {line}: neither 'prompt' nor 'turns' is there (it has "
+                f"{', '.join(sorted(row)) or 'no fields'})."
+            )
+        name = (
+            str(field(path, line, row, "id", type(row["id"]) if type(row["id"]) is int else str))
+            if "id" in row
+            else f"{line}"
+        )
+        if name in seen:
+            raise DataError(f"{os.fspath(path)}, line {line}: the id {name!r} is that of line {seen[name]} already.")
+        seen[name] = line
+        category = field(path, line, row, "category", empty=True) if row.get("category") is not None else ""
+        answer = field(path, line, row, "answer", empty=True) if row.get("answer") is not None else ""
+        prompts.append(BenchPrompt(name, category, turns, answer))
+    return prompts
+
+
+def spread(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:
+    """At most n prompts, evenly over the categories: one of each in turn, in the order of the file."""
+    if n is None or n >= len(prompts):
+        return prompts
+    place: dict[str, int] = {}
+    ranked = []
+    for i, prompt in enumerate(prompts):
+        rank = place.get(prompt.category, 0)
+        place[prompt.category] = rank + 1
+        ranked.append((rank, i))
+    return [prompts[i] for i in sorted(i for _, i in sorted(ranked)[:n])]

@@ -1,0 +1,159 @@
+"""A measurement as texts and as a picture. Pure functions but `plot`, which writes a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from collections.abc import Sequence
+
+from pyfly_cpp.bench.measure import Measured, Summary, summarise
+from pyfly_cpp.evaluation.report import interval, markdown_row, percent
+
+Cells = tuple[list[str], list[list[str]]]
+
+
+def speed_cells(summaries: Sequence[Summary]) -> Cells:
+    """Head and body of the table of speeds."""
+    head = [
+        "setting",
+        "tokens/s [95 %]",
+        "x plain [95 %]",
+        "x exact [95 %]",
+        "tokens/round",
+        "accepted",
+        "loose",
+        "same text",
+    ]
+    body = [
+        [
+            s.setting, interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain), interval(s.speedup_exact),
+            f"{s.mean_accepted:.2f}", percent(s.acceptance, 0), percent(s.loose_rate),
+            percent(s.same_output, 0) if s.same_output is not None else "–",
+        ]
+        for s in summaries
+    ]  # fmt: skip
+    return head, body
+
+
+def time_cells(summaries: Sequence[Summary]) -> Cells:
+    """Head and body of the table of where the time went, and of acceptance by depth."""
+    head = ["setting", "draft", "verify", "gate", "python", "rest", "accepted at depth 1, 2, ..."]
+    body = []
+    for s in summaries:
+        depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
+        more = " ..." if len(s.acceptance_at_depth) > 16 else ""
+        parts = [percent(s.split.get(name, float("nan"))) for name in head[1:6]]
+        body.append([s.setting, *parts, f"{depths}{more} %" if depths else "–"])
+    return head, body
+
+
+def categories(measured: Sequence[Measured]) -> list[str]:
+    """The named categories, in the order of the prompts; empty if there are fewer than two."""
+    names = list(dict.fromkeys(m.prompt.category for m in measured if m.prompt.category))
+    return names if len(names) > 1 else []
+
+
+def category_cells(measured: Sequence[Measured]) -> Cells:
+    """Head and body of the table of speedups by category (over plain, or over exact where plain is missing)."""
+    base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
+    names = categories(measured)
+    by_name = {name: {s.setting: s for s in summarise(measured, name)} for name in names}
+    settings = [s.setting for s in summarise(measured) if s.setting != base]
+    head = [f"x {base}", *names]
+    body = []
+    for setting in settings:
+        found = [by_name[name][setting] for name in names]
+        body.append([setting, *[interval(s.speedup_plain if base == "plain" else s.speedup_exact) for s in found]])
+    return head, body
+
+
+def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured]) -> str:
+    """The measurement as a Markdown page."""
+    summaries = summarise(measured)
+    tables = [speed_cells(summaries), time_cells(summaries)]
+    if categories(measured):
+        tables.append(category_cells(measured))
+    lines = [f"# {title}", "", *[f"- {fact}" for fact in facts], ""]
+    for head, body in tables:
+        lines += [markdown_row(head), markdown_row(["---"] * len(head)), *map(markdown_row, body), ""]
+    return "\n".join([*lines, NOTE, ""])
+
+
+NOTE = (
+    "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
+    "on every "
+    "prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, models or "
+    "prompts."
+)
+
+
+def require_matplotlib() -> None:
+    """Raises ValueError if matplotlib is not installed; to be called before hours are spent."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("plots need matplotlib; install it with `pip install pyfly-cpp[plot]`.")
+
+
+def plot(measured: Sequence[Measured], title: str) -> bytes:
+    """A PNG: speedup by category, and speed against the threshold of gates that occur with several.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
+    overall = {s.setting: s for s in summarise(measured)}
+    curves = _by_threshold(list(overall))
+    figure, axes = pyplot.subplots(1, 2 if curves else 1, figsize=(14 if curves else 9, 5), squeeze=False)
+    names = ["all", *categories(measured)]
+    shown = [setting for setting in overall if setting != base]
+    width = 0.8 / max(1, len(shown))
+    axis = axes[0][0]
+    for j, setting in enumerate(shown):
+        for i, name in enumerate(names):
+            group = overall if name == "all" else {s.setting: s for s in summarise(measured, name)}
+            value = group[setting].speedup_plain if base == "plain" else group[setting].speedup_exact
+            if value is None:
+                continue
+            place = i + (j - (len(shown) - 1) / 2) * width
+            axis.bar(place, value.estimate, width, color=f"C{j % 10}", label=setting if i == 0 else None)
+            if value.low == value.low:
+                axis.vlines(place, value.low, value.high, color="black", linewidth=1)
+    axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set_xticks(range(len(names)), names)
+    axis.set_ylabel(f"speedup over {base}, 95 % interval")
+    axis.legend(fontsize="small", ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    if curves:
+        axis = axes[0][1]
+        for j, (name, points) in enumerate(curves.items()):
+            ordered = sorted(points)
+            speeds = [overall[setting].tokens_per_second for _, setting in ordered]
+            x, y = [threshold for threshold, _ in ordered], [speed.estimate for speed in speeds]
+            axis.plot(x, y, "o-", color=f"C{j % 10}", label=name)
+            axis.fill_between(x, [s.low for s in speeds], [s.high for s in speeds], color=f"C{j % 10}", alpha=0.15)
+        if "exact" in overall:
+            axis.axhline(overall["exact"].tokens_per_second.estimate, color="grey", linestyle="--", label="exact")
+        axis.set_xlabel("threshold of the gate (nats; entropy-normalized: share of ln V)")
+        axis.set_ylabel("tokens/s, 95 % interval")
+        axis.legend(fontsize="small")
+    figure.suptitle(title, y=0.99)
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def _by_threshold(settings: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
+    """Settings that differ in their gate's threshold alone, by what they have in common."""
+    curves: dict[str, list[tuple[float, str]]] = {}
+    for setting in settings:
+        found = re.match(r"(margin|entropy-normalized|entropy):([0-9.e+-]+)(.*)", setting)
+        if found:
+            curves.setdefault(found[1] + found[3], []).append((float(found[2]), setting))
+    return {name: points for name, points in curves.items() if len(points) > 1}

@@ -1,0 +1,196 @@
+"""Finds the fastest setting whose outputs stay within a budget, from a few prompts of the user's own.
+
+Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
+losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
+is a greedy search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the
+answer. At the end the choice is measured afresh beside plain and exact, since the best of many noisy measurements looks
+better than it is.
+
+The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyfly_cpp.bench.measure import Measured, measure
+from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting
+from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.gates import Entropy, Gate, Margin
+from pyfly_cpp.window import Window
+
+MIN_PROMPTS = 4
+
+GATES: tuple[Gate, ...] = (
+    Margin(0.1), Margin(0.3), Margin(0.6), Margin(1.0), Entropy(0.3), Entropy(0.6), Entropy(0.9),
+)  # fmt: skip
+"""Tried in stage 2, each with both rules."""
+
+DEPTHS = (4, 8, 16)
+"""K tried in stage 1."""
+
+SIZES = (2, 4, 10)
+"""W tried in stage 3, besides the default."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far outputs may stray from those of exact decoding."""
+
+    agreement: float = 0.8
+    """Least mean agreement with the exact output, 0..1 (see `agreement`)."""
+    lost_answers: int = 0
+    """Most prompts whose answer exact decoding gives and the setting does not."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A measured setting."""
+
+    setting: Setting
+    speedup: Interval
+    """Over exact, measured in the same stage."""
+    tokens_per_second: Interval
+    agreement: Interval
+    n_answered: int
+    """Prompts whose known answer it gives."""
+    n_lost: int
+    """Prompts whose answer exact decoding gives and it does not."""
+    n_answers: int
+    """Prompts with a known answer."""
+
+    def within(self, budget: Budget) -> bool:
+        """Whether it keeps the budget."""
+        return self.setting.is_exact or (
+            self.agreement.estimate >= budget.agreement and self.n_lost <= budget.lost_answers
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {
+            "setting": str(self.setting),
+            "speedup_over_exact": self.speedup.as_dict(),
+            "tokens_per_second": self.tokens_per_second.as_dict(),
+            "agreement": self.agreement.as_dict(),
+            "answers": {"known": self.n_answers, "given": self.n_answered, "lost": self.n_lost},
+        }
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of it."""
+
+    chosen: Candidate
+    """As measured in the search."""
+    candidates: tuple[Candidate, ...]
+    """All that were measured, in order."""
+    confirmation: tuple[Measured, ...]
+    """plain, exact and the choice, measured afresh."""
+    n_prompts: int
+
+
+def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
+    """How much two outputs have in common, 0..1: twice the tokens in matching runs, in order, over the tokens of both
+    (Ratcliff and Obershelp). Two texts that say the same in other words score low: it is a strict measure."""
+    if not tokens and not reference:
+        return 1.0
+    return difflib.SequenceMatcher(None, list(tokens), list(reference), autojunk=False).ratio()
+
+
+def assess(measured: Sequence[Measured], setting: Setting, reference: Setting = EXACT) -> Candidate:
+    """Judges one setting of a measurement against the reference in it."""
+    by_setting: dict[str, list[Measured]] = {}
+    for m in measured:
+        by_setting.setdefault(m.setting, []).append(m)
+    key = lambda m: (m.prompt.id, m.turn, m.repeat)  # noqa: E731
+    mine = sorted(by_setting[str(setting)], key=key)
+    theirs = sorted(by_setting[str(reference)], key=key)
+    groups = [m.prompt.id for m in mine]
+    speeds = [
+        [a.result.decode_tokens, a.result.decode_seconds, b.result.decode_tokens, b.result.decode_seconds]
+        for a, b in zip(mine, theirs)
+    ]
+    shares = [[agreement(a.result.tokens, b.result.tokens), 1.0] for a, b in zip(mine, theirs)]
+    known = [(a, b) for a, b in zip(mine, theirs) if a.prompt.answer and a.turn == len(a.prompt.turns) - 1]
+    right = [(m_right(a), m_right(b)) for a, b in known]
+    return Candidate(
+        setting,
+        bootstrap(speeds, ratio_of_ratios, groups),
+        bootstrap(speeds, ratio, groups),
+        bootstrap(shares, ratio, groups),
+        sum(a for a, _ in right),
+        sum(b and not a for a, b in right),
+        len(right),
+    )
+
+
+def m_right(m: Measured) -> bool:
+    """Whether an output contains the prompt's answer, letter case aside."""
+    return m.prompt.answer.lower() in m.result.text.lower()
+
+
+def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other beats in both speed and agreement, fastest first."""
+    out: list[Candidate] = []
+    best = -1.0
+    for candidate in sorted(candidates, key=lambda c: (-c.speedup.estimate, -c.agreement.estimate)):
+        if candidate.agreement.estimate > best:
+            out.append(candidate)
+            best = candidate.agreement.estimate
+    return out
+
+
+def tune(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    budget: Budget,
+    max_tokens: int,
+    progress: Callable[[str, int, int, str], None] | None = None,
+) -> Tuned:
+    """Searches (see the head of this file).
+
+    Args:
+        progress: Called with (stage, done, of, what) after every generation.
+
+    Raises:
+        ValueError: fewer than `MIN_PROMPTS` prompts, or a prompt does not fit in the context.
+    """
+    if len(prompts) < MIN_PROMPTS:
+        raise ValueError(f"tuning on {len(prompts)} prompts says nothing; give at least {MIN_PROMPTS}, better 8-16.")
+    candidates: dict[Setting, Candidate] = {}
+
+    def run(stage: str, settings: Sequence[Setting]) -> None:
+        wanted = list(dict.fromkeys([EXACT, PLAIN, *settings]))
+        n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
+        report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
+        measured = measure(generator, prompts, wanted, max_tokens, progress=report)
+        for setting in wanted:
+            candidates.setdefault(setting, assess(measured, setting))
+
+    def best(among: Sequence[Setting]) -> Candidate:
+        kept = [candidates[s] for s in among if s in candidates and candidates[s].within(budget)]
+        return max(kept, key=lambda c: c.speedup.estimate)
+
+    drafters = ["draft", "lookup"] if generator.draft is not None else ["lookup"]
+    room = generator.llm.n_batch - 1
+    depths = [k for k in DEPTHS if k <= room]
+    first = [Setting(drafter=drafter, draft_max=k) for drafter in drafters for k in depths]
+    run("1/3 drafter and K", first)
+    start = best(first).setting
+    # Under "agree" a mismatch can stand only if W positions of its round follow it.
+    windows = (Window(rule="reconverge"), Window(rule="agree", size=min(6, max(0, (start.draft_max or 8) - 2))))
+    gates = [replace(start, gate=gate, window=window) for gate in GATES for window in windows]
+    run("2/3 gate", gates)
+    leader = best([start, *gates]).setting
+    around = [replace(leader, draft_max=k) for k in depths]
+    if not leader.is_exact:
+        around += [replace(leader, window=replace(leader.window, size=size)) for size in SIZES]
+    run("3/3 window and K", [s for s in around if s not in candidates])
+    chosen = best(list(candidates))
+    confirmation = measure(generator, prompts, list(dict.fromkeys([PLAIN, EXACT, chosen.setting])), max_tokens)
+    return Tuned(chosen, tuple(candidates.values()), tuple(confirmation), len(prompts))

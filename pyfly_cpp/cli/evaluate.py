@@ -1,0 +1,175 @@
+"""`pyfly-cpp eval`: what loose acceptance costs on a task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyfly_cpp.cli.measuring import (
+    Models,
+    describe_machine,
+    machine_lines,
+    model_options,
+    one_sentence_errors,
+    progress_bar,
+    show_table,
+    terminal_width,
+    warn_of_load,
+)
+from pyfly_cpp.evaluation import report, runner
+from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
+from pyfly_cpp.evaluation.needle import Needle
+from pyfly_cpp.evaluation.registry import TASKS, get_task
+from pyfly_cpp.evaluation.sandbox import available_layers
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
+from pyfly_cpp.evaluation.task import Item, Task
+
+HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
+
+TASK is one of {", ".join(TASKS)}.
+
+\b
+  pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf -d draft.gguf \\
+      --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
+
+A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
+across or in-round, k=N, draft or lookup. Interrupted, the same command goes on where it stopped. The folder of --output
+gets run.json, items.jsonl (a line for each item and setting), table.json and table.md.
+
+humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
+on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
+
+
+@click.command("eval", help=HELP)
+@click.argument("task_name", metavar="TASK")
+@click.option("--data", metavar="FILE", help="Items, JSONL. needle is generated where it is left out.")
+@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; items that are also examples are left out.")
+@click.option(
+    "--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]"
+)
+@click.option(
+    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
+)
+@click.option(
+    "--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same)."
+)
+@click.option("--limit", type=click.IntRange(1), help="Take the first N items.")
+@click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
+@click.option("--force", is_flag=True, help="Start over if the folder holds a run.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling, and of needle.")
+@click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
+@click.option("--needle-words", type=click.IntRange(1), default=800, show_default=True, help="Length of a haystack.")
+@click.option("--needle-values", type=click.IntRange(1), default=4, show_default=True, help="Values hidden in it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@model_options
+def command(
+    task_name: str,
+    data: str | None,
+    examples: str | None,
+    few_shot: int | None,
+    settings: tuple[str, ...],
+    without_plain: bool,
+    limit: int | None,
+    output: str | None,
+    force: bool,
+    max_tokens: int | None,
+    temperature: float,
+    seed: int,
+    allow_code_execution: bool,
+    needle_words: int,
+    needle_values: int,
+    as_json: bool,
+    models: Models,
+) -> None:
+    """See HELP."""
+    with one_sentence_errors("The same command goes on from here."):
+        task = get_task(task_name)
+        first = (EXACT,) if without_plain else (PLAIN, EXACT)
+        chosen = parse_settings(settings, (*first, *models.settings))
+        if task.runs_code and not allow_code_execution:
+            raise runner.CodeExecutionError(
+                f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
+                f"in a "
+                "sandbox whose limits the documentation states)."
+            )
+        items = _read_items(task, data, limit, needle_words, needle_values, seed)
+        worked, items, few_shot = _read_examples(task, items, examples, few_shot)
+        items = items[:limit]
+        generator = models.load()
+        described, machine = models.describe(generator.llm), describe_machine()
+        warn_of_load(machine)
+        conditions: dict[str, Any] = {**described, "data_sha256": sha256(data) if data else None}
+        conditions["examples_sha256"] = sha256(examples) if examples and few_shot else None
+        conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})
+        if task.name == "needle" and not data:
+            conditions.update(needle_words=needle_words, needle_values=needle_values)
+        plan = runner.Plan(
+            task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
+            allow_code_execution, tuple(conditions.items()),
+        )  # fmt: skip
+        if task.runs_code:
+            click.echo(f"model code is contained by: {', '.join(available_layers())}", err=True)
+        folder = Path(output or f"pyfly-eval-{task.name}")
+        with progress_bar(len(items) * len(chosen), task.name) as advance:
+
+            def progress(done: int, _: int, line: Row) -> None:
+                advance(done, f"{line['item']} {line['setting']}")
+
+            lines = runner.run(plan, generator, folder, force, machine, progress)
+        table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
+        facts = [
+            f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at "
+            f"most "
+            f"{plan.max_tokens} tokens; temperature {temperature:g}",
+            *machine_lines(machine, described),
+        ]
+        page = report.markdown(table, facts)
+        text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(folder / runner.TABLE_JSON, text)
+        write_atomically(folder / runner.TABLE_MARKDOWN, page)
+        if as_json:
+            click.echo(text, nl=False)
+        else:
+            whole = report.cells(table)
+            title = f"{table.title}, n = {table.n_complete}"
+            for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
+                show_table(title, head, body)
+            for note in report.notes(table):
+                click.echo(note)
+        click.echo(f"Written to {folder}.", err=True)
+
+
+def _read_items(
+    task: Task, data: str | None, limit: int | None, needle_words: int, needle_values: int, seed: int
+) -> list[Item]:
+    if data is not None:
+        return task.read(data)
+    if isinstance(task, Needle):
+        return task.generate(limit or 20, needle_words, needle_values, seed)
+    raise DataError(f"the task {task.name} needs its items; give a JSONL file with --data.")
+
+
+def _read_examples(
+    task: Task, items: list[Item], path: str | None, few_shot: int | None
+) -> tuple[list[Item], list[Item], int]:
+    """Worked examples, the items that are none of them, and how many examples to show. Says what it leaves out."""
+    if path is None:
+        if few_shot:
+            raise DataError("--few-shot needs worked examples; give a JSONL file with --examples.")
+        return [], items, 0
+    n = task.few_shot if few_shot is None else few_shot
+    examples = task.read(path)
+    if n:
+        task.worked_answer(examples[0])  # raises where the task has none
+    picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}
+    left = [item for item in items if item.id not in picked]
+    if len(left) < len(items):
+        click.echo(f"{len(items) - len(left)} items are worked examples and are not evaluated.", err=True)
+    if not left:
+        raise DataError("every item is a worked example; give other --examples.")
+    return examples, left, n

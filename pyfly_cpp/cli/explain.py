@@ -1,0 +1,73 @@
+"""`pyfly-cpp explain`: an answer as a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import llama_cpp
+
+from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
+from pyfly_cpp.evaluation.files import require_free, write_atomically
+from pyfly_cpp.evaluation.settings import parse_setting
+from pyfly_cpp.explain import make_page, render
+
+HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
+
+\b
+  pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting "margin:0.3 reconverge" -o sky.html
+
+Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected
+drafts are struck through. The page is one file, without scripts, and loads nothing."""
+
+
+@click.command("explain", help=HELP)
+@click.argument("prompt")
+@click.option(
+    "--setting", "-s", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
+)
+@click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer, tokens.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling.")
+@click.option("--output", "-o", default="explain.html", show_default=True, metavar="FILE", help="The page to write.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@model_options
+def command(
+    prompt: str,
+    setting_text: str | None,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    output: str,
+    force: bool,
+    models: Models,
+) -> None:
+    """See HELP."""
+    with one_sentence_errors("Nothing was written."):
+        setting = parse_setting(setting_text) if setting_text else (*models.settings, parse_setting("margin:0.3"))[0]
+        if not prompt.strip():
+            raise ValueError("the prompt is empty; give a text.")
+        require_free(output, force)
+        generator = models.load()
+        generator.require([setting])
+        llm = generator.llm
+        llm.trace = True
+        messages = [{"role": "system", "content": system}] if system else []
+        rendered = generator.render([*messages, {"role": "user", "content": prompt}])
+        generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
+        vocab = llm._model.vocab
+
+        def is_special(token: int) -> bool:
+            return bool(llama_cpp.llama_vocab_is_control(vocab, token))
+
+        def detokenize(tokens: list[int]) -> bytes:
+            return bytes(llm.detokenize(tokens, special=True))
+
+        drafter = "" if setting.is_plain else str(llm.drafter)
+        page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
+        write_atomically(output, render(page))
+        click.echo(generated.text)
+        click.echo(generated.stats.summary(), err=True)
+        click.echo(f"Written to {Path(output)}.", err=True)

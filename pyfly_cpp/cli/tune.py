@@ -1,0 +1,207 @@
+"""`pyfly-cpp tune`: the fastest setting within a budget, as a preset."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+
+import click
+
+from pyfly_cpp.bench import report
+from pyfly_cpp.bench import tune as tuning
+from pyfly_cpp.bench.measure import summarise
+from pyfly_cpp.bench.prompts import read_prompts, spread
+from pyfly_cpp.cli.measuring import (
+    Models,
+    describe_machine,
+    model_options,
+    one_sentence_errors,
+    progress_bar,
+    show_table,
+    warn_of_load,
+)
+from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.evaluation.files import require_free, write_atomically
+from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.report import interval
+from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.presets import Preset, save_preset
+
+HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
+
+\b
+  pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
+
+Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
+contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
+order; another wording of the same lowers it. The preset is read by `FlyLlama.from_preset` and by --preset."""
+
+
+@click.command("tune", help=HELP)
+@click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
+@click.option("--limit", type=click.IntRange(1), default=16, show_default=True, help="Take at most N of them.")
+@click.option("--agreement", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
+@click.option(
+    "--lost-answers", type=click.IntRange(0), default=0, show_default=True, help="Most answers that may be lost."
+)
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
+@click.option(
+    "--output", "-o", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
+)
+@click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
+@click.option("--json", "json_file", metavar="FILE", help="Write everything that was measured.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@model_options
+def command(
+    prompt_file: str,
+    limit: int,
+    agreement: float,
+    lost_answers: int,
+    max_tokens: int,
+    output: str,
+    plot_file: str | None,
+    json_file: str | None,
+    force: bool,
+    models: Models,
+) -> None:
+    """See HELP."""
+    with one_sentence_errors("Nothing was written."):
+        prompts = spread(read_prompts(prompt_file), limit)
+        for file in (output, plot_file, json_file):
+            if file:
+                require_free(file, force)
+        if plot_file:
+            report.require_matplotlib()
+        generator = models.load()
+        machine, described = describe_machine(), models.describe(generator.llm)
+        warn_of_load(machine)
+        budget = tuning.Budget(agreement, lost_answers)
+        with progress_bar(1, "tune") as bar:
+            stages: list[str] = []
+
+            def progress(stage: str, done: int, n: int, what: str) -> None:
+                if stage not in stages:
+                    stages.append(stage)
+                    click.echo(f"stage {stage}: {n} generations", err=True)
+                bar(done, what, n)
+
+            tuned = tuning.tune(generator, prompts, budget, max_tokens, progress)
+        head, body = candidate_cells(tuned, budget)
+        show_table("", head, body)
+        fresh = summarise(tuned.confirmation)
+        show_table("The choice, measured afresh", *report.speed_cells(fresh))
+        chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
+        claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
+        click.echo(claim)
+        preset = make_preset(tuned.chosen.setting, models, generator)
+        facts = {
+            "sentence": claim,
+            "n_prompts": tuned.n_prompts,
+            "budget": dataclasses.asdict(budget),
+            "measured": tuned.chosen.as_dict(),
+            "confirmed": chosen.as_dict(),
+            "machine": machine,
+            "models": described,
+        }
+        preset = dataclasses.replace(preset, claim=facts)
+        if plot_file:
+            write_atomically(plot_file, plot(tuned, budget))
+        if json_file:
+            record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
+            record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
+            write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        save_preset(preset, output, force)
+        click.echo(f"Written to {output}.", err=True)
+
+
+def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
+    """All candidates, fastest first; `*` on the frontier."""
+    on_frontier = {c.setting for c in tuning.frontier(tuned.candidates)}
+    head = ["", "setting", "x exact [95 %]", "agreement [95 %]", "answers", "within the budget"]
+    body = []
+    for c in sorted(tuned.candidates, key=lambda c: -c.speedup.estimate):
+        mark = "*" if c.setting in on_frontier else ""
+        mark = "chosen" if c.setting == tuned.chosen.setting else mark
+        answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
+        body.append(
+            [
+                mark,
+                str(c.setting),
+                interval(c.speedup),
+                interval(c.agreement),
+                answers,
+                "yes" if c.within(budget) else "no",
+            ]
+        )
+    return head, body
+
+
+def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt_file: str) -> str:
+    """What is claimed, and on what it rests."""
+    c = tuned.chosen
+    if c.setting.is_plain:
+        return (
+            f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
+            f"{tuned.n_prompts} prompts "
+            f"of {Path(prompt_file).name}: with this model, draft and machine, drafting does not pay."
+        )
+    return (
+        f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
+        f"the best "
+        f"of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It was chosen "
+        f"on these "
+        "very prompts: expect a little less of speed and agreement on others, and nothing is known about other kinds."
+    )
+
+
+def make_preset(setting: Setting, models: Models, generator: Generator) -> Preset:
+    """The preset of a setting, with the models it was measured with."""
+    if setting.is_plain:
+        return Preset(draft_max=0, model=os.path.abspath(models.model))
+    name = setting.drafter or ("draft" if generator.draft is not None else "lookup")
+    drafter: DraftModel | PromptLookup = generator.lookup
+    if name == "draft" and generator.draft is not None:
+        drafter = dataclasses.replace(generator.draft, model_path=os.path.abspath(generator.draft.model_path))
+    return Preset(setting.gate, setting.window, setting.draft_max, drafter, os.path.abspath(models.model))
+
+
+def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
+    """A PNG of speed against agreement."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(9, 6))
+    best = tuning.frontier(tuned.candidates)
+    for c in tuned.candidates:
+        color = "C2" if c.within(budget) else "C3"
+        axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
+        if math.isfinite(c.speedup.low):
+            axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
+    axis.plot([c.agreement.estimate for c in best], [c.speedup.estimate for c in best], "-", color="grey")
+    for c in best:
+        axis.annotate(
+            str(c.setting),
+            (c.agreement.estimate, c.speedup.estimate),
+            fontsize=8,
+            xytext=(4, 4),
+            textcoords="offset points",
+        )
+    chosen = tuned.chosen
+    axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
+    axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
+    axis.set_xlabel("agreement with the exact output")
+    axis.set_ylabel("speed over exact, 95 % interval")
+    axis.set_title(f"{tuned.n_prompts} prompts")
+    axis.legend()
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()

@@ -1,0 +1,122 @@
+"""Reading an answer out of a model's output, the way lm-evaluation-harness does (release 0.4.13).
+
+Pure functions of text. The patterns are those of its task files (`gsm8k.yaml`, `mgsm/native_cot/*.yaml`,
+`mmlu/flan_cot_zeroshot`, `humaneval/utils.py`, `mbpp/utils.py`) and filters (`RegexFilter`, `MultiChoiceRegexFilter`).
+Where a chat model's habits need more than the harness reads, the difference is said in the function's docstring.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+STRICT_NUMBER = re.compile(r"#### (\-?[0-9\.\,]+)")
+"""`strict-match` of gsm8k.yaml: the first match counts."""
+
+FLEXIBLE_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+"""`flexible-extract` of gsm8k.yaml: the last match counts."""
+
+_IGNORED = [re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### ", r"\.$")]
+"""`regexes_to_ignore` of gsm8k.yaml, applied in this order to prediction and reference."""
+
+
+def strict_number(text: str, pattern: re.Pattern[str] = STRICT_NUMBER) -> str:
+    """The number after the first `#### ` (or what else the pattern's group says), normalised; empty if there is
+    none."""
+    match = pattern.search(text)
+    return normalise_number(match[1].strip()) if match else ""
+
+
+def flexible_number(text: str) -> str:
+    """The last thing in the text that looks like a number, normalised; empty if there is none."""
+    return normalise_number(raw_flexible_number(text))
+
+
+def raw_flexible_number(text: str) -> str:
+    """The last thing in the text that looks like a number, as written; empty if there is none.
+
+    As in the harness, a lone `..` or `$$` looks like one too: such an output counts as wrong there and here.
+    """
+    matches = FLEXIBLE_NUMBER.findall(text)
+    if not matches:
+        return ""
+    return str(next(group for group in matches[-1] if group)).strip()
+
+
+def normalise_number(text: str) -> str:
+    """What exact_match compares: without commas, dollar signs, a leading `... #### ` and a final full stop, lower
+    case."""
+    for pattern in _IGNORED:
+        text = pattern.sub("", text)
+    return text.lower()
+
+
+def same_number(extracted: str, expected: str) -> bool:
+    """exact_match of normalised texts: `18.00` is not `18`, as in the harness."""
+    return extracted != "" and extracted == normalise_number(expected)
+
+
+def same_without_punctuation(extracted: str, expected: str) -> bool:
+    """exact_match with ignore_case and ignore_punctuation, as the MGSM tasks compare: `1.000` is `1000`, `-5` is
+    `5`."""
+    table = str.maketrans("", "", string.punctuation)
+    return extracted != "" and extracted.lower().translate(table) == expected.lower().translate(table)
+
+
+def same_value(extracted: str, expected: str) -> bool:
+    """Whether both are numbers and equal: `18.00` is `18`. Kinder than the harness; reported beside, never instead."""
+    try:
+        return float(extracted) == float(normalise_number(expected))
+    except ValueError:
+        return False
+
+
+# ---- Multiple choice -------------------------------------------------------------------------------------------------
+
+_ANSWER_IS = re.compile(
+    r"(?i)\b(?:the\s+)?(?:final\s+|correct\s+|best\s+)?(?:answer|option|choice)(?:\s+is|\s*:)\s*:?\s*[\s*_`\"'(\[]*([A-Z])\b(?![\w'’])"
+)
+_PARENTHESISED = re.compile(r"\(([A-Z])\)")
+_LEADING = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].:,]|\Z)")
+_AFTER_COLON = re.compile(r":[\s]*\(?([A-Z])\b")
+
+
+def choice_letter(text: str, choices: Sequence[str]) -> str:
+    """The letter (A, B, ...) that an output chooses; empty if none can be read.
+
+    The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
+    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the
+    answer is X", too. In order, the first that yields a letter in range: the output *is* a letter and little else at
+    its start; the last "answer is X"; the last `(X)`; the last `: X`; the last choice whose whole text occurs (longest
+    first).
+    """
+    letters = [chr(ord("A") + i) for i in range(len(choices))]
+    leading = _LEADING.search(text)
+    if leading and leading[1] in letters and not (leading[1] == "A" and re.match(r"\s*A\s+[a-z]", text)):
+        return leading[1]
+    for pattern in (_ANSWER_IS, _PARENTHESISED, _AFTER_COLON):
+        found = [letter for letter in pattern.findall(text) if letter in letters]
+        if found:
+            return str(found[-1])
+    by_text = {choice.strip().lower(): letter for choice, letter in zip(choices, letters)}
+    texts = sorted((text for text in by_text if text), key=len, reverse=True)
+    if texts:
+        whole = re.compile(r"(?<!\w)(?:" + "|".join(re.escape(entry) for entry in texts) + r")(?!\w)")
+        found = whole.findall(text.lower())
+        if found:
+            return by_text[found[-1]]
+    return ""
+
+
+# ---- Code ------------------------------------------------------------------------------------------------------------
+
+
+def until_fence(text: str) -> str:
+    """An answer that began inside a code block, up to the fence that closes it.
+
+    As `build_predictions_instruct` of humaneval/utils.py. For MBPP the harness drops an answer whose fence never comes;
+    here such an answer (cut at the limit of tokens) is judged by what there is, since the fence ends generation anyway.
+    """
+    end = text.find("```")
+    return text if end < 0 else text[:end]

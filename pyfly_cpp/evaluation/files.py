@@ -1,0 +1,185 @@
+"""Reading JSONL without losing a row, and writing results without losing a file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class DataError(ValueError):
+    """A data file is missing, unreadable or malformed; the message names file, line and field."""
+
+
+class OutputError(ValueError):
+    """A result cannot be written, or would overwrite another."""
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
+    """All rows of a JSONL file (UTF-8, one object a line) with their 1-based line numbers; blank lines are not rows.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or a line is no JSON object.
+    """
+    name = os.fspath(path)
+    rows: list[tuple[int, Row]] = []
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    rows.append((number, _parse(name, number, line)))
+    except IsADirectoryError:
+        raise DataError(f"{name} is a folder; give the path of a JSONL file in it.") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror}); check the path.") from None
+    if not rows:
+        raise DataError(f"{name} has no rows; give a JSONL file with one object a line.")
+    return rows
+
+
+def _parse(name: str, number: int, line: bytes) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}, line {number}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}, line {number}: not JSON ({error}); write one object a line.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{name}, line {number}: a {type(row).__name__}, not an object; write one object a line.")
+    return row
+
+
+_KINDS = {str: "a text", int: "an integer", list: "a list of texts"}
+
+
+def field(path: str | os.PathLike[str], number: int, row: Row, name: str, kind: type = str, empty: bool = False) -> Any:
+    """The value of a required field.
+
+    Args:
+        kind: `str`, `int`, or `list` for a list of strings.
+        empty: Whether an empty string or list is allowed.
+
+    Raises:
+        DataError: the field is missing, of another type, or empty.
+    """
+    where = f"{os.fspath(path)}, line {number}"
+    if name not in row:
+        raise DataError(f"{where}: the field {name!r} is missing (it has {', '.join(sorted(row)) or 'none'}).")
+    value = row[name]
+    good = isinstance(value, kind) and not isinstance(value, bool)
+    if kind is list:
+        good = good and all(isinstance(entry, str) for entry in value)
+    if not good:
+        raise DataError(f"{where}: the field {name!r} must be {_KINDS[kind]}, not {json.dumps(value)[:60]}.")
+    if not empty and kind is not int and not (value.strip() if kind is str else value):
+        raise DataError(f"{where}: the field {name!r} is empty.")
+    return value
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
+
+    Raises:
+        OutputError: the folder cannot be written to.
+    """
+    target = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's file is the owner's alone
+        os.replace(temporary, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise OutputError(f"{target} cannot be written ({error.strerror}); choose another place.") from None
+
+
+def require_free(path: str | os.PathLike[str], force: bool) -> None:
+    """Before any work: that `path` can be written, and overwrites nothing unless `force`.
+
+    Raises:
+        OutputError: it exists and `force` is off, is a folder, or its folder cannot be written to.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise OutputError(f"{target} is a folder; give the name of a file.")
+    if target.exists() and not force:
+        raise OutputError(f"{target} exists already; choose another name, or overwrite it with --force.")
+    require_writable(target.parent)
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Makes a folder if need be and checks, by writing, that files can be made in it; raises OutputError."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written to ({error.strerror}); choose another place.") from None
+
+
+def read_lines_so_far(path: Path) -> tuple[list[Row], int]:
+    """The complete rows of a JSONL file that was being appended to, and the length in bytes of what they take.
+
+    What a killed writer left of its last line is not among them; truncate the file to the length before appending.
+
+    Raises:
+        DataError: a line before the last is no JSON object: somebody else wrote into the file.
+    """
+    rows: list[Row] = []
+    length = 0
+    if not path.exists():
+        return rows, length
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(_parse(str(path), number, line))
+        except DataError:
+            if any(rest.strip(b"\0\n ") for rest in lines[number:]):
+                raise
+            break  # blocks that a power cut left unwritten
+        length += len(line) + 1
+    return rows, length
+
+
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Holds a lock file; raises OutputError if another process holds it. Without effect where flock does not exist."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(path, "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OutputError(
+                f"another process is writing to {path.parent}; wait for it, or choose another folder."
+            ) from None
+        yield

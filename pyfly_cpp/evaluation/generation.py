@@ -1,0 +1,229 @@
+"""One prompt, one setting, one measured generation: what evaluation, benchmark and tuning have in common.
+
+Speed is that of decoding: the tokens after the first round over the seconds after it. The first round's batch also
+holds the end of the prompt, so it is charged to neither; and since the prompt is not timed, settings that are measured
+on one prompt may share its KV cache. A caller that forgets to look at the prompt's cost finds it in `seconds_prompt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+from llama_cpp import llama_chat_format
+
+from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.llama import FlyLlama, _Request
+from pyfly_cpp.stats import Record, Stats
+
+_TAIL = 48
+"""Tokens at the end of the output in which a stop text is looked for; longer than any."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered prompt."""
+
+    tokens: tuple[int, ...]
+    stop: tuple[str, ...]
+    """Texts that end the answer: the task's and the chat format's."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One generation."""
+
+    text: str
+    """Without the stop text and what follows it."""
+    tokens: tuple[int, ...]
+    """All that came out, the end-of-text token excluded."""
+    finish: str
+    """`"eog"`, `"stop"`, `"length"` (max_tokens) or `"context"` (full)."""
+    seconds_prompt: float
+    """Until the first round's tokens were there."""
+    decode_tokens: int
+    """Tokens after the first round, an end-of-text token included."""
+    decode_seconds: float
+    """Until the last of them was there."""
+    stats: Stats
+    """Of this generation, its first round included."""
+    records: tuple[Record, ...] = ()
+    """With trace, one for each token, an end-of-text token included."""
+
+
+class Generator:
+    """Decodes prompts with changing settings on one loaded target."""
+
+    def __init__(self, llm: FlyLlama, draft: DraftModel | None = None, lookup: PromptLookup | None = None) -> None:
+        """
+        Args:
+            llm: The target; its drafter, gate, window and draft_max are set by every generation.
+            draft: What `draft` in a setting means; without it such a setting is refused.
+            lookup: What `lookup` means.
+        """
+        self.llm = llm
+        self.draft = draft
+        self.lookup = lookup or PromptLookup()
+
+    def require(self, settings: Sequence[Setting]) -> None:
+        """Raises ValueError if a setting asks for what is not there, before hours are spent on the others."""
+        for setting in settings:
+            if setting.drafter == "draft" and self.draft is None:
+                raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
+            if setting.draft_max is not None and setting.draft_max > self.llm.n_batch - 1:
+                raise ValueError(
+                    f"the setting {str(setting)!r} drafts {setting.draft_max} tokens, but a batch holds "
+                    f"{self.llm.n_batch}; "
+                    "lower k."
+                )
+
+    def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
+        """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
+        assistant's mouth."""
+        llm: Any = self.llm
+        handler = (
+            llm.chat_handler
+            or llm._chat_handlers.get(llm.chat_format)
+            or llama_chat_format.get_chat_completion_handler(llm.chat_format)
+        )
+        listener = _Listener(llm)
+        with contextlib.suppress(_Heard):
+            handler(llama=listener, messages=list(messages), temperature=0.0)
+        tokens = list(listener.prompt)
+        if prefix:
+            tokens += llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)
+        return Prompt(tuple(tokens), tuple(dict.fromkeys([*stop, *listener.stop])))
+
+    def render_text(self, text: str) -> Prompt:
+        """A prompt without a chat template."""
+        return Prompt(tuple(self.llm.tokenize(text.encode("utf-8"), add_bos=True, special=True)), ())
+
+    def share_prefix(self, prompts: Sequence[Prompt]) -> int:
+        """Evaluates what all prompts begin with, once, so that every one of them starts from the very same cache, in
+        whatever order and after however many interruptions they are run. Warms up on the way.
+
+        Returns:
+            Its length; pass it to `forget` before every prompt.
+        """
+        first = prompts[0].tokens
+        n = min(len(p.tokens) for p in prompts) - 1
+        for prompt in prompts[1:]:
+            n = next((i for i in range(n) if prompt.tokens[i] != first[i]), n)
+        self.llm.reset()
+        self.configure(Setting(drafter="none"))
+        stream = self.llm.generate(first[: n + 1], temp=0.0)
+        next(stream)
+        stream.close()
+        self.forget(n)
+        return n
+
+    def forget(self, n_keep: int) -> None:
+        """Leaves at most the first `n_keep` tokens of the context; none where the model's memory (recurrent layers)
+        cannot go back to them."""
+        if not self.llm._open_target().can_rewind:
+            n_keep = 0
+        self.llm.n_tokens = min(self.llm.n_tokens, n_keep)
+
+    def configure(self, setting: Setting) -> None:
+        """Makes the target decode with `setting`. A plain one leaves the drafter loaded and asks it for nothing."""
+        llm = self.llm
+        llm.gate, llm.window = setting.gate, setting.window
+        if setting.is_plain:
+            llm.draft_max = 0
+            return
+        name = setting.drafter or ("draft" if self.draft is not None else "lookup")
+        wanted = self.draft if name == "draft" else self.lookup
+        if wanted is None:
+            raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
+        if llm.drafter != wanted:
+            llm.drafter = wanted
+        llm.draft_max = setting.draft_max
+
+    def generate(
+        self, prompt: Prompt, setting: Setting, max_tokens: int, temperature: float = 0.0, seed: int | None = None
+    ) -> Generated:
+        """Generates at most `max_tokens` tokens.
+
+        Raises:
+            ContextFullError: the prompt does not fit. An answer that does not fit ends with finish `"context"`.
+        """
+        llm: Any = self.llm
+        self.configure(setting)
+        if seed is not None:
+            llm.set_seed(seed)
+        llm.reset_stats()
+        tokens: list[int] = []
+        finish = "length"
+        rounds = first_round = 0
+        n_first, n_all = 0, 0
+        started = after_first = last = time.perf_counter()
+        llm._request = _Request(max_tokens)
+        stream = llm.generate(list(prompt.tokens), temp=temperature)
+        try:
+            for token in stream:
+                last = time.perf_counter()
+                n_all += 1
+                if rounds == first_round:  # the tokens of one round come together
+                    rounds = llm.stats.rounds
+                    first_round = first_round or rounds
+                    if rounds == first_round:
+                        n_first, after_first = n_all, last
+                if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
+                    finish = "eog"
+                    break
+                tokens.append(token)
+                if prompt.stop and self._find_stop(tokens[-_TAIL:], prompt.stop) is not None:
+                    finish = "stop"
+                    break
+                if len(tokens) >= max_tokens:
+                    break
+        except ContextFullError:
+            if not tokens:
+                raise
+            finish = "context"
+        finally:
+            stream.close()
+        text = llm.detokenize(tokens).decode("utf-8", "replace")
+        if finish == "stop":
+            cut = self._find_stop(tokens, prompt.stop)
+            text = text if cut is None else text[:cut]
+        return Generated(
+            text, tuple(tokens), finish, after_first - started, n_all - n_first, last - after_first, llm.stats,
+            tuple(llm.records),
+        )  # fmt: skip
+
+    def _find_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+        """Where in the text of `tokens` the first stop text begins."""
+        text = self.llm.detokenize(list(tokens)).decode("utf-8", "replace")
+        found = [place for place in (text.find(entry) for entry in stop) if place >= 0]
+        return min(found) if found else None
+
+
+class _Heard(Exception):
+    """A chat handler has said what it would complete."""
+
+
+class _Listener:
+    """Stands in for a Llama before a chat handler, to hear which prompt it makes of messages."""
+
+    def __init__(self, llm: FlyLlama) -> None:
+        self._llm = llm
+        self.prompt: list[int] = []
+        self.stop: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def create_completion(self, prompt: Any, stop: Any = None, **_: Any) -> Any:
+        """Keeps the prompt and ends the handler."""
+        if isinstance(prompt, str):
+            prompt = self._llm.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
+        self.prompt = list(prompt)
+        self.stop = [stop] if isinstance(stop, str) else [entry for entry in (stop or []) if entry]
+        raise _Heard

@@ -1,0 +1,253 @@
+"""The model `pyfly` of lm-evaluation-harness: its tasks, decoded by a FlyLlama.
+
+    python -m pyfly_cpp.evaluation.harness --model pyfly \\
+        --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3,window=reconverge --tasks gsm8k
+
+takes the arguments of `lm_eval` (0.4.13; its registry of models has no entry points, so a process must import this
+module before it asks for `pyfly`; from Python, `import pyfly_cpp.evaluation.harness` is enough).
+
+`generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that
+every task runs. Greedy unless a task asks for a temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import model_registry, register_model
+from tqdm import tqdm
+
+from pyfly_cpp.drafters import DraftModel
+from pyfly_cpp.evaluation.generation import Generator, Prompt
+from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting
+from pyfly_cpp.llama import FlyLlama, _Request
+from pyfly_cpp.logprobs import LogprobCollector
+
+_OPTIONS = (
+    "model",
+    "draft",
+    "setting",
+    "gate",
+    "window",
+    "k",
+    "drafter",
+    "n_ctx",
+    "threads",
+    "gpu_layers",
+    "max_gen_toks",
+)
+
+
+class PyflyLM(TemplateLM):  # type: ignore[misc]
+    """A FlyLlama as a model of the harness."""
+
+    def __init__(
+        self,
+        model: str = "",
+        draft: str | None = None,
+        setting: str | None = None,
+        gate: str = "exact",
+        window: str = "",
+        k: int | str | None = None,
+        drafter: str | None = None,
+        n_ctx: int | str = 4096,
+        threads: int | str | None = None,
+        gpu_layers: int | str = 0,
+        max_gen_toks: int | str = 256,
+        **rest: Any,
+    ) -> None:
+        """
+        Args:
+            model: Path of the target.
+            draft: Path of the draft model.
+            setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next
+                four.
+            gate: As it is written on the command line.
+            window: `agree`, `agree:W`, `reconverge` or `reconverge:W`.
+            k: Tokens drafted in a round.
+            drafter: `draft`, `lookup` or `none`.
+            n_ctx: Context, tokens.
+            max_gen_toks: Longest answer, where a task says nothing.
+            **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.
+
+        Raises:
+            ValueError: an argument is missing, unknown or wrong.
+        """
+        super().__init__()
+        unknown = [
+            name
+            for name in rest
+            if name not in ("device", "batch_size", "max_batch_size", "max_length", "trust_remote_code")
+        ]
+        if unknown:
+            raise ValueError(f"the model pyfly has no argument {unknown[0]!r}; it has {', '.join(_OPTIONS)}.")
+        if not model:
+            raise ValueError("the model pyfly needs model=FILE, the path of a GGUF file, in --model_args.")
+        if setting is None:
+            words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else "", drafter or ""]
+            setting = " ".join(words)
+        self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
+        n_threads = int(threads) if threads is not None else None
+        llm = FlyLlama(
+            model,
+            n_ctx=int(n_ctx),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            n_gpu_layers=int(gpu_layers),
+            verbose=False,
+        )
+        self.generator = Generator(llm, DraftModel(draft) if draft else None)
+        self.generator.require([self.setting])
+        self._max_gen_toks = int(max_gen_toks)
+
+    # ---- What the harness asks of a model ----------------------------------------------------------------------------
+
+    @property
+    def llm(self) -> FlyLlama:
+        """The target."""
+        return self.generator.llm
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self.llm.token_eos())
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has nothing before it."""
+        bos = int(self.llm.token_bos())
+        return bos if bos >= 0 else self.eot_token_id
+
+    @property
+    def max_length(self) -> int:
+        """Context, tokens."""
+        return int(self.llm.n_ctx())
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Longest answer, where a task says nothing."""
+        return self._max_gen_toks
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Part of the key of the harness's request cache."""
+        return str(self.llm.model_path)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Tokens of a text; markers of a chat template become their tokens. A BOS that the text has is not doubled."""
+        tokens: list[int] = self.llm.tokenize(
+            string.encode("utf-8"), add_bos=add_special_tokens is not False, special=True
+        )
+        bos = self.llm.token_bos()
+        return tokens[1:] if tokens[:2] == [bos, bos] else tokens
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, by the model's own template."""
+        prefix = ""
+        if not add_generation_prompt and chat_history[-1]["role"] == "assistant":
+            prefix = chat_history[-1]["content"]  # a beginning that the model is to continue
+            chat_history = chat_history[:-1]
+        tokens = self.generator.render(chat_history, prefix).tokens
+        return bytes(self.llm.detokenize(list(tokens), special=True)).decode("utf-8", "replace")
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """For the harness's records."""
+        return str(self.llm.metadata.get("tokenizer.chat_template", self.llm.chat_format))
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers up to a stop text."""
+        out = []
+        for request in tqdm(requests, disable=disable_tqdm, desc=f"pyfly {self.setting}"):
+            context, given = request.args
+            options = dict(given)
+            until = options.pop("until", None) or []
+            until = [until] if isinstance(until, str) else [text for text in until if text]
+            max_tokens = int(options.pop("max_gen_toks", None) or options.pop("max_tokens", None) or self.max_gen_toks)
+            temperature = float(options.get("temperature") or 0.0) if options.get("do_sample", True) else 0.0
+            max_tokens = min(max_tokens, self.max_length - 1)
+            tokens = self.tok_encode(context)[-(self.max_length - max_tokens) :]
+            generated = self.generator.generate(
+                Prompt(tuple(tokens), tuple(until)), self.setting, max_tokens, temperature
+            )
+            out.append(generated.text)
+            self.cache_hook.add_partial("generate_until", (context, given), generated.text)
+        return out
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_: Any,
+    ) -> list[tuple[float, bool]]:
+        out = []
+        for pair, context, continuation in tqdm(requests, disable=disable_tqdm, desc="pyfly log-likelihoods"):
+            answer = self._loglikelihood(context, continuation)
+            out.append(answer)
+            if pair is not None:
+                self.cache_hook.add_partial("loglikelihood", pair, answer)
+        return out
+
+    def _loglikelihood(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        """ln p(continuation | context), and whether every token of it is the most probable one."""
+        if not continuation:
+            return 0.0, True
+        tokens = [*context, *continuation][-(self.max_length - 1) :]
+        llm: Any = self.llm
+        self.generator.configure(Setting(drafter="none"))
+        rows = _Rows(len(tokens) - len(continuation) - 1)
+        llm._request = _Request(1)
+        llm._request.prompt_logprobs = rows
+        stream = llm.generate(tokens, temp=0.0)
+        next(stream)
+        stream.close()
+        entries = rows.entries[: len(continuation)]
+        return sum(p for p, _ in entries), all(p >= top[0][1] for p, top in entries)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """ln p of whole texts; longer ones than the context in windows that do not overlap in what they predict."""
+        out = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="pyfly rolling log-likelihoods"):
+            (text,) = request.args
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(text, add_special_tokens=False),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length - 2,
+                context_len=1,
+            )
+            pairs = [utils.make_disjoint_window(window) for window in windows]
+            total = sum(self._loglikelihood(list(context), list(continuation))[0] for context, continuation in pairs)
+            out.append(total)
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+        return out
+
+
+class _Rows(LogprobCollector):
+    """Collects from the `n_skip`-th row of a prompt on: rows that only lead to the context cost nothing."""
+
+    def __init__(self, n_skip: int) -> None:
+        super().__init__(1)
+        self._n_skip = n_skip
+
+    def add(self, row: Any, token: int) -> None:
+        if self._n_skip > 0:
+            self._n_skip -= 1
+            return
+        super().add(row, token)
+
+
+def main() -> None:
+    """lm_eval, with `pyfly` among its models."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    from pyfly_cpp.evaluation import harness  # the module that registers, not this copy of it
+
+    harness.main()
+elif "pyfly" not in model_registry:
+    register_model("pyfly")(PyflyLM)

@@ -1,0 +1,72 @@
+"""Has an output fallen into a loop, or apart? Pure functions of tokens and text; what loose acceptance must not do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_PERIOD = 64
+"""Longest repeated unit that counts as a loop, tokens."""
+
+MIN_REPEATS = 4
+"""Occurrences of the unit in a row that make a loop ..."""
+
+MIN_SPAN = 32
+"""... if they take at least so many tokens together: `ha ha ha ha` in a story is no loop."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A run of one unit again and again."""
+
+    start: int
+    """First token of the run."""
+    period: int
+    """Length of the unit, tokens."""
+    length: int
+    """Length of the run, tokens."""
+    at_end: bool
+    """Whether the run reaches the end of the output: it never got out of it."""
+
+
+def find_loop(tokens: Sequence[int], max_period: int = MAX_PERIOD) -> Loop | None:
+    """The longest true loop: tokens[i] == tokens[i - period] along a run that holds the unit at least `MIN_REPEATS`
+    times and takes at least `MIN_SPAN` tokens. None if there is none. Of runs of one length, that of the shortest
+    period.
+    """
+    best: Loop | None = None
+    n = len(tokens)
+    for period in range(1, min(max_period, n // MIN_REPEATS) + 1):
+        needed = max(MIN_REPEATS * period, MIN_SPAN)
+        matched = 0
+        for i in range(period, n + 1):
+            if i < n and tokens[i] == tokens[i - period]:
+                matched += 1
+                continue
+            length = matched + period
+            if matched and length >= needed and (best is None or length > best.length):
+                best = Loop(i - length, period, length, i == n)
+            matched = 0
+    return best
+
+
+def breakdown(text: str, tokens: Sequence[int]) -> str:
+    """Why an open-ended output is no usable text; empty if it is one.
+
+    `"loop"`: a true loop; `"empty"`: fewer than 5 words; `"garbage"`: over 5 % of the characters are replacement or
+    control characters; `"repetitive"`: of at least 100 words, under half of the 4-word sequences are distinct.
+    """
+    if find_loop(tokens) is not None:
+        return "loop"
+    words = re.findall(r"\w+", text.lower())
+    if len(words) < 5:
+        return "empty"
+    bad = sum(1 for char in text if char == "\ufffd" or (ord(char) < 32 and char not in "\n\t\r"))
+    if bad > 0.05 * len(text):
+        return "garbage"
+    grams = Counter(zip(words, words[1:], words[2:], words[3:]))
+    if len(words) >= 100 and len(grams) < 0.5 * sum(grams.values()):
+        return "repetitive"
+    return ""

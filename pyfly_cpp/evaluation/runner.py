@@ -1,0 +1,238 @@
+"""Runs a task with several settings on the same items, so that it can be stopped at any moment and taken up again.
+
+A run is a folder: `run.json` says what it is, `items.jsonl` has one line for each item and setting, `table.json` and
+`table.md` are written at the end. A line is written whole and flushed before the next generation begins; what a killed
+process left of a line is cut off when the run goes on. A folder of another run is refused.
+
+Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
+of them. Every item starts from one and the same cache (`Generator.share_prefix`), so what comes out does not depend on
+where the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp.evaluation.files import (
+    OutputError,
+    Row,
+    only_writer,
+    read_lines_so_far,
+    require_writable,
+    write_atomically,
+)
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.repetition import find_loop
+from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.evaluation.task import Item, Task, Verdict
+
+RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
+_OURS = (RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN, ".lock")
+
+Progress = Callable[[int, int, Row], None]
+"""Called with (lines there are, lines there will be, the newest line)."""
+
+
+class CodeExecutionError(ValueError):
+    """A task would run what the model writes, and the caller has not allowed it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; two runs of one plan are one run."""
+
+    task: Task
+    items: Sequence[Item]
+    settings: Sequence[Setting]
+    examples: Sequence[Item] = ()
+    few_shot: int = 0
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+    allow_code_execution: bool = False
+    conditions: tuple[tuple[str, Any], ...] = ()
+    """What else the results depend on, by name: model files, data file, threads, versions."""
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for lines to stand in one table, fit for JSON."""
+        return {
+            "task": self.task.name,
+            "items": [item.id for item in self.items],
+            "settings": [str(setting) for setting in self.settings],
+            "few_shot": self.few_shot,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            **dict(self.conditions),
+        }
+
+
+def run(
+    plan: Plan,
+    generator: Generator,
+    folder: str | os.PathLike[str],
+    force: bool = False,
+    machine: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Runs `plan`, or what is left of it, and returns all its lines.
+
+    Args:
+        folder: Of the run; made if need be.
+        force: Start over if the folder holds a run; nothing else in the folder is touched.
+        machine: Noted in run.json with every start, for the record.
+
+    Raises:
+        CodeExecutionError: the task runs code and `allow_code_execution` is off.
+        OutputError: the folder holds another run or other files, cannot be written to, or is being written to.
+        ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
+    """
+    if plan.task.runs_code and not plan.allow_code_execution:
+        raise CodeExecutionError(
+            f"the task {plan.task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
+            f"in "
+            "a sandbox whose limits the documentation states)."
+        )
+    generator.require(plan.settings)
+    prompts = _render(plan, generator)
+    path = Path(folder)
+    require_writable(path)
+    with only_writer(path / ".lock"):
+        lines = _open_run(plan, path, force, machine)
+        done = {(line["item"], line["setting"]) for line in lines}
+        n_total = len(plan.items) * len(plan.settings)
+        if len(done) < n_total:
+            with open(path / ITEMS, "ab") as file:
+                for line in _generate(plan, generator, prompts, done):
+                    written = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
+                    file.write(written + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                    line = json.loads(written)  # what a later start will read
+                    lines.append(line)
+                    if progress is not None:
+                        progress(len(lines), n_total, line)
+    return _in_order(plan, lines)
+
+
+def _render(plan: Plan, generator: Generator) -> list[Prompt]:
+    """All prompts; raises if one, with its answer, does not fit."""
+    prompts = []
+    room = generator.llm.n_ctx()
+    for item in plan.items:
+        examples = plan.task.pick_examples(item, plan.examples, plan.few_shot) if plan.few_shot else []
+        messages = plan.task.messages(item, examples)
+        prompt = generator.render(messages, plan.task.prefix(item), plan.task.stop(item))
+        if len(prompt.tokens) + plan.max_tokens > room:
+            raise ValueError(
+                f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an "
+                f"answer "
+                f"does not fit in the context of {room}; raise --ctx, or lower --few-shot or --max-tokens."
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | None) -> list[Row]:
+    """The lines there are; afterwards run.json is there and items.jsonl ends with a whole line."""
+    identity = json.loads(json.dumps(plan.identity()))
+    if force:
+        for name in _OURS[:-1]:
+            (path / name).unlink(missing_ok=True)
+    strangers = sorted(
+        entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith(".")
+    )
+    sessions: list[Any] = []
+    if (path / RUN).exists():
+        try:
+            known = json.loads((path / RUN).read_text(encoding="utf-8"))
+            there, sessions = known["identity"], list(known["sessions"])
+        except (ValueError, KeyError, TypeError):
+            raise OutputError(f"{path / RUN} is not readable as a run; start over with --force.") from None
+        _require_same(path, there, identity)
+    elif (path / ITEMS).exists() or strangers:
+        what = ITEMS if (path / ITEMS).exists() else strangers[0]
+        raise OutputError(f"{path} is no folder of a run, but holds {what}; give an empty or a new one.")
+    lines, length = read_lines_so_far(path / ITEMS)
+    if (path / ITEMS).exists():
+        os.truncate(path / ITEMS, length)
+    record = {"format": 1, "identity": identity, "sessions": [*sessions, machine or {}]}
+    write_atomically(path / RUN, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return lines
+
+
+def _require_same(path: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name in sorted({*there, *wanted}):
+        if there.get(name) != wanted.get(name):
+            raise OutputError(
+                f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); "
+                f"choose "
+                "another --output, or start over with --force."
+            )
+
+
+def _brief(value: Any) -> str:
+    text = (
+        f"{len(value)} of them" if isinstance(value, list) and len(value) > 4 else json.dumps(value, ensure_ascii=False)
+    )
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]) -> Iterator[Row]:
+    n_shared = generator.share_prefix(prompts)
+    for i, (item, prompt) in enumerate(zip(plan.items, prompts)):
+        turn = i % len(plan.settings)
+        settings = [*plan.settings[turn:], *plan.settings[:turn]]
+        if all((item.id, str(setting)) in done for setting in settings):
+            continue
+        generator.forget(n_shared)
+        for setting in settings:
+            if (item.id, str(setting)) in done:
+                continue
+            seed = plan.seed + i if plan.temperature > 0 else None
+            generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, seed)
+            verdict = plan.task.score(item, generated.text, generated.tokens)
+            yield _line(generator, item, setting, prompt, generated, verdict)
+
+
+def _line(
+    generator: Generator, item: Item, setting: Setting, prompt: Prompt, generated: Generated, verdict: Verdict
+) -> Row:
+    text = generator.llm.detokenize(list(prompt.tokens), special=True).decode("utf-8", "replace")
+    return {
+        "item": item.id,
+        "setting": str(setting),
+        "group": item.group or item.id,
+        "correct": verdict.correct,
+        "extracted": verdict.extracted,
+        "expected": verdict.expected,
+        "detail": verdict.detail,
+        "loop": find_loop(generated.tokens) is not None,
+        "finish": generated.finish,
+        "decode_tokens": generated.decode_tokens,
+        "decode_seconds": generated.decode_seconds,
+        "seconds_prompt": generated.seconds_prompt,
+        "stats": generated.stats.as_dict(),
+        "prompt": text,
+        "output": generated.text,
+        "tokens": list(generated.tokens),
+    }
+
+
+def _in_order(plan: Plan, lines: Sequence[Row]) -> list[Row]:
+    """The lines by item and setting of the plan; of one pair, the first counts."""
+    by_pair: dict[tuple[str, str], Row] = {}
+    for line in lines:
+        by_pair.setdefault((line["item"], line["setting"]), line)
+    ordered = []
+    for item in plan.items:
+        for setting in plan.settings:
+            with contextlib.suppress(KeyError):
+                ordered.append(by_pair[item.id, str(setting)])
+    return ordered

@@ -1,0 +1,119 @@
+"""Settings to compare, as they are written on the command line: `plain`, `exact`, `"margin:0.3 reconverge k=8 lookup"`.
+
+A setting is a gate and, in any order, words for what else it fixes:
+`agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
+a round), `draft` or `lookup` (the drafter). What is not said is the default. `plain` drafts nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from pyfly_cpp.gates import Exact, Gate, parse_gate
+from pyfly_cpp.window import RULES, Window
+
+DRAFTERS = ("draft", "lookup", "none")
+"""Draft model, prompt lookup, or nothing (plain decoding)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode."""
+
+    gate: Gate = Exact()  # noqa: RUF009 - frozen
+    window: Window = Window()  # noqa: RUF009 - frozen
+    draft_max: int | None = None
+    """K; None: what the drafter says."""
+    drafter: str | None = None
+    """One of `DRAFTERS`; None: the draft model if there is one, else prompt lookup."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it drafts nothing."""
+        return self.drafter == "none" or self.draft_max == 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is lossless (plain decoding included)."""
+        return self.is_plain or isinstance(self.gate, Exact)
+
+    def __str__(self) -> str:
+        """The shortest form that reads back as this setting; its name in tables and files."""
+        if self.is_plain:
+            return "plain"
+        words = [str(self.gate)]
+        if not self.is_exact:
+            default = Window()
+            if (self.window.rule, self.window.size) != (default.rule, default.size):
+                size = "" if self.window.size == default.size else f":{self.window.size}"
+                words.append(f"{self.window.rule}{size}")
+            if self.window.tail is not None:
+                words.append(f"tail={self.window.tail}")
+            if self.window.across_rounds is not None:
+                words.append("across" if self.window.across_rounds else "in-round")
+        if self.draft_max is not None:
+            words.append(f"k={self.draft_max}")
+        if self.drafter is not None:
+            words.append(self.drafter)
+        return " ".join(words)
+
+
+PLAIN = Setting(drafter="none")
+EXACT = Setting()
+
+
+def parse_setting(text: str) -> Setting:
+    """Reads a setting; raises ValueError, with the nearest word, for what it does not know."""
+    words = text.split()
+    if not words:
+        raise ValueError("a setting is empty; write plain, exact, or a gate such as margin:0.3.")
+    if words[0] == "plain":
+        if len(words) > 1:
+            raise ValueError(f"cannot read the setting {text!r}: plain drafts nothing and takes no {words[1]!r}.")
+        return PLAIN
+    gate = parse_gate(words[0])
+    rule, size, tail, across = "agree", 6, None, None
+    draft_max: int | None = None
+    drafter: str | None = None
+    for word in words[1:]:
+        name, separator, value = word.replace("=", ":", 1).partition(":")
+        if name in RULES:
+            rule = name
+            size = _whole(text, word, value) if separator else size
+        elif name in ("k", "tail", "window") and separator:
+            number = _whole(text, word, value)
+            if name == "k":
+                draft_max = number
+            elif name == "tail":
+                tail = number
+            else:
+                size = number
+        elif word in ("across", "in-round"):
+            across = word == "across"
+        elif word in ("draft", "lookup"):
+            drafter = word
+        else:
+            raise ValueError(f"cannot read the setting {text!r}: unknown word {word!r}.{_hint(name)}")
+    if draft_max == 0:
+        raise ValueError(f"cannot read the setting {text!r}: k=0 drafts nothing; write plain.")
+    return Setting(gate, Window(size, rule, tail, across), draft_max, drafter)
+
+
+def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...] = (PLAIN, EXACT)) -> list[Setting]:
+    """`first` and then the settings that are written, each once."""
+    settings = [*first, *(parse_setting(text) for text in texts)]
+    return list(dict.fromkeys(settings))
+
+
+def _whole(text: str, word: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()) or int(value) > 2**31 - 1:
+        raise ValueError(f"cannot read the setting {text!r}: {word!r} needs a whole number >= 0.")
+    return int(value)
+
+
+def _hint(name: str) -> str:
+    words = [*RULES, "across", "in-round", "draft", "lookup", "k=", "tail=", "window="]
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    known = f" The words are {', '.join(words)}."
+    return (f" Did you mean {near[0]!r}?" if near else "") + known

@@ -1,0 +1,169 @@
+"""Intervals and tests. Pure functions of numbers; checked against scipy and statsmodels in the tests.
+
+Everything the tables show is a function of sums over items (correct answers, tokens, seconds, ...), so one bootstrap
+serves them all: resample items, or groups of items that are not independent, and apply the function to the new sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 0.95
+"""Of every interval."""
+
+MIN_GROUPS = 5
+"""Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
+
+N_RESAMPLES = 4000
+"""Of every bootstrap."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval; NaN where the data do not determine it."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Fit for JSON; NaN and infinity become None."""
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+
+
+def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+    """Wilson's score interval of a share (Wilson 1927): good also for small n and shares near 0 or 1."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must be in 0..{n}, not {successes}.")
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def bootstrap(
+    columns: npt.ArrayLike,
+    statistic: Callable[[Floats], Floats],
+    groups: Sequence[str] | None = None,
+    level: float = LEVEL,
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap (Efron 1979) of a function of sums over items.
+
+    Args:
+        columns: Shape [n_items, n_columns]; what is summed.
+        statistic: From sums of shape [..., n_columns] to values of shape [...]; NaN where undefined.
+        groups: A name for each item; items of one name are resampled together. None: each item on its own.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        The statistic of the data, and the percentiles over resamples where it is defined. The interval is NaN with
+        fewer than `MIN_GROUPS` groups, or if the statistic is undefined in more than one resample of ten.
+    """
+    table = np.asarray(columns, dtype=np.float64)
+    if table.ndim != 2:
+        raise ValueError(f"columns must have the shape [n_items, n_columns], not {list(table.shape)}.")
+    if groups is not None:
+        if len(groups) != len(table):
+            raise ValueError(f"there are {len(table)} items and {len(groups)} groups; name one for each item.")
+        names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
+        sums = np.zeros((len(names), table.shape[1]))
+        np.add.at(sums, index.reshape(-1), table)
+        table = sums
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate = float(np.asarray(statistic(table.sum(axis=0))))
+        estimate = estimate if math.isfinite(estimate) else math.nan
+        n = len(table)
+        if n < MIN_GROUPS:
+            return Interval(estimate, math.nan, math.nan)
+        counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
+        values = np.asarray(statistic(counts @ table), dtype=np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) < 0.9 * n_resamples:
+        return Interval(estimate, math.nan, math.nan)
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(estimate, float(low), float(high))
+
+
+def ratio(sums: Floats) -> Floats:
+    """Column 0 over column 1: accuracy, tokens per second, tokens per round, ..."""
+    return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+def ratio_of_ratios(sums: Floats) -> Floats:
+    """(column 0 / column 1) / (column 2 / column 3): a speedup of tokens over seconds."""
+    return np.asarray((sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3]))
+
+
+def mcnemar_exact(n_harmful: int, n_helpful: int) -> float:
+    """Two-sided p of McNemar's exact test (McNemar 1947, binomial form): were flips of both kinds equally likely, how
+    often would their numbers be at least so unequal? 1 without flips."""
+    if n_harmful < 0 or n_helpful < 0:
+        raise ValueError(f"numbers of flips must be >= 0, not {n_harmful} and {n_helpful}.")
+    n = n_harmful + n_helpful
+    tail = sum(math.comb(n, i) for i in range(min(n_harmful, n_helpful) + 1))
+    return float(min(1.0, 2 * tail / 2**n))
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Two settings on the same items, item by item."""
+
+    harmful: int
+    """Right at the baseline, wrong here."""
+    helpful: int
+    """Wrong at the baseline, right here."""
+    both_right: int
+    both_wrong: int
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact p."""
+        return mcnemar_exact(self.harmful, self.helpful)
+
+    def as_dict(self) -> dict[str, float]:
+        """All counts and p."""
+        return {**asdict(self), "mcnemar_p": self.p}
+
+
+def flips(baseline: Sequence[bool], other: Sequence[bool]) -> Flips:
+    """Counts flips; the two sequences are of the same items in the same order."""
+    if len(baseline) != len(other):
+        raise ValueError(f"flips need the same items: there are {len(baseline)} and {len(other)}.")
+    pairs = [(bool(a), bool(b)) for a, b in zip(baseline, other)]
+    return Flips(
+        pairs.count((True, False)), pairs.count((False, True)), pairs.count((True, True)), pairs.count((False, False))
+    )
+
+
+def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[str] | None = None) -> Interval:
+    """The recovery ratio: accuracy here / accuracy of the baseline, with a bootstrap interval over items (pairs kept).
+    NaN if the baseline has nothing right."""
+    if len(baseline) != len(other):
+        raise ValueError(f"recovery needs the same items: there are {len(baseline)} and {len(other)}.")
+    return bootstrap(np.column_stack([other, baseline]), ratio, groups)
+
+
+def paired_difference(counts: Flips, level: float = LEVEL) -> Interval:
+    """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min
+    2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
+    n = counts.harmful + counts.helpful + counts.both_right + counts.both_wrong
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    harmful, helpful, m = counts.harmful + 0.5, counts.helpful + 0.5, n + 2
+    centre = (helpful - harmful) / m
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    half = z * math.sqrt(harmful + helpful - (helpful - harmful) ** 2 / m) / m
+    return Interval((counts.helpful - counts.harmful) / n, max(-1.0, centre - half), min(1.0, centre + half))

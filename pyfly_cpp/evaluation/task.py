@@ -1,0 +1,138 @@
+"""What an evaluation task is: rows in, chat messages out, a verdict on an output. One file per task implements it.
+
+A task owns no model and does no I/O beyond reading its rows; scoring an output needs nothing but the item and the text,
+so that saved outputs can be scored again.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
+from pyfly_cpp.evaluation.files import field as required_field
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row of a task."""
+
+    id: str
+    """Unique in its file."""
+    fields: dict[str, Any]
+    """What the task needs of the row, checked."""
+    group: str = ""
+    """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """One row of a data file and where it stands."""
+
+    path: str
+    line: int
+    row: Row
+
+    def text(self, name: str, empty: bool = False) -> str:
+        """A required text."""
+        return str(required_field(self.path, self.line, self.row, name, str, empty))
+
+    def texts(self, name: str, empty: bool = False) -> list[str]:
+        """A required list of texts."""
+        return list(required_field(self.path, self.line, self.row, name, list, empty))
+
+    def integer(self, name: str) -> int:
+        """A required integer."""
+        return int(required_field(self.path, self.line, self.row, name, int))
+
+    def error(self, what: str) -> DataError:
+        """The error that says `what` is wrong with this row."""
+        return DataError(f"{self.path}, line {self.line}: {what}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an output was judged."""
+
+    correct: bool
+    """By the task's main criterion."""
+    extracted: str
+    """What was read out of the output and judged; empty if nothing could be."""
+    expected: str
+    """What would have been right."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Other criteria and reasons, by name."""
+
+
+class Task(ABC):
+    """A task. Implementations are stateless."""
+
+    name: str
+    """As on the command line."""
+    title: str
+    """One line for people: what is asked, and by whose convention."""
+    max_tokens: int
+    """Default limit of an answer."""
+    few_shot: int = 0
+    """Worked examples in the prompt by the task's convention, where a file of examples is given."""
+    runs_code: bool = False
+    """Whether scoring executes what the model wrote."""
+    criterion: str = "correct"
+    """What `Verdict.correct` means, for the head of a table's column."""
+
+    @abstractmethod
+    def parse(self, where: Where) -> Item:
+        """One row of a data file, its fields checked. Raises DataError with file, line and field."""
+
+    @abstractmethod
+    def question(self, item: Item) -> str:
+        """What the user says."""
+
+    @abstractmethod
+    def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
+        """Judges an output, given as text (without `prefix`) and as the target's tokens. Executes it if `runs_code`."""
+
+    def worked_answer(self, item: Item) -> str:
+        """What the assistant says where `item` is a worked example."""
+        raise DataError(f"the task {self.name} has no worked examples; leave out --examples.")
+
+    def prefix(self, item: Item) -> str:
+        """How the assistant's answer begins; put into its mouth (`gen_prefix` of lm-evaluation-harness)."""
+        return ""
+
+    def stop(self, item: Item) -> list[str]:
+        """Texts that end an answer; they are not part of it."""
+        return []
+
+    def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:
+        """The n worked examples before `item`: the first ones of their file, for every item the same."""
+        return list(examples[:n])
+
+    def read(self, path: str | os.PathLike[str]) -> list[Item]:
+        """All rows of a data file (JSONL). Raises DataError with file, line and field; never skips a row."""
+        items: list[Item] = []
+        seen: dict[str, int] = {}
+        for number, row in read_jsonl(path):
+            item = self.parse(Where(os.fspath(path), number, row))
+            if item.id in seen:
+                raise DataError(
+                    f"{os.fspath(path)}, line {number}: the id {item.id!r} is that of line {seen[item.id]} already; "
+                    "make the ids unique."
+                )
+            seen[item.id] = number
+            items.append(item)
+        return items
+
+    def messages(self, item: Item, examples: Sequence[Item] = ()) -> list[Message]:
+        """The chat messages that ask `item`; worked examples are turns of the chat before it
+        (`--fewshot_as_multiturn` of lm-evaluation-harness)."""
+        messages: list[Message] = []
+        for example in examples:
+            messages.append({"role": "user", "content": self.question(example)})
+            messages.append({"role": "assistant", "content": self.worked_answer(example)})
+        return [*messages, {"role": "user", "content": self.question(item)}]

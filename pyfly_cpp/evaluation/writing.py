@@ -1,0 +1,36 @@
+"""Open-ended writing: there is no right answer, but an output can fall into a loop or apart. That is what is counted.
+
+It says nothing about taste; a text that passes here can still be dull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyfly_cpp.evaluation.repetition import breakdown, find_loop
+from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
+
+
+class Writing(Task):
+    """Rows: `id`, `prompt`; rows with one `prompt_id` (if there) are one prompt in several forms."""
+
+    name = "writing"
+    title = "open-ended writing: neither in a loop nor broken down"
+    max_tokens = 300
+    criterion = "intact"
+
+    def parse(self, where: Where) -> Item:
+        """See Task."""
+        group = where.text("prompt_id") if "prompt_id" in where.row else ""
+        return Item(where.text("id"), {"prompt": where.text("prompt")}, group)
+
+    def question(self, item: Item) -> str:
+        """See Task."""
+        return str(item.fields["prompt"])
+
+    def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
+        """Correct: no breakdown (see repetition.py). Detail: `loop`, and the loop's `period` if there is one."""
+        reason = breakdown(text, tokens)
+        loop = find_loop(tokens)
+        detail = {"loop": loop is not None, "period": loop.period if loop else None}
+        return Verdict(reason == "", reason, "", detail)

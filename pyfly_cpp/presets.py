@@ -1,0 +1,151 @@
+"""Presets: how to decode, kept in a file, with the measurement it rests on.
+
+JSON, written by `pyfly-cpp tune` or by hand:
+
+    {"format": 1,
+     "model": "target.gguf",                      optional; relative paths are relative to the preset's folder
+     "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or {"kind": "lookup", ...}, or null
+     "gate": "margin:0.3",
+     "window": {"size": 6, "rule": "reconverge"},
+     "draft_max": 8,
+     "claim": {...}}                              what was measured, for people; nothing reads it
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.gates import Exact, Gate, parse_gate
+from pyfly_cpp.window import Window
+
+FORMAT = 1
+
+
+class PresetError(ValueError):
+    """A preset file is missing, malformed or of a newer format; the message names file and field."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How to decode."""
+
+    gate: Gate = Exact()  # noqa: RUF009 - frozen
+    window: Window = Window()  # noqa: RUF009 - frozen
+    draft_max: int | None = None
+    drafter: DraftModel | PromptLookup | None = None
+    model: str | None = None
+    """Path of the target."""
+    claim: dict[str, Any] = field(default_factory=dict)
+    """What was measured, on how many prompts, on which machine."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model."""
+        out = {"gate": self.gate, "window": self.window, "draft_max": self.draft_max, "drafter": self.drafter}
+        return {**out, "model_path": self.model} if self.model is not None else out
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        drafter = None
+        if self.drafter is not None:
+            kind = "draft" if isinstance(self.drafter, DraftModel) else "lookup"
+            drafter = {"kind": kind, **{k: v for k, v in asdict(self.drafter).items() if v is not None}}
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "drafter": drafter,
+            "gate": str(self.gate),
+            "window": {k: v for k, v in asdict(self.window).items() if v is not None},
+            "draft_max": self.draft_max,
+            "claim": self.claim,
+        }
+
+
+def load_preset(path: str | os.PathLike[str]) -> Preset:
+    """Reads and checks a preset; raises PresetError."""
+    name = os.fspath(path)
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PresetError(f"the preset {name} cannot be read ({error.strerror}); check the path.") from None
+    except ValueError as error:
+        raise PresetError(f"the preset {name} is not JSON ({error}).") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise PresetError(f"the preset {name} has the format {found!r}, and this pyfly-cpp reads {FORMAT}.")
+    _known(name, "the preset", data, ("format", "model", "drafter", "gate", "window", "draft_max", "claim"))
+    folder = Path(path).resolve().parent
+    model, draft_max, claim = data.get("model"), data.get("draft_max"), data.get("claim", {})
+    if model is not None and not isinstance(model, str):
+        raise PresetError(f"{name}: 'model' must be a path or null, not {model!r}.")
+    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
+        raise PresetError(f"{name}: 'draft_max' must be an integer >= 0 or null, not {draft_max!r}.")
+    if not isinstance(claim, dict):
+        raise PresetError(f"{name}: 'claim' must be an object, not {claim!r}.")
+    gate = data.get("gate", "exact")
+    if not isinstance(gate, str):
+        raise PresetError(f"{name}: 'gate' must be a text such as margin:0.3, not {gate!r}.")
+    try:
+        return Preset(
+            parse_gate(gate),
+            Window(**_object(name, "window", data.get("window", {}), _names(Window))),
+            draft_max,
+            _drafter(name, folder, data.get("drafter")),
+            str(folder / model) if model is not None else None,
+            claim,
+        )
+    except PresetError:
+        raise
+    except ValueError as error:
+        raise PresetError(f"{name}: {error}") from None
+
+
+def save_preset(preset: Preset, path: str | os.PathLike[str], force: bool = False) -> None:
+    """Writes a preset; raises OutputError if the file exists and `force` is off, or cannot be written."""
+    from pyfly_cpp.evaluation.files import require_free, write_atomically
+
+    require_free(path, force)
+    write_atomically(path, json.dumps(preset.as_dict(), indent=1, ensure_ascii=False) + "\n")
+
+
+def _drafter(name: str, folder: Path, data: Any) -> DraftModel | PromptLookup | None:
+    if data is None:
+        return None
+    kinds = {"draft": DraftModel, "lookup": PromptLookup}
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind not in kinds:
+        raise PresetError(f"{name}: the drafter's 'kind' must be 'draft' or 'lookup', not {kind!r}.")
+    arguments = {k: v for k, v in data.items() if k != "kind"}
+    arguments = _object(name, "drafter", arguments, _names(kinds[kind]))
+    if kind == "lookup":
+        return PromptLookup(**arguments)
+    path = arguments.get("model_path")
+    if not isinstance(path, str):
+        raise PresetError(f"{name}: a drafter of kind 'draft' needs 'model_path', the path of a GGUF file.")
+    return DraftModel(**{**arguments, "model_path": str(folder / path)})
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
+
+
+def _object(name: str, what: str, data: Any, known: Iterable[str]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise PresetError(f"{name}: {what!r} must be an object, not {data!r}.")
+    _known(name, what, data, known)
+    return data
+
+
+def _known(name: str, what: str, data: dict[str, Any], known: Iterable[str]) -> None:
+    known = list(known)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise PresetError(f"{name}: {what} has no field {key!r}.{hint} The fields are {', '.join(known)}.")

@@ -1,0 +1,43 @@
+"""Tiny models and sample data for the tests of evaluation, bench and tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGET = ROOT / "models" / "tiny" / "tiny-llama-target-f16.gguf"
+DRAFT = ROOT / "models" / "tiny" / "tiny-llama-draft-f16.gguf"
+
+
+@pytest.fixture(scope="session")
+def data():
+    return ROOT / "tests" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Paths of a target and its draft."""
+    if not TARGET.exists():
+        pytest.skip(f"{TARGET.name} is not there")
+    return TARGET, DRAFT
+
+
+@pytest.fixture(scope="session")
+def generator(tiny):
+    """One loaded target with its draft; tests set what they need by settings."""
+    from pyfly_cpp import DraftModel, FlyLlama
+    from pyfly_cpp.evaluation.generation import Generator
+
+    target, draft = tiny
+    llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+    yield Generator(llm, DraftModel(str(draft)))
+    llm.close()
+
+
+@pytest.fixture
+def model_arguments(tiny):
+    """Command-line arguments that load the tiny models."""
+    target, draft = tiny
+    return ["-m", str(target), "-d", str(draft), "--ctx", "1024", "--threads", "1"]

@@ -1,0 +1,124 @@
+"""Prompt sets and measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pyfly_cpp.bench import report
+from pyfly_cpp.bench.measure import measure, summarise
+from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts, spread
+from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
+
+SETTINGS = [
+    PLAIN,
+    EXACT,
+    parse_setting("margin:0.3 reconverge"),
+    parse_setting("margin:1 reconverge"),
+    parse_setting("exact lookup"),
+]
+
+
+@pytest.fixture(scope="module")
+def measured(generator):
+    return measure(generator, read_prompts()[:6], SETTINGS, 32)
+
+
+def test_the_built_in_prompts():
+    prompts = read_prompts()
+    assert len(prompts) == 12 and len({p.category for p in prompts}) == 6 and all(len(p.turns) == 1 for p in prompts)
+    assert len({p.category for p in spread(prompts, 6)}) == 6
+    assert spread(prompts, 99) == prompts
+
+
+def test_reads_turns_and_categories(tmp_path):
+    path = tmp_path / "p.jsonl"
+    rows = [
+        {
+            "id": "spec-bench-81",
+            "category": "writing",
+            "task": "mt_bench",
+            "turns": ["One.", "Two."],
+            "reference": None,
+        },
+        {"prompt": "Three."},
+        {"id": 7, "prompt": "Four.", "answer": "4"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(path) == [
+        BenchPrompt("spec-bench-81", "writing", ("One.", "Two.")),
+        BenchPrompt("2", "", ("Three.",)),
+        BenchPrompt("7", "", ("Four.",), "4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "x"}, "line 1: neither 'prompt' nor 'turns'"),
+        ({"turns": []}, "'turns' is empty"),
+        ({"turns": ["a", " "]}, "an empty text"),
+        ({"turns": "a"}, "must be a list of texts"),
+        ({"prompt": 3}, "must be a text"),
+        ({"prompt": "a", "category": 3}, "'category' must be a text"),
+    ],
+)
+def test_wrong_rows(row, message, tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_everything_is_measured_once(measured):
+    assert len(measured) == 6 * len(SETTINGS)
+    assert len({(m.prompt.id, m.setting) for m in measured}) == len(measured)
+    begins = [m.setting for m in measured[:: len(SETTINGS)]]
+    assert begins[: len(SETTINGS)] == [str(s) for s in SETTINGS], "who begins changes from prompt to prompt"
+
+
+def test_summaries_are_totals(measured):
+    plain, exact, *_, lookup = summarise(measured)
+    mine = [m.result for m in measured if m.setting == "exact"]
+    tokens, seconds = sum(r.decode_tokens for r in mine), sum(r.decode_seconds for r in mine)
+    assert exact.tokens_per_second.estimate == pytest.approx(tokens / seconds)
+    assert exact.speedup_plain.estimate == pytest.approx(
+        exact.tokens_per_second.estimate / plain.tokens_per_second.estimate
+    )
+    assert plain.mean_accepted == 1 and plain.speedup_plain is None and plain.same_output == 1
+    assert exact.speedup_exact is None and exact.same_output is None and exact.loose_rate == 0
+    assert exact.mean_accepted > 1 and len(exact.acceptance_at_depth) == 8 and lookup.acceptance < 1
+    for s in (plain, exact, lookup):
+        assert sum(s.split.values()) == pytest.approx(1, abs=0.02) and s.n_prompts == 6
+    assert json.dumps([s.as_dict() for s in summarise(measured)], allow_nan=False)
+
+
+def test_texts(measured):
+    page = report.markdown("Speed", ["a fact"], measured)
+    assert "- a fact" in page and "margin:0.3 reconverge" in page and "x plain" in page
+    assert report.categories(measured) == ["code", "edit", "maths"]
+    assert len(summarise(measured, "code")) == len(SETTINGS)
+
+
+def test_the_plot_is_a_picture(measured):
+    pytest.importorskip("matplotlib")
+    assert report.plot(measured, "Speed").startswith(b"\x89PNG")
+
+
+def test_turns_share_one_history(generator):
+    prompt = BenchPrompt("a", "", ("How many apples?", "And how many pears?"))
+    rows = measure(generator, [prompt], [EXACT, parse_setting("entropy:0.1 reconverge")], 16)
+    assert [row.turn for row in rows] == [0, 0, 1, 1]
+    assert rows[2].n_prompt == rows[3].n_prompt > rows[0].n_prompt
+
+
+def test_a_prompt_that_does_not_fit(generator):
+    with pytest.raises(ValueError, match=r"prompt 'a'.*raise --ctx"):
+        measure(generator, [BenchPrompt("a", "", ("word " * 3000,))], [EXACT], 16)
+
+
+def test_one_prompt_determines_no_interval(measured):
+    (plain, *_) = summarise([m for m in measured if m.prompt.id == "code-1"])
+    assert math.isnan(plain.tokens_per_second.low) and plain.tokens_per_second.estimate > 0

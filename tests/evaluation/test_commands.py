@@ -1,0 +1,173 @@
+"""eval, bench, tune and explain from the command line: what they write, and one sentence for everything that is
+wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+click_testing = pytest.importorskip("click.testing")
+
+from pyfly_cpp.cli.bench import command as bench  # noqa: E402
+from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
+from pyfly_cpp.cli.explain import command as explain  # noqa: E402
+from pyfly_cpp.cli.tune import command as tune  # noqa: E402
+from pyfly_cpp.presets import load_preset  # noqa: E402
+
+
+@pytest.fixture
+def run(model_arguments):
+    def run(command, *arguments, models=True):
+        return click_testing.CliRunner().invoke(command, [*map(str, arguments), *(model_arguments if models else [])])
+
+    return run
+
+
+def refused(result, *words):
+    """It failed with one line on stderr that has all the words, and no traceback."""
+    assert result.exit_code in (1, 2), result.output
+    error = result.stderr.strip().splitlines()[-1]
+    assert error.startswith("Error: ") and all(word in error for word in words), result.stderr
+    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
+    return error
+
+
+def test_eval(run, data, tmp_path):
+    arguments = [
+        "gsm8k",
+        "--data",
+        data / "gsm8k_sample.jsonl",
+        "--limit",
+        4,
+        "--max-tokens",
+        24,
+        "-o",
+        tmp_path / "run",
+    ]
+    result = run(evaluate, *arguments, "-s", "margin:0.5 reconverge")
+    assert result.exit_code == 0, result.output
+    assert "margin:0.5 reconverge" in result.stdout and "0/4" in result.stdout
+    table = json.loads((tmp_path / "run" / "table.json").read_text())
+    assert [row["setting"] for row in table["table"]["rows"]] == ["plain", "exact", "margin:0.5 reconverge"]
+    assert table["table"]["n_complete"] == 4 and table["run"]["model"]["sha256"] and table["run"]["data_sha256"]
+    page = (tmp_path / "run" / "table.md").read_text()
+    assert "sha256" in page and "| exact |" in page
+    again = run(evaluate, *arguments, "-s", "margin:0.5 reconverge", "--json")
+    assert json.loads(again.stdout) == table, "nothing is run again, so even the speeds are the same"
+    refused(run(evaluate, *arguments), "other settings", "--force")
+    assert run(evaluate, *arguments, "--force", "--without-plain").exit_code == 0
+
+
+def test_eval_with_worked_examples(run, data, tmp_path):
+    sample = data / "mbpp_sample.jsonl"
+    arguments = ["mbpp", "--data", sample, "--examples", sample, "--limit", 1, "--max-tokens", 8]
+    arguments += ["--few-shot", 2, "--allow-code-execution", "--without-plain", "-o", tmp_path / "run"]
+    result = run(evaluate, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 items are worked examples and are not evaluated" in result.stderr and "contained by" in result.stderr
+    (line,) = map(json.loads, (tmp_path / "run" / "items.jsonl").read_text().splitlines())
+    assert line["item"] == "mbpp-4" and line["prompt"].count("You are an expert") == 3
+
+
+def test_eval_generates_needles(run, tmp_path):
+    arguments = [
+        "needle",
+        "--limit",
+        2,
+        "--needle-words",
+        200,
+        "--max-tokens",
+        8,
+        "-o",
+        tmp_path / "run",
+        "--without-plain",
+    ]
+    assert run(evaluate, *arguments).exit_code == 0
+
+
+def test_eval_refusals(run, data, tmp_path):
+    sample = data / "gsm8k_sample.jsonl"
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text(sample.read_text() + "{")
+    output = ["-o", tmp_path / "run"]
+    refused(run(evaluate, "gms8k", "--data", sample, *output), "Did you mean 'gsm8k'")
+    refused(run(evaluate, "gsm8k", *output), "--data")
+    refused(run(evaluate, "gsm8k", "--data", tmp_path / "no.jsonl", *output), "cannot be read")
+    refused(run(evaluate, "gsm8k", "--data", broken, *output), "broken.jsonl, line 1", "'question' is missing")
+    refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13: not JSON")
+    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margn:0.3", *output), "Did you mean 'margin'")
+    refused(
+        run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
+    )
+    refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
+    refused(run(evaluate, "gsm8k", "--data", sample, "--few-shot", 3, *output), "--examples")
+    refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
+    (tmp_path / "file").write_text("")
+    refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
+    refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
+    refused(
+        run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "cannot be read"
+    )
+    refused(run(evaluate, "gsm8k", "--data", sample, *output, "-m", sample, models=False), "is not a GGUF file")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bench(run, tmp_path):
+    files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
+    result = run(bench, "-s", "margin:0.5 reconverge", "--limit", 6, "--max-tokens", 16, *files)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft"]["sha256"]
+    assert {"plain", "exact", "margin:0.5 reconverge"} == {s["setting"] for s in record["summaries"]}
+    assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
+    refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
+    refused(run(bench, "--json", tmp_path / "b.json" / "x.json"), "cannot be written to")
+    refused(run(bench, "--json", tmp_path), "is a folder")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    refused(run(bench, "--prompts", tmp_path / "p.jsonl"), "p.jsonl, line 2", "'prompt' nor 'turns'")
+    refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
+
+
+def test_tune_and_preset(run, tmp_path, monkeypatch):
+    from pyfly_cpp.bench import tune as module
+
+    monkeypatch.setattr(module, "GATES", module.GATES[:1])
+    monkeypatch.setattr(module, "DEPTHS", (4,))
+    monkeypatch.setattr(module, "SIZES", ())
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
+    preset = tmp_path / "preset.json"
+    result = run(tune, "--prompts", prompts, "--max-tokens", 16, "-o", preset, "--json", tmp_path / "all.json")
+    assert result.exit_code == 0, result.output
+    claim = load_preset(preset).claim
+    assert claim["n_prompts"] == 5 and "5 prompts of p.jsonl" in result.stdout and claim["budget"]["agreement"] == 0.8
+    assert json.loads((tmp_path / "all.json").read_text())["candidates"]
+    refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
+    prompts.write_text('{"prompt": "a"}\n')
+    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 4")
+    assert not (tmp_path / "q.json").exists()
+    used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "--ctx", 512, models=False)
+    assert used.exit_code == 0, used.output
+    refused(run(bench, "--preset", tmp_path / "none.json", models=False), "cannot be read")
+
+
+def test_explain(run, tmp_path):
+    path = tmp_path / "e.html"
+    result = run(explain, "How many <b>apples</b>?", "-s", "margin:0.5 reconverge", "--max-tokens", 24, "-o", path)
+    assert result.exit_code == 0, result.output
+    page = path.read_text(encoding="utf-8")
+    assert "How many &lt;b&gt;apples&lt;/b&gt;?" in page and result.stdout.strip()
+    refused(run(explain, "x", "-o", path), "exists already")
+    refused(run(explain, " ", "-o", tmp_path / "f.html"), "the prompt is empty")
+    refused(run(explain, "x", "-s", "margn:1", "-o", tmp_path / "f.html"), "Did you mean 'margin'")
+    refused(run(explain, "word " * 3000, "-o", tmp_path / "f.html"), "the context holds 1024")
+    assert not (tmp_path / "f.html").exists()
+
+
+@pytest.mark.parametrize("command", [evaluate, bench, tune, explain])
+def test_help(run, command):
+    result = run(command, "--help", models=False)
+    assert result.exit_code == 0 and f"pyfly-cpp {command.name}" in result.stdout and "--preset" in result.stdout

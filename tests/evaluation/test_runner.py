@@ -1,0 +1,200 @@
+"""Runs: the table is the same however often they are killed, and runs never mix."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pyfly_cpp.evaluation import report, runner
+from pyfly_cpp.evaluation.files import DataError, OutputError, read_lines_so_far, write_atomically
+from pyfly_cpp.evaluation.registry import get_task
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
+
+SETTINGS = (PLAIN, EXACT, parse_setting("margin:0.5 reconverge"))
+
+
+def plan(data, n=3, max_tokens=24, **changes):
+    items = get_task("gsm8k").read(data / "gsm8k_sample.jsonl")[:n]
+    arguments = {"task": get_task("gsm8k"), "items": items, "settings": SETTINGS, "max_tokens": max_tokens, **changes}
+    return runner.Plan(**arguments)
+
+
+def without_time(line):
+    kept = {k: v for k, v in line.items() if "seconds" not in k}
+    # What of a prompt was in the cache already, and which drafters had been loaded, depends on what ran before.
+    changes = ("prefilled", "accepted_by_drafter")
+    kept["stats"] = {k: v for k, v in line["stats"].items() if "seconds" not in k and k not in changes}
+    return kept
+
+
+def table_without_time(lines):
+    table = report.summarise(lines, [str(s) for s in SETTINGS], 12).as_dict()
+    for row in table["rows"]:
+        for name in ("tokens_per_second", "speedup_plain", "speedup_exact"):
+            del row[name]
+    return table
+
+
+def test_a_run(data, generator, tmp_path):
+    seen = []
+    lines = runner.run(plan(data), generator, tmp_path / "run", progress=lambda done, n, line: seen.append((done, n)))
+    assert [(line["item"], line["setting"]) for line in lines] == [
+        (item.id, str(setting)) for item in plan(data).items for setting in SETTINGS
+    ]
+    assert seen == [(i, 9) for i in range(1, 10)]
+    for plain, exact in zip(lines[::3], lines[1::3]):
+        assert plain["output"] == exact["output"], "exact is the target's own text"
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [".lock", "items.jsonl", "run.json"]
+    again = runner.run(plan(data), generator, tmp_path / "run")
+    assert again == lines, "a finished run is read, not repeated"
+
+
+def test_turns_change_from_item_to_item(data, generator, tmp_path):
+    runner.run(plan(data), generator, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert [row["setting"] for row in rows[::3]] == [str(s) for s in SETTINGS]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 17, -1, -40])
+def test_a_torn_last_line_is_written_again(data, generator, tmp_path, cut):
+    lines = runner.run(plan(data), generator, tmp_path)
+    path = tmp_path / "items.jsonl"
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    path.write_bytes(whole[: last + cut] if cut > 0 else whole[:cut])
+    again = runner.run(plan(data), generator, tmp_path)
+    assert [without_time(line) for line in again] == [without_time(line) for line in lines]
+    assert path.read_bytes().count(b"\n") == 9
+
+
+def test_a_middle_line_that_is_broken_is_refused(data, generator, tmp_path):
+    runner.run(plan(data), generator, tmp_path)
+    path = tmp_path / "items.jsonl"
+    rows = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([rows[0], b"{broken", *rows[2:]]))
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        runner.run(plan(data), generator, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"max_tokens": 25}, "max_tokens"),
+        ({"settings": SETTINGS[:2]}, "settings"),
+        ({"seed": 1}, "seed"),
+        ({"conditions": (("model", "another"),)}, "model"),
+        ({"n": 2}, "items"),
+    ],
+)
+def test_runs_do_not_mix(data, generator, tmp_path, changes, name):
+    lines = runner.run(plan(data), generator, tmp_path)
+    before = (tmp_path / "items.jsonl").read_bytes()
+    with pytest.raises(OutputError, match=rf"other {name}.*--force"):
+        runner.run(plan(data, **changes), generator, tmp_path)
+    assert (tmp_path / "items.jsonl").read_bytes() == before
+    assert len(runner.run(plan(data, **changes), generator, tmp_path, force=True)) <= len(lines)
+
+
+def test_strange_folders_are_left_alone(data, generator, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds thesis\.txt"):
+        runner.run(plan(data), generator, tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="cannot be written to"):
+        runner.run(plan(data), generator, tmp_path / "file")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_two_writers(data, generator, tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="another process"):
+            runner.run(plan(data), generator, tmp_path)
+
+
+def test_code_needs_permission(data, generator, tmp_path):
+    items = get_task("humaneval").read(data / "humaneval_sample.jsonl")[:1]
+    wanted = plan(data, task=get_task("humaneval"))
+    with pytest.raises(runner.CodeExecutionError, match="--allow-code-execution"):
+        runner.run(wanted, generator, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    allowed = runner.Plan(get_task("humaneval"), items, (EXACT,), max_tokens=16, allow_code_execution=True)
+    (line,) = runner.run(allowed, generator, tmp_path / "a")
+    assert line["correct"] is False and line["detail"]["status"] in ("failed", "timeout", "exited")
+
+
+def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_path):
+    with pytest.raises(ValueError, match=r"item 'gsm8k-test-0'.*raise --ctx"):
+        runner.run(plan(data, max_tokens=1000), generator, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_runner import plan
+from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp.evaluation import runner
+from pyfly_cpp.evaluation.generation import Generator
+llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+runner.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), Generator(llm, DraftModel(sys.argv[3])), sys.argv[4])
+"""
+
+
+def test_killed_at_any_moment(data, tiny, tmp_path):
+    """SIGKILL again and again; the lines and the table are those of a run that nobody disturbed."""
+
+    def start(folder):
+        here = os.path.dirname(__file__)
+        command = [sys.executable, "-c", CHILD, here, str(tiny[0]), str(tiny[1]), str(folder), str(data)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    calm = start(tmp_path / "calm")
+    assert calm.wait(300) == 0, calm.stderr.read().decode()
+    rng = random.Random(os.getpid())
+    counts = []
+    for attempt in range(60):
+        process = start(tmp_path / "killed")
+        path = tmp_path / "killed" / "items.jsonl"
+        before = path.stat().st_size if path.exists() else 0
+        deadline = time.monotonic() + 120
+        # Let it get to work, then strike somewhere within the next few generations; give up striking at last.
+        while attempt < 50 and process.poll() is None and time.monotonic() < deadline:
+            if path.exists() and path.stat().st_size > before:
+                time.sleep(rng.uniform(0, 0.25))
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        if process.wait(300) == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, process.stderr.read().decode()
+        counts.append(len(read_lines_so_far(path)[0]))
+    assert len(counts) >= 3, f"killed only {len(counts)} times"
+    calm_lines, killed_lines = (read_lines_so_far(tmp_path / name / "items.jsonl")[0] for name in ("calm", "killed"))
+    key = lambda line: (line["item"], line["setting"])  # noqa: E731
+    calm_lines, killed_lines = sorted(calm_lines, key=key), sorted(killed_lines, key=key)
+    assert [without_time(line) for line in killed_lines] == [without_time(line) for line in calm_lines]
+    assert table_without_time(killed_lines) == table_without_time(calm_lines)
+    assert len(json.loads((tmp_path / "killed" / "run.json").read_text())["sessions"]) == len(counts) + 1
+
+
+def test_atomic_writes(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

@@ -1,0 +1,75 @@
+"""Settings: written forms, both ways, and errors."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyfly_cpp import All, Entropy, Exact, Margin, Window
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, parse_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("plain", PLAIN),
+        ("exact", EXACT),
+        ("exact k=4 lookup", Setting(draft_max=4, drafter="lookup")),
+        ("margin:0.3 reconverge", Setting(Margin(0.3), Window(rule="reconverge"))),
+        ("entropy:0.3 agree:4 k=12", Setting(Entropy(0.3), Window(4), 12)),
+        ("entropy-normalized:0.3 window=2 tail=3", Setting(Entropy(0.3, top=None), Window(2, tail=3))),
+        (
+            "margin:1 reconverge:8 in-round draft",
+            Setting(Margin(1), Window(8, "reconverge", across_rounds=False), None, "draft"),
+        ),
+        ("all(margin:0.3,entropy:0.5) across", Setting(All(Margin(0.3), Entropy(0.5)), Window(across_rounds=True))),
+    ],
+)  # fmt: skip
+def test_written_forms(text, setting):
+    assert parse_setting(text) == setting
+    assert parse_setting(str(setting)) == setting
+
+
+settings = st.one_of(
+    st.just(PLAIN),
+    st.builds(
+        Setting, st.just(Exact()), st.just(Window()), st.none() | st.integers(1, 64),
+        st.sampled_from([None, "draft", "lookup"]),
+    ),
+    st.builds(
+        Setting, st.builds(Margin, st.floats(0, 10)) | st.builds(Entropy, st.floats(0, 10), st.integers(1, 32)),
+        st.builds(Window, st.integers(0, 99), st.sampled_from(["agree", "reconverge"]), st.none() | st.integers(0, 9),
+                  st.sampled_from([None, True, False])),
+        st.none() | st.integers(1, 64), st.sampled_from([None, "draft", "lookup"]),
+    ),
+)  # fmt: skip
+
+
+@given(settings)
+def test_every_setting_reads_back(setting):
+    assert parse_setting(str(setting)) == setting
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("margn:0.3", "Did you mean 'margin'"),
+        ("margin:0.3 reconverg", "Did you mean 'reconverge'"),
+        ("margin:0.3 k=four", "whole number"),
+        ("margin:0.3 k=-1", "whole number"),
+        ("margin:0.3 reconverge:", "whole number"),
+        ("exact k=0", "write plain"),
+        ("plain k=4", "takes no 'k=4'"),
+        ("margin:x", "cannot read the gate"),
+        ("exact mtp9", "unknown word"),
+    ],
+)
+def test_errors(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_setting(text)
+
+
+def test_each_setting_once():
+    assert parse_settings(["exact", "margin:0.3", "margin:0.30"]) == [PLAIN, EXACT, Setting(Margin(0.3))]

@@ -1,0 +1,160 @@
+"""Tuning and presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp.bench.prompts import read_prompts
+from pyfly_cpp.bench.tune import Budget, Candidate, agreement, frontier, tune
+from pyfly_cpp.evaluation.files import OutputError
+from pyfly_cpp.evaluation.settings import parse_setting
+from pyfly_cpp.evaluation.statistics import Interval
+from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
+
+
+def candidate(setting, speed, agrees, lost=0):
+    one = Interval(speed, speed, speed)
+    return Candidate(parse_setting(setting), one, one, Interval(agrees, agrees, agrees), 0, lost, 4)
+
+
+def test_agreement():
+    assert agreement([], []) == 1 and agreement([1, 2], []) == 0 and agreement([1, 2, 3], [1, 2, 3]) == 1
+    assert agreement([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
+
+
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)))
+def test_agreement_is_a_share(a, b):
+    assert 0 <= agreement(a, b) <= 1 and agreement(a, a) == 1
+
+
+def test_frontier_and_budget():
+    fast, middle, dull, safe = (
+        candidate("margin:1", 2.0, 0.4), candidate("margin:0.5", 1.5, 0.7),
+        candidate("margin:0.4", 1.4, 0.6), candidate("exact", 1.0, 1.0),
+    )  # fmt: skip
+    assert frontier([safe, dull, middle, fast]) == [fast, middle, safe]
+    assert not fast.within(Budget(0.5)) and middle.within(Budget(0.5)) and safe.within(Budget(1.0))
+    assert not candidate("margin:0.1", 1, 1.0, lost=1).within(Budget(0.5))
+    assert candidate("margin:0.1", 1, 1.0, lost=1).within(Budget(0.5, lost_answers=1))
+
+
+def test_a_search(generator, monkeypatch):
+    from pyfly_cpp.bench import tune as module
+
+    monkeypatch.setattr(module, "GATES", (Margin(0.3), Entropy(0.3)))
+    monkeypatch.setattr(module, "DEPTHS", (4, 8))
+    monkeypatch.setattr(module, "SIZES", (2,))
+    prompts = [dataclasses.replace(p, answer="the") for p in read_prompts()[:4]]
+    seen = []
+    tuned = tune(generator, prompts, Budget(0.3), 24, progress=lambda *call: seen.append(call))
+    assert tuned.n_prompts == 4 and tuned.chosen in tuned.candidates and tuned.chosen.within(Budget(0.3))
+    best = max((c for c in tuned.candidates if c.within(Budget(0.3))), key=lambda c: c.speedup.estimate)
+    assert tuned.chosen == best
+    assert {m.setting for m in tuned.confirmation} == {"plain", "exact", str(tuned.chosen.setting)}
+    assert len({stage for stage, *_ in seen}) == 3
+    for c in tuned.candidates:
+        assert c.n_answers == 4 and (not c.setting.is_exact or c.agreement.estimate == 1)
+        assert json.dumps(c.as_dict(), allow_nan=False)
+    with pytest.raises(ValueError, match="at least 4"):
+        tune(generator, prompts[:3], Budget(), 24)
+
+
+# ---- Presets ---------------------------------------------------------------------------------------------------------
+
+PRESETS = [
+    Preset(),
+    Preset(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7), None, {"n_prompts": 8}),
+    Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2),
+           "/m/target.gguf"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_read_back(preset, tmp_path):
+    save_preset(preset, tmp_path / "p.json")
+    assert load_preset(tmp_path / "p.json") == preset
+
+
+def test_relative_paths_are_the_presets(tmp_path):
+    text = '{"format": 1, "model": "t.gguf", "drafter": {"kind": "draft", "model_path": "d.gguf"}}'
+    (tmp_path / "p.json").write_text(text)
+    preset = load_preset(tmp_path / "p.json")
+    assert preset.model == str(tmp_path.resolve() / "t.gguf")
+    assert preset.drafter.model_path == str(tmp_path.resolve() / "d.gguf") and isinstance(preset.gate, Exact)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "format 'list'"),
+        ('{"format": 2}', "format 2"),
+        ('{"format": 1, "gat": "exact"}', "Did you mean 'gate'"),
+        ('{"format": 1, "gate": "margn:0.3"}', "Did you mean 'margin'"),
+        ('{"format": 1, "gate": 3}', "'gate' must be a text"),
+        ('{"format": 1, "window": {"sise": 3}}', "Did you mean 'size'"),
+        ('{"format": 1, "window": {"size": -3}}', "must be an integer >= 0"),
+        ('{"format": 1, "window": []}', "must be an object"),
+        ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be 'draft' or 'lookup'"),
+        ('{"format": 1, "drafter": {"kind": "draft"}}', "needs 'model_path'"),
+        ('{"format": 1, "drafter": {"kind": "lookup", "match": "first"}}', "must be 'latest' or 'earliest'"),
+        ('{"format": 1, "draft_max": 2.5}', "'draft_max' must be"),
+        ('{"format": 1, "model": 1}', "'model' must be a path"),
+    ],
+)
+def test_wrong_presets(text, message, tmp_path):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(PresetError, match=message):
+        load_preset(tmp_path / "p.json")
+
+
+def test_presets_overwrite_nothing(tmp_path):
+    path = tmp_path / "p.json"
+    save_preset(PRESETS[1], path)
+    with pytest.raises(OutputError, match="--force"):
+        save_preset(PRESETS[0], path)
+    assert load_preset(path) == PRESETS[1]
+    save_preset(PRESETS[0], path, force=True)
+    assert load_preset(path) == PRESETS[0]
+    with pytest.raises(PresetError, match="cannot be read"):
+        load_preset(tmp_path / "none.json")
+
+
+def test_from_preset(tiny, tmp_path):
+    target, draft = tiny
+    save_preset(
+        Preset(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft)), str(target)), tmp_path / "p.json"
+    )
+    quiet = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    llm = FlyLlama.from_preset(tmp_path / "p.json", **quiet)
+    assert (llm.gate, llm.window.rule, llm.draft_max, llm.drafter.model_path) == (
+        Margin(0.5),
+        "reconverge",
+        4,
+        str(draft),
+    )
+    llm.close()
+    llm = FlyLlama.from_preset(tmp_path / "p.json", gate=Exact(), drafter=None, **quiet)
+    assert llm.gate == Exact() and llm.drafter is None
+    llm.close()
+    save_preset(Preset(), tmp_path / "q.json")
+    with pytest.raises(ValueError, match="names no model"):
+        FlyLlama.from_preset(tmp_path / "q.json")
+
+
+def test_plain_can_win():
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import claim_sentence, make_preset
+
+    chosen = candidate("plain", 2.0, 1.0)
+    tuned = types.SimpleNamespace(chosen=chosen, candidates=(chosen,), n_prompts=8)
+    assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
+    preset = make_preset(chosen.setting, types.SimpleNamespace(model="t.gguf"), None)
+    assert preset.drafter is None and preset.draft_max == 0
