@@ -2,9 +2,9 @@
 
     python benchmarks/heads.py [--mtp MODEL] [--target TARGET --eagle3 HEAD] [--tool llama-speculative-simple]
 
-Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used,
-with the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
-prompt excluded; on an idle machine. README.md says how to build the tool.
+Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used, with
+the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
+prompt excluded; on an idle machine. README.md says how to build the tool. --memory measures resident sizes instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
 
 def run_tool(command: Sequence[str], prompt: str, totals: Totals) -> bool:
     """The same by llama.cpp's tool; False where it does not report."""
-    done = subprocess.run([*command, "-p", prompt], capture_output=True, text=True)
+    done = subprocess.run([*command, "-p", prompt], capture_output=True, text=True, errors="replace")
     text = done.stderr + done.stdout
     decoded = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", text)
     drafted, accepted = re.search(r"n_drafted = (\d+)", text), re.search(r"n_accept  = (\d+)", text)
@@ -110,6 +111,34 @@ def measure(
     fly.close()
 
 
+CHILD = """
+import sys
+from pyfly_cpp import MTP, Eagle3, FlyLlama
+target, kind, path = sys.argv[1:]
+drafter = {"none": lambda: None, "mtp": MTP, "eagle3": lambda: Eagle3(path)}[kind]()
+llm = FlyLlama(target, drafter=drafter, n_ctx=1024, n_batch=64, n_threads=1, n_threads_batch=1, verbose=False)
+stream = llm.generate(list(range(100, 164)), temp=0.0)
+for _ in range(64): next(stream)
+stream.close()
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
+"""
+
+
+def measure_memory(args: argparse.Namespace) -> None:
+    """Resident size after a generation, in processes of their own (Linux), beside the sizes of the files."""
+
+    def resident(target: str, kind: str, path: str = "") -> float:
+        command = [sys.executable, "-c", CHILD, target, kind, path]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) / 1024
+
+    print("resident size after 64 + 64 tokens, n_ctx 1024, n_batch 64:")
+    for name, target, kind, path in (("MTP", args.mtp, "mtp", ""), ("EAGLE-3", args.target, "eagle3", args.eagle3)):
+        size = Path(target).stat().st_size / 2**20
+        plain, headed = resident(target, "none"), resident(target, kind, path)
+        own = f", head's file {Path(path).stat().st_size / 2**20:.1f} MiB" if path else ""
+        print(f"  {name}: model {size:.1f} MiB{own}; without {plain:.1f} MiB, with the head {headed - plain:+.1f} MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mtp", default=str(TINY / "tiny-qwen35-mtp-f16.gguf"), help="model with an MTP head")
@@ -122,8 +151,12 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3, help="tokens drafted in a round (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="threads (default 1, best for the tiny models)")
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
+    parser.add_argument("--memory", action="store_true", help="measure memory, not speed")
     args = parser.parse_args()
     describe_machine()
+    if args.memory:
+        measure_memory(args)
+        return
     n_layers = "999" if args.gpu_layers < 0 else str(args.gpu_layers)
     common = [
         "--spec-draft-n-max", str(args.k), "--temp", "0", "-n", str(args.tokens), "-c", str(N_CTX),

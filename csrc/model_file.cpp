@@ -159,20 +159,30 @@ void ModelFile::require_mtp() const {
                                                    "' has no MTP head (no NextN layers); give a companion file as "
                                                    "MTP(model_path=...) or choose another drafter");
     }
+    const std::string missing = missing_mtp_tensor();
+    if (!missing.empty()) {
+        throw Error(PYFLY_STATUS_INVALID, "the MTP head in '" + path_ + "' lacks the tensor " + missing +
+                                              "; convert or download the model again, or give the file that has it as "
+                                              "MTP(model_path=...)");
+    }
     if (mtp_draft_max() < 1) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the " + std::to_string(n_nextn()) +
                                                    " NextN layer(s) of '" + path_ + "', of architecture " +
                                                    architecture_ + "; choose another drafter");
     }
+}
+
+// The first tensor that an announced MTP head lacks, empty if there is none.
+std::string ModelFile::missing_mtp_tensor() const {
     const int64_t n_block = integer("block_count").value_or(0);
     for (int64_t i = n_block - n_nextn(); i < n_block && !is_split(); i++) {
         for (const char * tensor : {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}) {
             if (!has_tensor(block(i, tensor))) {
-                throw Error(PYFLY_STATUS_INVALID, "the MTP head in '" + path_ + "' lacks the tensor " +
-                                                      block(i, tensor) + "; convert or download the model again");
+                return block(i, tensor);
             }
         }
     }
+    return {};
 }
 
 } // namespace pyfly

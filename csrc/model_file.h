@@ -38,10 +38,13 @@ class ModelFile {
     // Whether other files hold the rest of the tensors.
     bool is_split() const;
 
-    // Appended NextN (MTP) blocks, and whether the file holds nothing else.
+    // Appended NextN (MTP) blocks that the file announces (some keep them in another file), whether it holds nothing
+    // else, and how many tokens those that it has can draft in a row.
     int32_t n_nextn() const { return static_cast<int32_t>(integer("nextn_predict_layers").value_or(0)); }
     bool is_head_only() const;
-    int32_t mtp_draft_max() const { return pyfly::mtp_draft_max(architecture_, n_nextn()); }
+    int32_t mtp_draft_max() const {
+        return missing_mtp_tensor().empty() ? pyfly::mtp_draft_max(architecture_, n_nextn()) : 0;
+    }
 
     // Throws Error(PYFLY_STATUS_INVALID) where loading the file, or decoding with it, would end the process.
     void require_loadable() const;
@@ -54,6 +57,8 @@ class ModelFile {
     void require_mtp() const;
 
   private:
+    std::string missing_mtp_tensor() const;
+
     struct Deleter {
         void operator()(gguf_context * gguf) const { gguf_free(gguf); }
     };

@@ -86,6 +86,57 @@ def edit_gguf(source, destination, fields=None, tensors=None):
     return Path(destination)
 
 
+def chained_model(destination, n_heads=2):
+    """A model with random weights and several chained NextN blocks (architecture hy_v3). Trunk and blocks do little but
+    pass the token's embedding on, so the blocks often guess what the trunk says."""
+    gguf = pytest.importorskip("gguf")
+    n_embd, n_head, n_trunk, n_ff = 64, 4, 2, 96
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(destination), "hy_v3")
+    for name, entry in gguf.GGUFReader(LLAMA).fields.items():
+        if name.startswith("tokenizer."):
+            kind = entry.types[-1] if len(entry.types) > 1 else None
+            writer.add_key_value(name, entry.contents(), entry.types[0], kind)
+    for name, value in {
+        "context_length": 1024, "embedding_length": n_embd, "block_count": n_trunk + n_heads,
+        "feed_forward_length": n_ff, "attention.head_count": n_head, "nextn_predict_layers": n_heads,
+        "expert_feed_forward_length": 32,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"hy_v3.{name}", value)
+    writer.add_float32("hy_v3.attention.layer_norm_rms_epsilon", 1e-5)
+
+    def random(name, *shape, scale=0.3):
+        values = rng.normal(size=shape) * scale / np.sqrt(shape[-1])
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+
+    def ones(name, n=n_embd):
+        writer.add_tensor(f"{name}.weight", np.ones(n, dtype=np.float32))
+
+    random("token_embd", N_VOCAB, n_embd, scale=8.0)
+    random("output", N_VOCAB, n_embd, scale=8.0)
+    ones("output_norm")
+    for i in range(n_trunk + n_heads):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            random(f"blk.{i}.{name}", n_embd, n_embd, scale=1.0)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            ones(f"blk.{i}.{name}", n_embd // n_head)
+        for name in ("attn_norm", "ffn_norm"):
+            ones(f"blk.{i}.{name}")
+        random(f"blk.{i}.ffn_gate", n_ff, n_embd)
+        random(f"blk.{i}.ffn_up", n_ff, n_embd)
+        random(f"blk.{i}.ffn_down", n_embd, n_ff)
+        if i >= n_trunk:
+            both = np.concatenate([np.eye(n_embd), 0.2 * rng.normal(size=(n_embd, n_embd)) / 8], axis=1)
+            writer.add_tensor(f"blk.{i}.nextn.eh_proj.weight", both.astype(np.float32))
+            for name in ("nextn.enorm", "nextn.hnorm"):
+                ones(f"blk.{i}.{name}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(destination)
+
+
 def error_in_subprocess(code, *paths):
     """Runs code that should raise; returns "Type: message". A process that ends otherwise fails the test."""
     program = (

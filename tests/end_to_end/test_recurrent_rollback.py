@@ -91,7 +91,7 @@ def test_rejections_at_every_depth(reference, k, n_snapshots):
     llm.drafter, llm.draft_max = script, k
     assert llama_cpp.llama_n_rs_seq(llm.ctx) == n_snapshots
     rng = random.Random(k)
-    for i in range(200):
+    for i in range(200 if k < 6 else 60):
         prompt = random_prompt(rng, rng.randrange(1, 12))
         n = rng.randrange(1, 2 * k + 4)
         script.text = prompt + plain(reference, prompt, n + k + 1)
