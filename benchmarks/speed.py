@@ -149,9 +149,13 @@ def measure_plain(target: str, n_prompts: int, n_tokens: int, n_repeats: int) ->
     stats = fly.stats
     own = stats.seconds_gate + stats.seconds_python
     print(f"(a) no drafter, {Path(target).name}, {len(ratios)} pairs of {n_tokens} tokens, greedy:")
-    print(f"  llama_cpp.Llama {tokens['base'] / seconds['base']:.2f} t/s, FlyLlama {tokens['fly'] / seconds['fly']:.2f} t/s")
+    print(
+        f"  llama_cpp.Llama {tokens['base'] / seconds['base']:.2f} t/s, FlyLlama {tokens['fly'] / seconds['fly']:.2f} t/s"
+    )
     print(f"  FlyLlama / Llama: {total:.3f} total; per pair median {spread(ratios)}")
-    print(f"(d) pyfly's own work: {own / stats.seconds_decode:.3%} of decoding ({own / stats.rounds * 1e6:.0f} us a round)")
+    print(
+        f"(d) pyfly's own work: {own / stats.seconds_decode:.3%} of decoding ({own / stats.rounds * 1e6:.0f} us a round)"
+    )
 
 
 class Costs:
@@ -190,9 +194,19 @@ def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: 
     """(b) F16 target and cheap draft, Exact(): against plain decoding, llama.cpp's draft-simple, and what the costs allow."""
     base = plain_llama(target, 1024)
     fly = FlyLlama(target, n_ctx=1024, verbose=False, drafter=DraftModel(draft, draft_max=k, n_ctx=1024))
-    print(f"(b) {Path(target).name} + {Path(draft).name}, Exact(), K={k}, greedy, {n_prompts} code prompts x {n_tokens} tokens")
+    print(
+        f"(b) {Path(target).name} + {Path(draft).name}, Exact(), K={k}, greedy, {n_prompts} code prompts x {n_tokens} tokens"
+    )
     print("  prompt    plain   pyfly    tool   x plain  x tool  accepted  per round  of possible")
-    totals: dict[str, list[float]] = {"plain": [], "pyfly": [], "tool": [], "possible": [], "gate": [], "decode": [], "n": []}
+    totals: dict[str, list[float]] = {
+        "plain": [],
+        "pyfly": [],
+        "tool": [],
+        "possible": [],
+        "gate": [],
+        "decode": [],
+        "n": [],
+    }
     for i, prompt in enumerate(code_prompts(n_prompts)):
         fly.reset_stats()
         plain, expected = generate(base, prompt, n_tokens)
@@ -211,22 +225,31 @@ def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: 
         spent = stats.seconds_verify + stats.seconds_gate + stats.seconds_python
         spent += stats.seconds_draft * (stats.drafted - k) / stats.drafted
         row = [plain, speed, other or float("nan"), speed / plain, speed / other if other else float("nan")]
-        print(f"  {i:6} {row[0]:8.2f}{row[1]:8.2f}{row[2]:8.2f}{row[3]:10.2f}{row[4]:8.2f}"
-              f"{stats.acceptance:10.1%}{stats.mean_accepted:11.2f}{ideal / spent:13.1%}"
-              + ("" if tokens[: len(expected)] == expected[: len(tokens)] else "   (text differs from plain)"), flush=True)
+        print(
+            f"  {i:6} {row[0]:8.2f}{row[1]:8.2f}{row[2]:8.2f}{row[3]:10.2f}{row[4]:8.2f}"
+            f"{stats.acceptance:10.1%}{stats.mean_accepted:11.2f}{ideal / spent:13.1%}"
+            + ("" if tokens[: len(expected)] == expected[: len(tokens)] else "   (text differs from plain)"),
+            flush=True,
+        )
         for name, value in (("plain", 1 / plain), ("pyfly", 1 / speed), ("tool", 1 / other if other else float("nan")),
                             ("possible", ideal / spent), ("gate", stats.seconds_gate + stats.seconds_python),
                             ("decode", stats.seconds_decode), ("n", n_rounds + 1)):  # fmt: skip
             totals[name].append(value)
     sums = {name: sum(values) for name, values in totals.items()}
     with_tool = [(p, t) for p, t in zip(totals["pyfly"], totals["tool"]) if t == t]
-    print(f"  total: {sums['plain'] / sums['pyfly']:.2f} x plain (total tokens over total seconds), per prompt "
-          f"{spread([a / b for a, b in zip(totals['plain'], totals['pyfly'])])}")
+    print(
+        f"  total: {sums['plain'] / sums['pyfly']:.2f} x plain (total tokens over total seconds), per prompt "
+        f"{spread([a / b for a, b in zip(totals['plain'], totals['pyfly'])])}"
+    )
     if with_tool:
-        print(f"         {sum(t for _, t in with_tool) / sum(p for p, _ in with_tool):.2f} x llama.cpp draft-simple, per prompt "
-              f"{spread([t / p for p, t in with_tool])}, {len(with_tool)} of {n_prompts} runs of the tool reported")
+        print(
+            f"         {sum(t for _, t in with_tool) / sum(p for p, _ in with_tool):.2f} x llama.cpp draft-simple, per prompt "
+            f"{spread([t / p for p, t in with_tool])}, {len(with_tool)} of {n_prompts} runs of the tool reported"
+        )
     print(f"         {statistics.median(totals['possible']):.1%} of what the measured costs allow (median)")
-    print(f"(d) pyfly's own work: {sums['gate'] / sums['decode']:.3%} of decoding, {sums['gate'] / sums['n'] * 1e6:.0f} us a round")
+    print(
+        f"(d) pyfly's own work: {sums['gate'] / sums['decode']:.3%} of decoding, {sums['gate'] / sums['n'] * 1e6:.0f} us a round"
+    )
 
 
 # ---- (e) memory ------------------------------------------------------------------------------------------------------
@@ -259,8 +282,10 @@ def measure_memory(target: str, draft: str | None) -> None:
     print(f"  llama_cpp.Llama {base:.0f} MiB, FlyLlama {fly:.0f} MiB: {fly / base:.3f} x")
     if draft:
         alone, both = resident("llama", draft), resident("draft", target)
-        print(f"  with {Path(draft).name}: {both:.0f} MiB, {both / (base + alone):.3f} x the sum of two llama_cpp.Llama "
-              f"({base:.0f} + {alone:.0f})")
+        print(
+            f"  with {Path(draft).name}: {both:.0f} MiB, {both / (base + alone):.3f} x the sum of two llama_cpp.Llama "
+            f"({base:.0f} + {alone:.0f})"
+        )
 
 
 def main() -> None:

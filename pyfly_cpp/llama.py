@@ -317,6 +317,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._engine.reset_counters()
 
     @property
+    def can_speculate(self) -> bool:
+        """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
+        return self._open_target().can_rewind
+
+    @property
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
         return self._open_target().protected

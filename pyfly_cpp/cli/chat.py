@@ -18,7 +18,7 @@ from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
-from pyfly_cpp.cli.loading import can_speculate, load
+from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Bar, note, warn
@@ -132,16 +132,17 @@ class Chat:
 
     def _banner(self) -> None:
         llm, options = self._llm, self._options
+        _, reason = options.choose_drafter(Path(llm.model_path))
         title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
         click.secho(title, bold=True, err=True)
         if llm.drafter is None:
-            note(f"no drafter ({options.drafter_reason}): plain decoding")
-        elif not can_speculate(llm.model):
+            note(f"no drafter ({reason}): plain decoding")
+        elif not llm.can_speculate:
             note("this model's memory cannot be rolled back: plain decoding, without speculation")
         else:
             names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
             how = "; it drafts only what pays" if llm.adaptive else ""
-            note(f"drafter: {names} ({options.drafter_reason}{how})")
+            note(f"drafter: {names} ({reason}{how})")
         self._show_gate()
         if options.chat_format is None and "tokenizer.chat_template" not in llm.metadata:
             warn("this model has no chat template and may not be made for chat; --chat-format names one")

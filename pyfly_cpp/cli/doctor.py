@@ -16,7 +16,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native
-from pyfly_cpp.cli.loading import can_speculate, metadata, open_metadata, silence
+from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.threads import physical_cores
@@ -165,7 +165,7 @@ def _model(path: Path) -> dict[str, Any]:
             "n_vocab": llama_cpp.llama_vocab_n_tokens(vocabulary),
             "vocab_type": _VOCABULARIES[kind] if 0 <= kind < len(_VOCABULARIES) else str(kind),
             "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
-            "can_speculate": can_speculate(model),
+            "is_recurrent": bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)),
             "n_protected": _n_protected(model),
         }
 
@@ -248,8 +248,8 @@ def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
     speculates = "yes"
     if n_protected is None:
         speculates = "-: llama.cpp makes no context of this file alone (a draft head?)"
-    elif not model["can_speculate"]:
-        speculates = "no: its recurrent memory cannot be rolled back; decodes plainly for now"
+    elif model["is_recurrent"]:
+        speculates = "yes; its recurrent state is rolled back through snapshots, or replayed"
     n_params = f"{model['n_params'] / 1e9:.2f} B" if model["n_params"] >= 1e9 else f"{model['n_params'] / 1e6:.1f} M"
     return [
         ("  name", model["name"] or "-"),

@@ -79,7 +79,7 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         try:
             return FlyLlama(
                 path,
-                drafter=options.make_drafter(),
+                drafter=options.choose_drafter(path)[0],
                 gate=options.gate,
                 window=options.make_window(options.gate),
                 draft_max=options.draft_max,
@@ -123,11 +123,6 @@ def metadata(model: Any, key: str) -> str | None:
     buffer = ctypes.create_string_buffer(256)
     n = llama_cpp.llama_model_meta_val_str(model, key.encode("utf-8"), buffer, len(buffer))
     return buffer.value.decode("utf-8", errors="replace") if n >= 0 else None
-
-
-def can_speculate(model: Any) -> bool:
-    """Whether the memory of a llama_model can be rolled back, which speculation needs."""
-    return not llama_cpp.llama_model_is_recurrent(model) and not llama_cpp.llama_model_is_hybrid(model)
 
 
 def _training_context(path: Path) -> int | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from pyfly_cpp.drafters import Drafter, DraftModel, PromptLookup
+from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.gates import All, Gate, Margin, parse_gate
 from pyfly_cpp.gates import Any as AnyGate
+from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.window import RULES, Window
 
@@ -61,33 +64,41 @@ class Options:
     max_tokens: int
     verbose: bool
 
-    def make_drafter(self) -> Drafter | list[Drafter] | None:
-        """The drafter: with `auto` the draft model if there is one, else prompt lookup."""
-        if self.drafter in ("draft", "both") and self.draft is None:
+    def choose_drafter(self, model: Path) -> tuple[Drafter | list[Drafter] | None, str]:
+        """What drafts for this model, and why. With `auto`: the MTP head that the model carries, else the draft model
+        that was given, else prompt lookup."""
+        why = f"--drafter {self.drafter}"
+        if self.drafter in ("draft", "both", "eagle3") and self.draft is None:
             raise click.UsageError(f"--drafter {self.drafter} needs --draft PATH.")
         if self.drafter in ("lookup", "none") and self.draft is not None:
             raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
         if self.drafter == "none":
-            return None
+            return None, why
+        draft = None if self.draft is None else resolve_model(self.draft)
+        limit: dict[str, int] = {} if self.draft_max is None else {"draft_max": max(1, self.draft_max)}
         lookup = PromptLookup(
             max_ngram_size=self.max_ngram_size,
             min_ngram_size=min(self.min_ngram_size, self.max_ngram_size),
             num_pred_tokens=self.num_pred_tokens,
         )
-        if self.draft is None:
-            return lookup
-        more = {} if self.draft_max is None else {"draft_max": max(1, self.draft_max)}
-        model = DraftModel(resolve_model(self.draft), p_min=self.p_min, n_ctx=self.draft_n_ctx, **more)
-        return [lookup, model] if self.drafter == "both" else model
-
-    @property
-    def drafter_reason(self) -> str:
-        """Why this drafter."""
-        if self.drafter == "auto" and self.draft is not None:
-            return "--draft"
-        if self.drafter == "auto":
-            return "no --draft was given"
-        return f"--drafter {self.drafter}"
+        if self.drafter == "lookup":
+            return lookup, why
+        if self.drafter == "mtp":
+            return MTP(draft, p_min=self.p_min, **limit), why
+        if self.drafter == "eagle3":
+            assert draft is not None
+            return Eagle3(draft, p_min=self.p_min, **limit), why
+        given = None
+        if draft is not None:
+            given = DraftModel(draft, p_min=self.p_min, n_ctx=self.draft_n_ctx, **limit)
+        if self.drafter == "both":
+            assert given is not None
+            return [lookup, given], why
+        if self.drafter == "draft":
+            return given, why
+        require_gguf(str(model))
+        chosen = choose_drafter(model, given)
+        return (lookup if isinstance(chosen.drafter, PromptLookup) else chosen.drafter), chosen.reason
 
     def make_window(self, gate: Gate) -> Window:
         """The window. With `auto` its rule follows the gate: reconverge for margins, which is what they were made with
@@ -145,9 +156,10 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
     options: list[Callable[[Any], Any]] = [
         click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                      "[default: the demo model]"),
-        click.option("-d", "--draft", metavar="MODEL", help="Draft model: a small GGUF file of the same vocabulary."),
-        click.option("--drafter", type=click.Choice(["auto", "lookup", "draft", "both", "none"]), default="auto",
-                     show_default=True, help="What proposes tokens; auto: --draft if given, else prompt lookup."),
+        click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
+        click.option("--drafter", type=click.Choice(["auto", "lookup", "draft", "mtp", "eagle3", "both", "none"]),
+                     default="auto", show_default=True,
+                     help="What proposes tokens; auto: the model's MTP head, else --draft, else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
         click.option("--loop-guard/--no-loop-guard", default=True, show_default=True,

@@ -126,7 +126,7 @@ class Generator:
     def forget(self, n_keep: int) -> None:
         """Leaves at most the first `n_keep` tokens of the context; none where the model's memory (recurrent layers)
         cannot go back to them."""
-        if not self.llm._open_target().can_rewind:
+        if not self.llm.can_speculate:
             n_keep = 0
         self.llm.n_tokens = min(self.llm.n_tokens, n_keep)
 

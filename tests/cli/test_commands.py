@@ -165,7 +165,7 @@ def test_doctor_model_and_draft(run):
     assert report["draft_fits"] is True
     assert (model["architecture"], model["quantisation"], model["n_layer"]) == ("llama", "F16", 6)
     assert (model["n_ctx_train"], model["n_vocab"], model["n_protected"]) == (2048, 1536, 3)
-    assert model["chat_template"] and model["can_speculate"]
+    assert model["chat_template"] and not model["is_recurrent"]
     llm = pyfly_cpp.FlyLlama(TARGET, n_ctx=64, n_threads=1, verbose=False)
     assert model["n_protected"] == len(llm.protected)
     llm.close()
@@ -174,7 +174,7 @@ def test_doctor_model_and_draft(run):
 def test_doctor_says_that_a_hybrid_decodes_plainly(run):
     report = json.loads(run("doctor", "--json", "-m", HYBRID).out)
     assert report["model"]["n_layer_mtp"] == 1
-    assert report["model"]["can_speculate"] is False
+    assert report["model"]["is_recurrent"]
     assert "cannot be rolled back" in run("doctor", "-m", HYBRID).out
 
 
