@@ -150,6 +150,9 @@ void test_engine() {
         pyfly_drafter *drafter = nullptr, *lookup = nullptr;
         pyfly_engine * engine = nullptr;
         assert(pyfly_target_scripted_new(n_vocab, 200, 32, scripted_row, &seed, &target, &error) == PYFLY_OK);
+        if (random_int(0, 1) == 1) { // a recurrent memory
+            assert(pyfly_target_scripted_limit(target, random_int(0, 9), random_int(0, 1), &error) == PYFLY_OK);
+        }
         assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
         assert(pyfly_drafter_lookup_new(3, 1, 6, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_engine_new(target, &engine, &error) == PYFLY_OK);
@@ -185,6 +188,10 @@ void test_engine() {
                     assert(record.token == pyfly_row_argmax(row, n_vocab));
                 }
                 text.push_back(record.token);
+            }
+            if (status == PYFLY_OK && n_records > 0 && random_int(0, 9) == 0) {
+                assert(pyfly_engine_park(engine, text.size() - 1, &error) == PYFLY_OK);
+                assert(pyfly_engine_n_evaluated(engine) == text.size() - 1);
             }
         }
         assert(status == PYFLY_STATUS_CONTEXT_FULL);
