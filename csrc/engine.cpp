@@ -190,8 +190,8 @@ const float * Engine::prompt_row(int32_t position) const {
 Engine::Proposal Engine::propose(int32_t n_room) {
     const int64_t n_unevaluated = static_cast<int64_t>(history_.size() - n_memory_);
     const int64_t n_max =
-        std::min({static_cast<int64_t>(n_room) - 1, target_.n_ctx() - static_cast<int64_t>(history_.size()),
-                  target_.n_batch() - n_unevaluated,
+        std::min({static_cast<int64_t>(n_room) - 1 - static_cast<int64_t>(pending_.size()),
+                  target_.n_ctx() - static_cast<int64_t>(history_.size()), target_.n_batch() - n_unevaluated,
                   static_cast<int64_t>(target_.can_checkpoint() ? Target::unlimited : target_.rewind_depth())});
     if (drafters_.empty() || n_max < 1 || !target_.can_rewind()) {
         return {};

@@ -27,6 +27,7 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
 HELP = """Measures the speed of plain, exact and loose decoding on the same prompts.
 
 \b
+Example:
   pyfly-cpp bench -m target.gguf -d draft.gguf -s "margin:0.3 reconverge" -s entropy:0.3
   pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
 

@@ -32,6 +32,7 @@ HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and 
 TASK is one of {", ".join(TASKS)}.
 
 \b
+Example:
   pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf -d draft.gguf \\
       --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
 

@@ -15,6 +15,7 @@ from pyfly_cpp.explain import make_page, render
 HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
 
 \b
+Example:
   pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting "margin:0.3 reconverge" -o sky.html
 
 Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected

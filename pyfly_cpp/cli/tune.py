@@ -33,6 +33,7 @@ from pyfly_cpp.presets import Preset, save_preset
 HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 
 \b
+Example:
   pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
 
 Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output

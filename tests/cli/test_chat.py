@@ -39,7 +39,7 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.code == 0
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
-    assert "draft model tiny-llama-draft-f16.gguf (--draft)" in result.err
+    assert "draft model tiny-llama-draft-f16.gguf (the model carries no MTP head, and a draft was given)" in result.err
     assert "gate: margin:0.3, window: reconverge:6 across rounds" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per round" in line]

@@ -20,8 +20,8 @@ ONE_THREAD = ("--n-threads", 1)
 def test_help_has_an_example(run, command):
     result = run(*command, "--help")
     assert result.code == 0
-    assert "Example: " in result.out
-    assert "pyfly-cpp" in result.out.partition("Example: ")[2]
+    assert "Example" in result.out
+    assert "pyfly-cpp" in result.out.partition("Example")[2]
 
 
 def test_version(run):
@@ -105,7 +105,7 @@ def test_complete_json(run):
     result = json.loads(complete(run, "--json", "--draft", DRAFT, "--gate", "margin:0.5", "Natalia sold").out)
     assert result["finish_reason"] == "length"
     assert result["usage"]["completion_tokens"] == 24
-    assert result["stats"]["committed"] == 24
+    assert result["stats"]["committed"] >= 24  # a window that closes late commits what came behind the limit, too
     assert result["stats"]["drafted"] > 0
     assert result["settings"]["gate"] == "margin:0.5"
     assert result["settings"]["window_rule"] == "reconverge"
@@ -171,11 +171,11 @@ def test_doctor_model_and_draft(run):
     llm.close()
 
 
-def test_doctor_says_that_a_hybrid_decodes_plainly(run):
+def test_doctor_on_a_hybrid_with_a_head(run):
     report = json.loads(run("doctor", "--json", "-m", HYBRID).out)
     assert report["model"]["n_layer_mtp"] == 1
     assert report["model"]["is_recurrent"]
-    assert "cannot be rolled back" in run("doctor", "-m", HYBRID).out
+    assert "recurrent state is rolled back" in run("doctor", "-m", HYBRID).out
 
 
 def test_doctor_names_the_difference(run, tmp_path):
