@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ def describe_machine() -> None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     print(
         f"machine: {cpu}, {physical_cores()} physical cores, {platform.system()}; load before the run {load:.2f}\n"
-        f"software: pyfly-cpp {pyfly_cpp.__version__} ({_native.simd_level}), llama-cpp-python {llama_cpp.__version__}, "
+        f"software: pyfly-cpp {pyfly_cpp.__version__} ({_native.simd_level}), "
+        f"llama-cpp-python {llama_cpp.__version__}, "
         f"Python {platform.python_version()}"
     )
 
@@ -100,14 +101,14 @@ def measure_rows(n_vocab: int, n_rounds: int) -> None:
 # ---- (a) and (b) decoding --------------------------------------------------------------------------------------------
 
 
-def decode_speed(stream: Iterator[int], n: int) -> tuple[float, list[int]]:
+def decode_speed(stream: Iterator[int], n: int, is_end: Callable[[int], bool]) -> tuple[float, list[int]]:
     """Tokens per second of decoding, prompt excluded: from when the first token (or the first round's) is there until
-    n tokens are. Returns it with the tokens."""
+    n tokens are, or the text ends. Returns it with the tokens."""
     tokens, arrivals = [], []
     for token in stream:
         arrivals.append(time.perf_counter())
         tokens.append(token)
-        if len(tokens) >= n:
+        if len(tokens) >= n or is_end(token):
             break
     # The tokens of one round arrive together; those of the first came with the prompt.
     n_first = sum(1 for t in arrivals if t - arrivals[0] < 1e-3)
@@ -120,7 +121,7 @@ def generate(llm: Any, prompt: str, n: int) -> tuple[float, list[int]]:
     tokens = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)
     stream = llm.generate(tokens, temp=0.0)
     try:
-        return decode_speed(stream, n)
+        return decode_speed(stream, n, lambda token: llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
     finally:
         stream.close()
 
@@ -150,11 +151,13 @@ def measure_plain(target: str, n_prompts: int, n_tokens: int, n_repeats: int) ->
     own = stats.seconds_gate + stats.seconds_python
     print(f"(a) no drafter, {Path(target).name}, {len(ratios)} pairs of {n_tokens} tokens, greedy:")
     print(
-        f"  llama_cpp.Llama {tokens['base'] / seconds['base']:.2f} t/s, FlyLlama {tokens['fly'] / seconds['fly']:.2f} t/s"
+        f"  llama_cpp.Llama {tokens['base'] / seconds['base']:.2f} t/s, "
+        f"FlyLlama {tokens['fly'] / seconds['fly']:.2f} t/s"
     )
     print(f"  FlyLlama / Llama: {total:.3f} total; per pair median {spread(ratios)}")
     print(
-        f"(d) pyfly's own work: {own / stats.seconds_decode:.3%} of decoding ({own / stats.rounds * 1e6:.0f} us a round)"
+        f"(d) pyfly's own work: {own / stats.seconds_decode:.3%} of decoding "
+        f"({own / stats.rounds * 1e6:.0f} us a round)"
     )
 
 
@@ -178,11 +181,12 @@ class Costs:
         return statistics.median(out)
 
 
-def run_tool(tool: str, target: str, draft: str, prompt: str, k: int, n_tokens: int) -> float | None:
+def run_tool(tool: str, target: str, draft: str, prompt: str, k: int, p_min: float, n_tokens: int) -> float | None:
     """Tokens per second that llama.cpp's llama-speculative-simple reports for decoding; None if it reports none."""
     n = str(physical_cores())
     command = [
-        tool, "-m", target, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--temp", "0",
+        tool, "-m", target, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", str(k),
+        "--spec-draft-p-min", str(p_min), "--temp", "0",
         "-n", str(n_tokens), "-t", n, "-tb", n, "-c", "1024", "-p", prompt,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
@@ -190,12 +194,15 @@ def run_tool(tool: str, target: str, draft: str, prompt: str, k: int, n_tokens: 
     return int(match[1]) / float(match[2]) if match else None
 
 
-def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: int, n_tokens: int) -> None:
-    """(b) F16 target and cheap draft, Exact(): against plain decoding, llama.cpp's draft-simple, and what the costs allow."""
+def measure_draft(
+    target: str, draft: str, tool: str | None, k: int, p_min: float, n_prompts: int, n_tokens: int
+) -> None:
+    """(b) F16 target and cheap draft, Exact(): against plain, llama.cpp's draft-simple and what costs allow."""
     base = plain_llama(target, 1024)
-    fly = FlyLlama(target, n_ctx=1024, verbose=False, drafter=DraftModel(draft, draft_max=k, n_ctx=1024))
+    fly = FlyLlama(target, n_ctx=1024, verbose=False, drafter=DraftModel(draft, draft_max=k, p_min=p_min, n_ctx=1024))
     print(
-        f"(b) {Path(target).name} + {Path(draft).name}, Exact(), K={k}, greedy, {n_prompts} code prompts x {n_tokens} tokens"
+        f"(b) {Path(target).name} + {Path(draft).name}, Exact(), K={k}, p_min={p_min}, greedy, "
+        f"{n_prompts} code prompts x {n_tokens} tokens"
     )
     print("  prompt    plain   pyfly    tool   x plain  x tool  accepted  per round  of possible")
     totals: dict[str, list[float]] = {
@@ -212,9 +219,10 @@ def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: 
         plain, expected = generate(base, prompt, n_tokens)
         speed, tokens = generate(fly, prompt, n_tokens)
         stats = fly.stats
-        other = run_tool(tool, target, draft, prompt, k, n_tokens) if tool else None
-        # What the rounds should cost: each one is a target batch of K+1 rows and K draft steps, the first of which takes
+        other = run_tool(tool, target, draft, prompt, k, p_min, n_tokens) if tool else None
+        # What the rounds should cost: each is a target batch of K+1 rows and K draft steps, the first of which takes
         # two tokens where the round before was accepted whole. Costs are measured right here, around this very prompt.
+        # With p_min the batches are of many sizes, and the sum is not made up.
         draft_costs, target_costs = Costs(draft, 200), Costs(target, 200)
         one, two = draft_costs.batch(1, False), draft_costs.batch(2, False)
         rows = target_costs.batch(k + 1, True)
@@ -224,6 +232,7 @@ def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: 
         ideal = n_rounds * rows + (stats.drafted - k) * one + n_full * (two - one)
         spent = stats.seconds_verify + stats.seconds_gate + stats.seconds_python
         spent += stats.seconds_draft * (stats.drafted - k) / stats.drafted
+        ideal = ideal if p_min == 0 else float("nan")
         row = [plain, speed, other or float("nan"), speed / plain, speed / other if other else float("nan")]
         print(
             f"  {i:6} {row[0]:8.2f}{row[1]:8.2f}{row[2]:8.2f}{row[3]:10.2f}{row[4]:8.2f}"
@@ -243,12 +252,14 @@ def measure_draft(target: str, draft: str, tool: str | None, k: int, n_prompts: 
     )
     if with_tool:
         print(
-            f"         {sum(t for _, t in with_tool) / sum(p for p, _ in with_tool):.2f} x llama.cpp draft-simple, per prompt "
+            f"         {sum(t for _, t in with_tool) / sum(p for p, _ in with_tool):.2f} x llama.cpp draft-simple, "
+            f"per prompt "
             f"{spread([t / p for p, t in with_tool])}, {len(with_tool)} of {n_prompts} runs of the tool reported"
         )
     print(f"         {statistics.median(totals['possible']):.1%} of what the measured costs allow (median)")
     print(
-        f"(d) pyfly's own work: {sums['gate'] / sums['decode']:.3%} of decoding, {sums['gate'] / sums['n'] * 1e6:.0f} us a round"
+        f"(d) pyfly's own work: {sums['gate'] / sums['decode']:.3%} of decoding, "
+        f"{sums['gate'] / sums['n'] * 1e6:.0f} us a round"
     )
 
 
@@ -295,6 +306,7 @@ def main() -> None:
     parser.add_argument("--draft", help="GGUF of the draft")
     parser.add_argument("--tool", help="llama.cpp's llama-speculative-simple, built from the sdist of llama-cpp-python")
     parser.add_argument("--k", type=int, default=8, help="tokens drafted in a round (default 8)")
+    parser.add_argument("--p-min", type=float, default=0.0, help="the draft stops under this probability (default 0)")
     parser.add_argument("--prompts", type=int, default=6, help="code prompts, at most 20 (default 6)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens for each prompt (default 128)")
     parser.add_argument("--repeats", type=int, default=1, help="repeats of `plain` (default 1)")
@@ -310,7 +322,7 @@ def main() -> None:
     elif args.what == "plain":
         measure_plain(args.target, args.prompts, args.tokens, args.repeats)
     elif args.what == "draft":
-        measure_draft(args.target, args.draft, args.tool, args.k, args.prompts, args.tokens)
+        measure_draft(args.target, args.draft, args.tool, args.k, args.p_min, args.prompts, args.tokens)
     else:
         measure_memory(args.target, args.draft)
 
