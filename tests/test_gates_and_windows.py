@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyfly_cpp import All, Any, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate
+from pyfly_cpp.drafters import require_drafters
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,14 @@ def test_latest_and_earliest_lookup():
     assert PromptLookup(2, 3).propose([5]) == []
     assert PromptLookup(2, 3).propose([5, 5]) == [5]
     assert PromptLookup(4, 3, min_ngram_size=3).propose(history) == []
+
+
+def test_lists_of_drafters():
+    lookup = PromptLookup()
+    assert require_drafters(None) == ()
+    assert require_drafters(lookup) == (lookup,)
+    assert require_drafters([lookup, DraftModel("x.gguf")]) == (lookup, DraftModel("x.gguf"))
+    with pytest.raises(ValueError, match="the list of drafters is empty; give at least one"):
+        require_drafters([])
+    with pytest.raises(ValueError, match="drafter must be"):
+        require_drafters([lookup, 3])
