@@ -181,17 +181,24 @@ class Costs:
         return statistics.median(out)
 
 
-def run_tool(tool: str, target: str, draft: str, prompt: str, k: int, p_min: float, n_tokens: int) -> float | None:
-    """Tokens per second that llama.cpp's llama-speculative-simple reports for decoding; None if it reports none."""
+def run_tool(
+    tool: str,
+    target: str,
+    draft: str,
+    prompt: str,
+    n_tokens: int,
+    kind: str = "draft-simple",
+    settings: tuple[str, ...] = (),
+) -> tuple[int, float] | None:
+    """Tokens and seconds of decoding that llama.cpp's llama-speculative-simple reports; None if it reports none."""
     n = str(physical_cores())
     command = [
-        tool, "-m", target, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", str(k),
-        "--spec-draft-p-min", str(p_min), "--temp", "0",
-        "-n", str(n_tokens), "-t", n, "-tb", n, "-c", "1024", "-p", prompt,
+        tool, "-m", target, "-md", draft, "--spec-type", kind, *settings, "--temp", "0",
+        "-n", str(n_tokens), "-t", n, "-tb", n, "-c", "1536", "-p", prompt,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     match = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", done.stderr + done.stdout)
-    return int(match[1]) / float(match[2]) if match else None
+    return (int(match[1]), float(match[2])) if match else None
 
 
 def measure_draft(
@@ -219,7 +226,9 @@ def measure_draft(
         plain, expected = generate(base, prompt, n_tokens)
         speed, tokens = generate(fly, prompt, n_tokens)
         stats = fly.stats
-        other = run_tool(tool, target, draft, prompt, k, p_min, n_tokens) if tool else None
+        k_settings = ("--spec-draft-n-max", str(k), "--spec-draft-p-min", str(p_min))
+        reported = run_tool(tool, target, draft, prompt, n_tokens, settings=k_settings) if tool else None
+        other = reported[0] / reported[1] if reported else None
         # What the rounds should cost: each is a target batch of K+1 rows and K draft steps, the first of which takes
         # two tokens where the round before was accepted whole. Costs are measured right here, around this very prompt.
         # With p_min the batches are of many sizes, and the sum is not made up.

@@ -59,6 +59,10 @@ void Engine::configure(EngineConfig config, std::vector<EngineDrafter> drafters)
                                     [](const auto & a, const auto & b) { return a.drafter == b.drafter; });
     if (!is_same) {
         governor_ = Governor();
+        for (size_t i = 0; i < drafters.size(); i++) {
+            governor_.expect(static_cast<int32_t>(i), drafters[i].drafter->is_free(),
+                             drafters[i].drafter->expected_cost());
+        }
     }
     config_ = std::move(config);
     drafters_ = std::move(drafters);
@@ -243,8 +247,7 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
             k_max = static_cast<int64_t>(proposals[i].tokens.size());
         }
         if (k_max > 0) {
-            offers.push_back(
-                {static_cast<int32_t>(i), static_cast<int32_t>(k_max), proposals[i].proposal_class, is_free});
+            offers.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k_max), proposals[i].proposal_class});
         }
     }
     const Governor::Choice choice = governor_.choose(offers);
@@ -261,6 +264,8 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
             chosen = std::move(proposals[i]);
             chosen.tokens.resize(static_cast<size_t>(choice.k));
         } else {
+            while (drafters_[i].drafter->prepare(history_) > 0) { // after idle rounds; not what a draft costs
+            }
             const int64_t n_evaluated = drafters_[i].drafter->n_evaluated();
             int64_t us = 0;
             {

@@ -12,14 +12,19 @@ constexpr double unlikely = 0.02;    // a run of equal outcomes less likely than
 constexpr double forget = 0.2;       // what is kept of the counts then
 constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
 constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
-constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
-constexpr double prior_acceptance = 0.7;
-constexpr double prior_weight = 0.5; // in observations
+constexpr double prior_slope = 0.1;  // of C(n) / C(1) per row before a second size was measured
 constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
-constexpr double hysteresis = 1.02;  // gain over plain decoding that drafting must promise
+constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
 constexpr int64_t plain_every = 128; // rounds after which C(1) is measured again while drafting
-constexpr int64_t most_patience = 512;
+constexpr int64_t most_patience = 4096;
+
+// What is believed of a drafter's acceptance before it was seen, and how many observations that weighs. A drafter that
+// must be tried to be known gets credit; what a free one would have achieved is seen without trying.
+struct Prior {
+    double acceptance, weight;
+};
+constexpr Prior prior_of_model = {0.7, 0.5}, prior_of_free = {0.4, 1.5};
 
 } // namespace
 
@@ -36,10 +41,20 @@ Governor::Arm & Governor::arm(int32_t drafter) {
     return arms_[i];
 }
 
+void Governor::expect(int32_t drafter, bool is_free, double relative_cost) {
+    arm(drafter).is_free = is_free;
+    arm(drafter).expected_cost = relative_cost;
+}
+
 double Governor::target_cost(int32_t n_rows) const {
+    return cost_[1] == 0.0 ? 0.0 : cost(n_rows);
+}
+
+// In microseconds; in units of C(1) before that was measured.
+double Governor::cost(int32_t n_rows) const {
     const size_t n = static_cast<size_t>(std::max(n_rows, 1));
     if (cost_[1] == 0.0) {
-        return 0.0;
+        return 1.0 + prior_slope * static_cast<double>(n - 1);
     }
     if (n < cost_.size() && cost_[n] > 0.0) {
         return cost_[n];
@@ -66,17 +81,27 @@ double Governor::draft_cost(int32_t drafter) const {
     return a ? a->us_per_token : 0.0;
 }
 
+// In the unit of cost(); before it was measured, what is expected.
+double Governor::cost_of_drafting(int32_t drafter) const {
+    const Arm * a = arm(drafter);
+    if (a == nullptr || a->is_free) {
+        return 0.0;
+    }
+    return a->us_per_token > 0.0 && cost_[1] > 0.0 ? a->us_per_token : a->expected_cost * cost(1);
+}
+
 // Depths that were hardly seen take after the depth before them.
 double Governor::acceptance(int32_t drafter, int32_t proposal_class, int32_t depth) const {
     const Arm * a = arm(drafter);
-    double estimate = prior_acceptance;
+    const Prior prior = a && a->is_free ? prior_of_free : prior_of_model;
+    double estimate = prior.acceptance;
     if (a == nullptr) {
         return estimate;
     }
     const Acceptance & counts = a->classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
     for (int32_t i = 0; i < std::min(depth, PYFLY_MAX_DEPTH); i++) {
         const size_t at = static_cast<size_t>(i);
-        estimate = (counts.accepted[at] + prior_weight * estimate) / (counts.seen[at] + prior_weight);
+        estimate = (counts.accepted[at] + prior.weight * estimate) / (counts.seen[at] + prior.weight);
     }
     return estimate;
 }
@@ -84,7 +109,7 @@ double Governor::acceptance(int32_t drafter, int32_t proposal_class, int32_t dep
 double Governor::acceptance(int32_t drafter, int32_t depth) const {
     const Arm * a = arm(drafter);
     if (a == nullptr) {
-        return prior_acceptance;
+        return prior_of_model.acceptance;
     }
     const auto commonest = std::max_element(a->classes.begin(), a->classes.end(),
                                             [](const auto & x, const auto & y) { return x.seen[0] < y.seen[0]; });
@@ -98,13 +123,12 @@ double Governor::speed(const Offer & offer, int32_t k, std::optional<double> acc
         reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, i);
         tokens += reached;
     }
-    const double drafting = offer.is_free ? 0.0 : draft_cost(offer.drafter) * k;
-    return tokens / (target_cost(k + 1) + drafting);
+    return tokens / (cost(k + 1) + cost_of_drafting(offer.drafter) * k);
 }
 
 Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted) const {
     Choice choice;
-    double best_speed = hysteresis / target_cost(1);
+    double best_speed = hysteresis / cost(1);
     for (const Offer & offer : offers) {
         for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
             const double v = speed(offer, k, accepted);
@@ -118,21 +142,18 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
 }
 
 bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
-    if (cost_[1] == 0.0 || (draft_cost(drafter) == 0.0)) {
-        return true; // not known yet
-    }
-    return best({{drafter, k_max, 0, false}}, optimistic).drafter >= 0;
+    return best({{drafter, k_max, 0}}, optimistic).drafter >= 0;
 }
 
 // Nothing seems to pay: what was measured may be wrong by now. A drafter is tried again, more and more rarely while
 // that changes nothing: a free one if it would have been right (its acceptance is known without trying), another if it
-// could pay at all, and in the end any, in case the times themselves were wrong.
+// could pay at all or its cost is not confirmed yet, and in the end any, in case the times themselves were wrong.
 Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         Arm & a = arm(offer.drafter);
         const Choice attempt = {offer.drafter, std::min(offer.k_max, first_k)};
-        if (!offer.is_free && a.us_per_token == 0.0) {
-            return attempt; // never measured
+        if (!a.is_free && a.n_measured == 0 && can_pay(offer.drafter, offer.k_max)) {
+            return attempt;
         }
         if (a.rounds_idle < a.patience) {
             continue;
@@ -140,13 +161,13 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
         const bool is_last_resort = a.patience >= most_patience;
         a.patience = std::min(2 * a.patience, most_patience);
         a.rounds_idle = 0;
-        if (offer.is_free) {
+        if (a.is_free) {
             if (acceptance(offer.drafter, offer.proposal_class, 1) > 0.6) {
                 return attempt;
             }
         } else if (const Choice hoped = best({offer}, optimistic); hoped.drafter >= 0) {
             return hoped;
-        } else if (is_last_resort) {
+        } else if (is_last_resort || (a.n_measured > 0 && a.n_measured < n_confirmed)) {
             return attempt;
         }
     }
@@ -155,10 +176,14 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
 
 Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     Choice choice;
+    const bool is_slope_unknown = std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; });
     if (offers.empty() || cost_[1] == 0.0 || ++rounds_since_plain_ >= plain_every) {
         // Plain decoding is what everything is compared with: it is measured first, and again now and then.
-    } else if (std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; })) {
-        choice = {offers[0].drafter, std::min(offers[0].k_max, first_k)};
+    } else if (const auto hopeful =
+                   std::find_if(offers.begin(), offers.end(),
+                                [&](const Offer & offer) { return can_pay(offer.drafter, offer.k_max); });
+               is_slope_unknown && hopeful != offers.end()) {
+        choice = {hopeful->drafter, std::min(hopeful->k_max, first_k)};
     } else {
         choice = best(offers, std::nullopt);
         if (choice.drafter < 0) {
@@ -183,8 +208,8 @@ void Governor::observe_target(int32_t n_rows, double us) {
     if (n >= cost_.size() || us <= 0.0) {
         return;
     }
-    if (cost_[n] == 0.0) {
-        cost_[n] = us;
+    if (++n_measured_[n] <= n_confirmed) {
+        cost_[n] = cost_[n] == 0.0 ? us : std::min(cost_[n], us);
         return;
     }
     // One slow batch (another process woke up) must not outweigh all that was seen.
@@ -198,9 +223,13 @@ void Governor::observe_draft(int32_t drafter, int64_t n_tokens, double us) {
     if (n_tokens < 1) {
         return;
     }
-    double & estimate = arm(drafter).us_per_token;
+    Arm & a = arm(drafter);
     const double cost = std::max(us / static_cast<double>(n_tokens), 1e-3);
-    estimate = estimate == 0.0 ? cost : estimate * std::pow(std::clamp(cost / estimate, 0.5, 2.0), cost_rate);
+    if (++a.n_measured <= n_confirmed) {
+        a.us_per_token = a.us_per_token == 0.0 ? cost : std::min(a.us_per_token, cost);
+    } else {
+        a.us_per_token *= std::pow(std::clamp(cost / a.us_per_token, 0.5, 2.0), cost_rate);
+    }
 }
 
 void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {

@@ -25,19 +25,23 @@ class Governor {
   public:
     static constexpr int32_t n_classes = 8;       // classes of proposals told apart, see Drafter::proposal_class
     static constexpr int64_t first_patience = 16; // idle rounds before a drafter is tried again, at first
+    static constexpr int32_t n_confirmed = 2; // measurements of a time of which the shortest counts: warming up is slow
 
     // What could be done in this round.
     struct Offer {
         int32_t drafter; // index
         int32_t k_max;   // most tokens it can draft, >= 1
         int32_t proposal_class;
-        bool is_free; // the proposal exists already and cost nothing
     };
 
     struct Choice {
         int32_t drafter = -1; // -1: plain decoding
         int32_t k = 0;
     };
+
+    // What is known of a drafter beforehand: whether its proposals exist at no cost, or else what it costs to draft a
+    // token, relative to a target batch of one row (0: not known).
+    void expect(int32_t drafter, bool is_free, double relative_cost);
 
     Choice choose(const std::vector<Offer> & offers);
 
@@ -68,7 +72,10 @@ class Governor {
     };
 
     struct Arm {
-        double us_per_token = 0.0; // of drafting; 0: not measured
+        bool is_free = false;
+        double expected_cost = 0.0; // of drafting a token, relative to C(1); 0: not known
+        double us_per_token = 0.0;  // of drafting; 0: not measured
+        int64_t n_measured = 0;
         std::array<Acceptance, n_classes> classes = {};
         int64_t rounds_idle = 0;           // since it was last used
         int64_t patience = first_patience; // idle rounds before it is tried again though it does not seem to pay
@@ -80,7 +87,11 @@ class Governor {
     double speed(const Offer & offer, int32_t k, std::optional<double> acceptance) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance) const;
 
+    double cost(int32_t n_rows) const;
+    double cost_of_drafting(int32_t drafter) const;
+
     std::array<double, max_rows + 1> cost_ = {}; // by rows; 0: not measured
+    std::array<int64_t, max_rows + 1> n_measured_ = {};
     std::vector<Arm> arms_;
     std::array<int64_t, max_rows> rounds_at_ = {};
     int64_t rounds_since_plain_ = 0;

@@ -29,6 +29,8 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     }
     can_shift_ = llama_memory_can_shift(llama_get_memory(context_.get()));
     can_rewind_ = !is_recurrent(model_.get());
+    expected_cost_ = static_cast<double>(llama_model_size(model_.get())) /
+                     static_cast<double>(llama_model_size(llama_get_model(target.context())));
 }
 
 void DraftModel::forget_all() {

@@ -17,6 +17,7 @@ class DraftModel : public Drafter {
     size_t prepare(const std::vector<int32_t> & history) override;
     void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) override;
     int64_t n_evaluated() const override { return n_evaluated_; }
+    double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
     void sync(const std::vector<int32_t> & history);
@@ -26,6 +27,7 @@ class DraftModel : public Drafter {
     void evaluate(const int32_t * tokens, size_t n, bool with_row);
 
     double p_min_;
+    double expected_cost_;
     ModelPointer model_;
     ContextPointer context_;
     int32_t n_vocab_;

@@ -37,6 +37,10 @@ class Drafter {
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }
 
+    // What drafting a token costs, relative to the target's evaluating one, as far as it is known before it was
+    // measured; 0: not known.
+    virtual double expected_cost() const { return 0.0; }
+
     // Class of the last draft, 0..7: drafts of one class are about equally likely to be right. The governor keeps
     // acceptance by class.
     virtual int32_t proposal_class() const { return 0; }

@@ -24,6 +24,7 @@ struct World {
     double acceptance;
     bool is_free;
     double noise = 0.05;
+    double expected_cost = 0.0;
 };
 
 constexpr int32_t k_max = 10;
@@ -38,10 +39,11 @@ struct Simulation {
         double us = 0.0;
         int64_t tokens = 0;
         last_k.clear();
+        governor.expect(0, world.is_free, world.expected_cost);
         while (tokens < n) {
             int32_t drafted = k;
             if (k < 0) {
-                const Governor::Choice choice = governor.choose({{0, k_max, 0, world.is_free}});
+                const Governor::Choice choice = governor.choose({{0, k_max, 0}});
                 drafted = choice.drafter < 0 ? 0 : choice.k;
             }
             int32_t accepted = 0;
@@ -149,6 +151,31 @@ void test_a_drafter_that_cannot_pay_is_left_alone() {
     assert(std::count_if(k.begin(), k.end(), [](int32_t n) { return n > 0; }) <= 8);
 }
 
+void test_a_draft_as_dear_as_the_target_is_not_tried() {
+    World world = {memory_bound, 1000.0, 0.9, false};
+    world.expected_cost = 1.0;
+    Simulation simulation(9);
+    simulation.run(world, 1000);
+    assert(std::all_of(simulation.last_k.begin(), simulation.last_k.end(), [](int32_t k) { return k == 0; }));
+}
+
+void test_a_spoiled_first_measurement_does_not_lock_out() {
+    World world = {memory_bound, 100.0, 0.9, false};
+    Simulation simulation(10);
+    simulation.governor.observe_target(1, 1000.0);
+    simulation.governor.observe_target(4, 20000.0); // page faults, another process, ...
+    simulation.governor.observe_draft(0, 3, 30000.0);
+    simulation.run(world, 200);
+    assert(simulation.last_k.back() >= 3);
+}
+
+void test_one_right_guess_of_a_free_drafter_is_weak_evidence() {
+    World world = {staircase, 0.0, 0.3, true}; // pays from an acceptance of about 0.45 on
+    Simulation simulation(11);
+    const double governed = simulation.run(world, 4000);
+    assert(governed >= 0.98 * Simulation(12).run(world, 4000, 0));
+}
+
 void test_loops_are_seen_within_two_repetitions() {
     for (int32_t period = 1; period <= LoopGuard::max_period; period++) {
         std::vector<int32_t> text;
@@ -214,6 +241,9 @@ int main() {
     test_one_slow_batch_does_not_stop_it();
     test_a_load_that_comes_and_goes();
     test_a_drafter_that_cannot_pay_is_left_alone();
+    test_a_draft_as_dear_as_the_target_is_not_tried();
+    test_a_spoiled_first_measurement_does_not_lock_out();
+    test_one_right_guess_of_a_free_drafter_is_weak_evidence();
     test_loops_are_seen_within_two_repetitions();
     test_a_rollback_takes_the_runs_back();
     test_what_the_prompt_repeats_does_not_count();

@@ -1,0 +1,257 @@
+"""The governor against plain decoding, every fixed draft length, and llama.cpp's own drafting.
+
+    python benchmarks/governor.py run --target MODEL --draft DRAFT --prompts spec_bench.jsonl --out RESULTS.jsonl
+                                      [--tool llama-speculative-simple]
+    python benchmarks/governor.py table RESULTS.jsonl [MORE.jsonl ...]
+
+`run` decodes every prompt greedily with prompt lookup, the draft model and both, each with the governor and with fixed
+draft lengths. Settings that are compared decode in lockstep with plain decoding: each has a model of its own, and they
+take turns of a quarter of a second, so that what else the machine does slows all of them alike. A second plain decoder
+takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as in a
+chat. A run that is stopped goes on with the next prompt.
+
+Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
+its default draft lengths, and is compared with the plain decoders of the same prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+from speed import describe_machine, run_tool
+
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
+from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
+from pyfly_cpp.evaluation.generation import Generator
+
+N_CTX = 1536
+TURN = 0.25
+"""Seconds of a decoder's turn."""
+KINDS = {"code": "coding", "math": "math_reasoning", "translation": "translation", "summary": "summarization",
+         "story": "writing"}  # fmt: skip
+"""Kinds of text, and what Spec-Bench calls them."""
+FIXED = {"lookup": (2, 4, 10), "draft": (2, 4, 8), "both": (4, 8)}
+"""Draft lengths that are tried without the governor."""
+TOOL = {"lookup": "ngram-simple", "draft": "draft-simple"}
+
+
+def choose_prompts(path: str, n: int, longest: int, llm: FlyLlama) -> list[BenchPrompt]:
+    """The first n prompts of each kind, of one turn and at most `longest` tokens."""
+    rows = read_prompts(path)
+    chosen = []
+    for kind, category in KINDS.items():
+        fitting = [
+            BenchPrompt(row.id, kind, row.turns[:1])
+            for row in rows
+            if row.category == category and len(llm.tokenize(row.turns[0].encode("utf-8"))) <= longest
+        ]
+        if len(fitting) < n:
+            raise SystemExit(f"{path} has {len(fitting)} prompts of category {category!r} that fit; lower --per-kind.")
+        chosen += fitting[:n]
+    return chosen
+
+
+class Decoder:
+    """One way to decode, on a model of its own."""
+
+    def __init__(self, target: str, drafters: str, drafter: Any, adaptive: bool) -> None:
+        self.drafters = drafters
+        self.adaptive = adaptive
+        self.k: int | None = None
+        self.llm = FlyLlama(target, n_ctx=N_CTX, verbose=False, drafter=drafter, adaptive=adaptive)
+
+    @property
+    def how(self) -> str:
+        """plain, governor or fixed."""
+        return "plain" if self.drafters == "none" else "governor" if self.adaptive else "fixed"
+
+    def start(self, tokens: Sequence[int], n_tokens: int) -> None:
+        """Evaluates the prompt and the first round, which are not timed."""
+        self.llm.draft_max = self.k
+        self.llm.reset_stats()
+        self.stream = self.llm.generate(list(tokens), temp=0.0)
+        self.left = n_tokens
+        self.decoded, self.seconds = 0, 0.0
+        next(self.stream)
+        while self.llm.stats.committed > n_tokens - self.left + 1:
+            next(self.stream)  # the first round's other tokens
+            self.left -= 1
+        self.left -= 1
+
+    def turn(self, seconds: float) -> bool:
+        """Decodes for so long. Returns whether there is more to do."""
+        started = now = time.perf_counter()
+        while self.left > 0 and now - started < seconds:
+            token = next(self.stream)
+            now = time.perf_counter()
+            self.decoded += 1
+            self.left -= 1
+            if llama_cpp.llama_vocab_is_eog(self.llm._model.vocab, token):
+                self.left = 0
+        self.seconds += now - started
+        return self.left > 0
+
+    def record(self, **known: Any) -> dict[str, Any]:
+        """What was measured."""
+        self.stream.close()
+        stats = self.llm.stats
+        out = {
+            **known, "drafters": self.drafters, "how": self.how, "k": self.k, "tokens": self.decoded,
+            "seconds": self.seconds, "drafted": stats.drafted, "accepted": stats.matched, "rounds": stats.rounds,
+        }  # fmt: skip
+        if stats.governor is not None:
+            out["rounds_at"] = list(stats.governor.rounds_at)
+            out["target_ms"] = [round(1e3 * s, 1) for s in stats.governor.target_seconds]
+        return out
+
+
+def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) -> None:
+    """All decoders decode the same prompt, in turns; who begins changes."""
+    for decoder in decoders:
+        decoder.start(tokens, n_tokens)
+    running = list(decoders)
+    while running:
+        running = [decoder for decoder in running if decoder.turn(TURN)]
+        running = [*running[1:], *running[:1]]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures; one JSON line for each generation."""
+    describe_machine()
+    lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
+    sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
+    plain, plain_again = (Decoder(args.target, "none", None, False) for _ in range(2))
+    governed = [Decoder(args.target, name, drafter, True) for name, drafter in sets.items()]
+    fixed = [Decoder(args.target, name, drafter, False) for name, drafter in sets.items()]
+    out = Path(args.out)
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    done = {json.loads(line)["prompt"] for line in lines}
+    for prompt in choose_prompts(args.prompts, args.per_kind, args.longest, plain.llm):
+        if prompt.id in done:
+            continue
+        rendered = Generator(plain.llm).render([{"role": "user", "content": prompt.turns[0]}])
+        known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
+        records = []
+        for i in range(1 + max(map(len, FIXED.values()))):
+            group = governed if i == 0 else [d for d in fixed if i <= len(FIXED[d.drafters])]
+            for decoder in group if i > 0 else []:
+                decoder.k = FIXED[decoder.drafters][i - 1]
+            group = [plain, *group, *([plain_again] if i == 0 else [])]
+            lockstep(group, rendered.tokens, args.tokens)
+            records += [decoder.record(**known, group=i) for decoder in group]
+        text = plain.llm.detokenize(list(rendered.tokens), special=True).decode("utf-8")
+        for kind in TOOL.values() if args.tool else ():
+            reported = run_tool(args.tool, args.target, args.draft, text, args.tokens, kind)
+            if reported is not None:
+                records.append(
+                    {**known, "drafters": "", "how": kind, "k": None, "tokens": reported[0], "seconds": reported[1]}
+                )
+        with out.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+        base = {r["group"]: speed_of([r]) for r in reversed(records) if r["how"] == "plain"}
+        shown = [
+            f"{r['drafters']} {r['how']}{r['k'] or ''} {speed_of([r]) / base[r['group']]:.2f}"
+            for r in records
+            if "group" in r
+        ]
+        own = speed_of([r for r in records if r["how"] == "plain"])
+        shown += [f"{r['how']} {speed_of([r]) / own:.2f}" for r in records if "group" not in r]
+        print(f"{prompt.category} {prompt.id}: plain {base[0]:.1f} t/s; " + "  ".join(shown), flush=True)
+
+
+def speed_of(records: list[dict[str, Any]]) -> float:
+    """Total tokens over total seconds."""
+    seconds = sum(r["seconds"] for r in records)
+    return sum(r["tokens"] for r in records) / seconds if seconds else math.nan
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(statistics.fmean(math.log(v) for v in values))
+
+
+def relative(records: Sequence[dict[str, Any]], drafters: str, how: str, k: int | None) -> float:
+    """Speed of a setting over that of the plain decoding beside which it ran; of a tool, over all plain decoding."""
+    mine = [r for r in records if (r["drafters"], r["how"], r["k"]) == (drafters, how, k)]
+    if how in TOOL.values():
+        return speed_of(mine) / speed_of([r for r in records if r["how"] == "plain"])
+    beside = {(r["prompt"], r["group"]) for r in mine}
+    plain = {(r["prompt"], r["group"]): r for r in reversed(records) if r["how"] == "plain"}
+    return speed_of(mine) / speed_of([r for key, r in plain.items() if key in beside])
+
+
+def table(args: argparse.Namespace) -> None:
+    """Prints the matrix as Markdown."""
+    records = [
+        json.loads(line) for file in args.results for line in Path(file).read_text(encoding="utf-8").splitlines()
+    ]
+    targets = list(dict.fromkeys(r["target"] for r in records))
+    cells: dict[tuple[str, str, str, int | None], list[float]] = {}
+    print("| target | drafters | " + " | ".join(KINDS) + " | geometric mean | best fixed K | llama.cpp |")
+    print("| --- | --- |" + " --- |" * (len(KINDS) + 3))
+    for target in targets:
+        by_kind = [[r for r in records if (r["target"], r["kind"]) == (target, kind)] for kind in KINDS]
+        theirs = {
+            name: geometric_mean([relative(of_kind, "", name, None) for of_kind in by_kind])
+            for name in TOOL.values()
+            if any(r["how"] == name for r in by_kind[0])
+        }
+        for drafters in FIXED:
+            for how, lengths in (("governor", (None,)), ("fixed", FIXED[drafters])):
+                for k in lengths:
+                    cells[target, drafters, how, k] = [relative(of_kind, drafters, how, k) for of_kind in by_kind]
+            row = cells[target, drafters, "governor", None]
+            best = max(FIXED[drafters], key=lambda k: geometric_mean(cells[target, drafters, "fixed", k]))
+            fixed = cells[target, drafters, "fixed", best]
+            tools = [f"{name} {v:.2f}" for name, v in theirs.items() if TOOL.get(drafters, name) == name]
+            print(
+                f"| {target} | {drafters} | {' | '.join(f'{v:.2f}' for v in row)} | **{geometric_mean(row):.3f}** | "
+                f"K={best}: {geometric_mean(fixed):.3f} ({min(fixed):.2f}..{max(fixed):.2f}) | {', '.join(tools)} |"
+            )
+    governed = [v for (_, _, how, _), row in cells.items() if how == "governor" for v in row]
+    print(f"\n{len(governed)} cells: worst {min(governed):.3f}, geometric mean {geometric_mean(governed):.3f}")
+    for drafters, lengths in FIXED.items():
+        mine = geometric_mean([v for t in targets for v in cells[t, drafters, "governor", None]])
+        means = {k: geometric_mean([v for t in targets for v in cells[t, drafters, "fixed", k]]) for k in lengths}
+        print(f"{drafters}: governor {mine:.3f}; " + ", ".join(f"K={k} {v:.3f}" for k, v in means.items()))
+    noise = []
+    for of_prompt in ([r for r in records if r["prompt"] == p and r["target"] == t] for t in targets for p in
+                      dict.fromkeys(r["prompt"] for r in records if r["target"] == t)):  # fmt: skip
+        first, second = [r for r in of_prompt if r["how"] == "plain" and r["group"] == 0]
+        noise.append(abs(math.log(speed_of([first]) / speed_of([second]))))
+    print(
+        f"noise: two plain decoders in lockstep differ by {math.expm1(statistics.median(noise)):.1%} (median), "
+        f"{math.expm1(max(noise)):.1%} (most), {len(noise)} prompts"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measure = commands.add_parser("run", help="measure one target")
+    measure.add_argument("--target", required=True, help="GGUF of the target")
+    measure.add_argument("--draft", required=True, help="GGUF of the draft")
+    measure.add_argument("--prompts", required=True, help="Spec-Bench's prompts, JSONL")
+    measure.add_argument("--out", required=True, help="results, JSONL; what is in it is not measured again")
+    measure.add_argument("--tool", help="llama.cpp's llama-speculative-simple")
+    measure.add_argument("--per-kind", type=int, default=2, help="prompts of each kind (default 2)")
+    measure.add_argument("--longest", type=int, default=600, help="longest prompt, tokens (default 600)")
+    measure.add_argument("--tokens", type=int, default=96, help="tokens for each prompt (default 96)")
+    measure.set_defaults(run=run)
+    show = commands.add_parser("table", help="print results as Markdown")
+    show.add_argument("results", nargs="+")
+    show.set_defaults(run=table)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
