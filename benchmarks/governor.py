@@ -3,15 +3,19 @@
     python benchmarks/governor.py run --target MODEL --draft DRAFT --prompts spec_bench.jsonl --out RESULTS.jsonl
                                       [--tool llama-speculative-simple]
     python benchmarks/governor.py table RESULTS.jsonl [MORE.jsonl ...]
+    python benchmarks/governor.py overhead --target MODEL
 
 `run` decodes every prompt greedily with prompt lookup, the draft model and both, each with the governor and with fixed
 draft lengths. Settings that are compared decode in lockstep with plain decoding: each has a model of its own, and they
 take turns of a quarter of a second, so that what else the machine does slows all of them alike. A second plain decoder
-takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as in a
-chat. A run that is stopped goes on with the next prompt.
+takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as
+in a chat. A run that is stopped goes on with the next prompt.
 
 Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
+
+`overhead` compares pyfly's own work (drafting by prompt lookup, gate, governor, loop guard, Python) in three ways to
+decode the same prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import Any
 import llama_cpp
 from speed import describe_machine, run_tool
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, Window
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.generation import Generator
 
@@ -233,6 +237,31 @@ def table(args: argparse.Namespace) -> None:
     )
 
 
+def overhead(args: argparse.Namespace) -> None:
+    """Prints own work in microseconds a round and in percent of decoding."""
+    describe_machine()
+    loose: dict[str, Any] = {"gate": "margin:0.3", "window": Window(6, "reconverge"), "drafter": PromptLookup()}
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "lookup, no governor, no guard": {**loose, "loop_guard": False},
+        "lookup, governor and guard": {**loose, "adaptive": True},
+    }
+    print("| decoding | rounds | own work, us a round | of decoding |\n| --- | --- | --- | --- |")
+    for name, settings in ways.items():
+        llm = FlyLlama(args.target, n_ctx=N_CTX, verbose=False, **settings)
+        for prompt in read_prompts():
+            tokens = Generator(llm).render([{"role": "user", "content": prompt.turns[0]}]).tokens
+            llm.reset()
+            stream = llm.generate(list(tokens), temp=0.0)
+            for _ in range(args.tokens):
+                next(stream)
+            stream.close()
+        stats = llm.stats
+        own = stats.seconds_draft + stats.seconds_gate + stats.seconds_python
+        print(f"| {name} | {stats.rounds} | {own / stats.rounds * 1e6:.0f} | {own / stats.seconds_decode:.2%} |")
+        llm.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -249,6 +278,10 @@ def main() -> None:
     show = commands.add_parser("table", help="print results as Markdown")
     show.add_argument("results", nargs="+")
     show.set_defaults(run=table)
+    own = commands.add_parser("overhead", help="measure the governor's and the loop guard's own work")
+    own.add_argument("--target", required=True, help="GGUF of the target")
+    own.add_argument("--tokens", type=int, default=64, help="tokens for each of twelve prompts (default 64)")
+    own.set_defaults(run=overhead)
     args = parser.parse_args()
     args.run(args)
 
