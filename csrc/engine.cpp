@@ -143,6 +143,7 @@ void Engine::catch_up(size_t n) {
 
 void Engine::checkpoint() {
     if (target_.checkpoint()) {
+        stats_.checkpoints++;
         checkpoint_.assign(history_.begin(), history_.begin() + static_cast<std::ptrdiff_t>(n_memory_));
     } else {
         checkpoint_.clear();
@@ -327,7 +328,7 @@ size_t Engine::round(int32_t n_room) {
     record_rows_.clear();
     const size_t n_before = history_.size();
     try {
-        if (is_limited() && static_cast<int64_t>(n_before - n_memory_) + draft_max() > target_.n_batch()) {
+        if (n_memory_ + 1 < n_before && static_cast<int64_t>(n_before - n_memory_) + draft_max() > target_.n_batch()) {
             catch_up(n_before - 1); // too much was forgotten to go with this round's batch
         }
         const Proposal proposal = propose(n_room);
@@ -353,6 +354,7 @@ size_t Engine::round(int32_t n_room) {
         }
         const Stopwatch stopwatch(stats_.us_gate);
         verify(proposal, first_row);
+        fall_back();
         const std::optional<int64_t> open = window_.oldest_open();
         if (is_limited() && open && *open >= static_cast<int64_t>(n_before)) {
             // Later rounds may come back to this mismatch from further than the target can rewind. The tokens behind it
@@ -395,8 +397,8 @@ bool Engine::guard_loop() {
     loop_guard_.follow(history_, history_.size());
     const int64_t n = static_cast<int64_t>(history_.size());
     const int64_t begin = loop_guard_.loop_begin();
-    if (begin < 0 || last_loose_ < begin - 2 * LoopGuard::max_period) {
-        return false;
+    if (begin < 0 || last_loose_ < 0 || last_loose_ < begin - 2 * LoopGuard::max_period) {
+        return false; // no loop, or one that no loose accept led to
     }
     if (n > strict_until_) {
         stats_.loops++;
@@ -408,6 +410,16 @@ bool Engine::guard_loop() {
         loop_guard_.follow(history_, static_cast<size_t>(outcome->position));
     }
     return outcome.has_value();
+}
+
+// A mismatch that the target could not come back to after another round is not left open: its window falls back to the
+// round.
+void Engine::fall_back() {
+    const std::optional<int64_t> open = window_.oldest_open();
+    if (open && !target_.can_return(static_cast<int32_t>(*open), static_cast<int32_t>(draft_max()) + 1)) {
+        stats_.window_fallbacks++;
+        settle(window_.give_up());
+    }
 }
 
 // Settles position i of the round (i = draft.size(): the bonus). Returns whether the round goes on.
@@ -637,9 +649,7 @@ void Engine::truncate_memory(size_t n) {
 // Leaves n positions in the target's memory, for others to use; fewer if it held fewer, unless it had to forget them.
 void Engine::keep(size_t n) {
     truncate_memory(n);
-    if (is_limited()) {
-        catch_up(std::min(n, history_.size()));
-    }
+    catch_up(std::min(n, history_.size()));
     target_.settle();
 }
 

@@ -104,6 +104,7 @@ class Engine {
     void verify(const Proposal & proposal, size_t first_row);
     bool verify_position(const Proposal & proposal, size_t i, const float * row);
     bool guard_loop();
+    void fall_back();
     void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
     void settle(const Window::Outcome & outcome);
     void roll_back(const Window::Rejection & rejection);

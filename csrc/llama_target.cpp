@@ -53,6 +53,7 @@ LlamaTarget::LlamaTarget(llama_context * context)
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_ctx_ = static_cast<int32_t>(llama_n_ctx_seq(context));
     n_batch_ = static_cast<int32_t>(llama_n_batch(context));
+    n_swa_ = llama_model_n_swa(model);
     if (is_recurrent(model)) {
         rollback_.emplace(static_cast<int32_t>(llama_n_rs_seq(context)));
     }
@@ -146,12 +147,37 @@ int32_t LlamaTarget::n_held() const {
     return llama_memory_seq_pos_max(llama_get_memory(context_), 0) + 1;
 }
 
+// Positions from 0 on that the cache of the sliding window has dropped (swa_full=False): 0 while it has room.
+int32_t LlamaTarget::n_pruned() const {
+    return std::max(0, static_cast<int32_t>(llama_memory_seq_pos_min(llama_get_memory(context_), 0)));
+}
+
+// Whether a layer with a sliding window looks, at position n, at one of the first n_pruned positions.
+bool LlamaTarget::needs(int32_t n, int32_t n_pruned) const {
+    return n_swa_ > 0 && n_pruned > std::max(0, n - n_swa_ + 1);
+}
+
+// The cache drops the oldest cells it does not need, and only when it is full; it has room for the window and a batch.
+bool LlamaTarget::can_return(int32_t n, int32_t n_more) const {
+    if (rollback_) {
+        return has_checkpoints_;
+    }
+    const int32_t n_now = n_pruned();
+    const bool is_full = n_now > 0 || n_held() + n_more > n_swa_ + static_cast<int32_t>(llama_n_ubatch(context_));
+    return !needs(n, is_full ? n_now + n_more : 0);
+}
+
 int32_t LlamaTarget::truncate(int32_t n) {
     if (rollback_) {
         return rollback_->truncate(n_held(), n);
     }
     if (n >= n_held()) {
         return n_held();
+    }
+    if (needs(n, n_pruned())) {
+        // llama.cpp would cut its cache all the same and go on with what is missing.
+        llama_memory_seq_rm(llama_get_memory(context_), 0, -1, -1);
+        return 0;
     }
     if (!llama_memory_seq_rm(llama_get_memory(context_), 0, n, -1)) {
         throw Error(PYFLY_STATUS_NATIVE,

@@ -30,6 +30,7 @@ class LlamaTarget : public Target {
     bool checkpoint() override;
     void forget_checkpoint() override;
     bool can_checkpoint() const override { return has_checkpoints_; }
+    bool can_return(int32_t n, int32_t n_more) const override;
     void settle() override;
 
     llama_context * context() const { return context_; }
@@ -44,11 +45,14 @@ class LlamaTarget : public Target {
 
   private:
     int32_t n_held() const;
+    int32_t n_pruned() const;
+    bool needs(int32_t n, int32_t n_pruned) const;
     void act();
 
     llama_context * context_;
     ThreadPool thread_pool_;
     int32_t n_vocab_, n_ctx_, n_batch_;
+    int32_t n_swa_;                    // tokens of a sliding window of attention, 0: none
     std::optional<Rollback> rollback_; // for recurrent and hybrid memory
     bool has_checkpoints_ = true;      // until llama.cpp refuses one
     std::vector<uint8_t> checkpoint_;

@@ -24,11 +24,11 @@ class Target {
     virtual const float * row(size_t i) = 0;
 
     // Forgets every position >= n and returns how many are left: n, or fewer where the memory cannot go back to exactly
-    // n (recurrent states) or held fewer. The caller evaluates the tokens in between again.
+    // n (recurrent states, pruned sliding windows) or held fewer. The caller evaluates the tokens in between again.
     virtual int32_t truncate(int32_t n) = 0;
 
     // How many of the tokens of the last evaluate(), never all of them, truncate() can take back exactly.
-    // unlimited: any number, of any evaluate().
+    // unlimited: any number, of any evaluate(), save where a sliding window has moved on.
     static constexpr int32_t unlimited = INT32_MAX;
     virtual int32_t rewind_depth() const { return unlimited; }
 
@@ -38,6 +38,14 @@ class Target {
     virtual void forget_checkpoint() {}
 
     virtual bool can_checkpoint() const { return true; }
+
+    // Whether position n, which truncate() can go back to now, will still be within reach when n_more tokens have been
+    // evaluated, if need be by way of a checkpoint made now. A guess where the memory decides that as it goes (sliding
+    // windows); truncate() itself never guesses.
+    virtual bool can_return(int32_t n, int32_t n_more) const {
+        (void) n, (void) n_more;
+        return rewind_depth() == unlimited || can_checkpoint();
+    }
 
     // Whether positions can be taken back at all. Where they cannot, the engine does not speculate.
     bool can_rewind() const { return rewind_depth() > 0 || can_checkpoint(); }

@@ -76,10 +76,11 @@ Window::Outcome Window::own(int64_t position) {
 }
 
 Window::Outcome Window::end_of_round() {
-    if (config_.across_rounds || open_.empty()) {
-        return std::nullopt;
-    }
-    return reject_oldest(PYFLY_REASON_BOUNDARY);
+    return config_.across_rounds ? std::nullopt : give_up();
+}
+
+Window::Outcome Window::give_up() {
+    return open_.empty() ? std::nullopt : reject_oldest(PYFLY_REASON_BOUNDARY);
 }
 
 Window::Outcome Window::break_youngest(pyfly_reason reason) {

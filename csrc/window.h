@@ -37,6 +37,9 @@ class Window {
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
     Outcome end_of_round();             // what may not outlive the round is rejected here
 
+    // Rejects the oldest open window, if there is one, whatever it may outlive.
+    Outcome give_up();
+
     // Breaks the youngest open window, if there is one; older ones stay open.
     Outcome break_youngest(pyfly_reason reason);
 

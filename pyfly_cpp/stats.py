@@ -56,10 +56,16 @@ class Stats:
     """Times that tokens behind a deferred mismatch were taken back."""
     rolled_back: int = 0
     """Tokens taken back by them."""
+    window_fallbacks: int = 0
+    """Windows across rounds that fell back to their round (rejected at its end), because the model's memory (sliding
+    window, recurrent state) could not have come back to their mismatch later."""
     prefilled: int = 0
     """Prompt tokens evaluated."""
     replayed: int = 0
-    """Tokens evaluated again because a recurrent state had to go back further than wanted."""
+    """Tokens evaluated again because the model's memory had to go back further than wanted."""
+    checkpoints: int = 0
+    """Copies that were made of a recurrent state, to come back to: one for a prompt, for a draft that is deeper than
+    its snapshots, and for a mismatch whose window outlives its round."""
     drafted_at_depth: tuple[int, ...] = ()
     """Drafted tokens by their place in the round's draft, the first one first."""
     accepted_at_depth: tuple[int, ...] = ()

@@ -127,6 +127,15 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                           const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
                           pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
+/* ---- Repetition, without a model ----------------------------------------------------------------------------------
+ */
+
+/* Shows tokens[n], a generated text without its prompt, to the loop guard one by one. *noticed receives the index of
+ * the token at which it first sees a loop, -1 if it never does; *begin where that loop began to repeat (the first token
+ * that equals the one a period before), else -1. */
+pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
+                               pyfly_error * error);
+
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
 /* What the engine verifies with: it turns a token sequence into logits rows and can forget its last positions. */
@@ -281,8 +290,11 @@ typedef struct pyfly_stats {
     int64_t loops;                           /* times the loop guard stepped in */
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
+    int64_t window_fallbacks;                /* windows across rounds rejected at the end of their round: the target's
+                                                memory could not have come back to them later */
     int64_t prefilled;                       /* prompt tokens evaluated */
-    int64_t replayed;                        /* tokens evaluated again: a recurrent state had to go back further */
+    int64_t replayed;                        /* tokens evaluated again: the memory had to go back further than it can */
+    int64_t checkpoints;                     /* copies of a recurrent state, to come back to */
     int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */

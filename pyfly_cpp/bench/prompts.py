@@ -1,7 +1,8 @@
 """Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
 
-A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation); `id` and `category` are used
-where they are, and `answer` (a text that a right output contains) by tuning.
+A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). Where they are there, `id`,
+`category`, `prompt_id` (the same in rows that are forms of one prompt) and, by tuning, `answer` (a text that a right
+output contains) are used.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class BenchPrompt:
     """What the user says, turn by turn."""
     answer: str = ""
     """What a right output contains; empty if it is not known."""
+    group: str = ""
+    """Prompts of one group are forms of one prompt, and not independent; empty: this one stands alone."""
 
 
 def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
@@ -55,7 +58,8 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
         seen[name] = line
         category = field(path, line, row, "category", empty=True) if row.get("category") is not None else ""
         answer = field(path, line, row, "answer", empty=True) if row.get("answer") is not None else ""
-        prompts.append(BenchPrompt(name, category, turns, answer))
+        group = field(path, line, row, "prompt_id", empty=True) if row.get("prompt_id") is not None else ""
+        prompts.append(BenchPrompt(name, category, turns, answer, group))
     return prompts
 
 

@@ -45,13 +45,13 @@ def test_reads_turns_and_categories(tmp_path):
             "reference": None,
         },
         {"prompt": "Three."},
-        {"id": 7, "prompt": "Four.", "answer": "4"},
+        {"id": 7, "prompt": "Four.", "answer": "4", "prompt_id": "story-5"},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_prompts(path) == [
         BenchPrompt("spec-bench-81", "writing", ("One.", "Two.")),
         BenchPrompt("2", "", ("Three.",)),
-        BenchPrompt("7", "", ("Four.",), "4"),
+        BenchPrompt("7", "", ("Four.",), "4", "story-5"),
     ]
 
 

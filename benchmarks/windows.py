@@ -1,0 +1,252 @@
+"""Gates and windows compared: how many tokens a round yields, and how many of them are loose.
+
+    python benchmarks/windows.py --target F16 --draft Q2_K --prompts FILE... --out windows.jsonl
+    python benchmarks/windows.py --out windows.jsonl --table
+
+Greedy, in the model's chat format, first turns only, W = 6, the loop guard on (FlyLlama's default; --no-loop-guard
+turns it off). Every setting starts from the same cache of the same prompt. No times are taken, and what is counted does
+not depend on how busy the machine is. "Agree" in the round needs K > W to accept anything; where it cannot, it is exact
+decoding and is not run again. See resumable.py for the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from resumable import (
+    Results,
+    about,
+    add_arguments,
+    choose_prompts,
+    load,
+    markdown,
+    model_conditions,
+    rendered_prompts,
+)
+
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.repetition import find_loop
+from pyfly_cpp.evaluation.settings import Setting, parse_setting
+from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+
+WINDOWS = ("agree in-round", "agree across", "reconverge across")
+SETTINGS = (
+    "exact",
+    *(f"margin:{tau} {window}" for tau in (0.2, 0.3, 0.4) for window in WINDOWS),
+    *(f"entropy:0.3 {window}" for window in WINDOWS),
+)
+COUNTERS = ("rounds", "drafted", "committed", "matched", "loose_accepted", "rollbacks", "rolled_back", "loops")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decodes every prompt with every setting, or what is left of it."""
+    settings = [replace(parse_setting(text), draft_max=k) for text in args.settings for k in args.k]
+    settings = [setting for setting in settings if can_defer(setting) or setting.is_exact]
+    prompts = choose_prompts(args)
+    results = Results(args.out)
+    conditions = {**model_conditions(args), "tokens": args.tokens, "loop_guard": args.loop_guard}
+    generator = load(args)
+    generator.require(settings)
+    generator.llm.loop_guard = args.loop_guard
+    with results.writing(conditions):
+        done = {(row["setting"], row["prompt"]) for row in results.rows}
+        prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
+        for prompt, rendered in rendered_prompts(generator, prompts, results, args):
+            n_shared = generator.share_prefix([rendered])
+            for setting in settings:
+                if (str(setting), prompt.id) in done:
+                    continue
+                generator.forget(n_shared)
+                generated = generator.generate(rendered, setting, args.tokens)
+                results.add(
+                    {
+                        **about(prompt, rendered, setting),
+                        **{name: getattr(generated.stats, name) for name in COUNTERS},
+                        "finish": generated.finish,
+                        "loop": find_loop(generated.tokens) is not None,
+                    }
+                )
+
+
+def can_defer(setting: Setting) -> bool:
+    """Whether a window fits in a round, or may outlive it."""
+    return (
+        setting.window.outlives_round or setting.window.rule == "reconverge" or setting.draft_max > setting.window.size
+    )
+
+
+def name_of(kind: Setting) -> str:
+    """Gate, rule and reach in full."""
+    if kind.is_exact:
+        return str(kind.gate)
+    reach = "across rounds" if kind.window.outlives_round else "in the round"
+    return f"{kind.gate} {kind.window.rule} {reach}"
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------------
+
+
+class Measured:
+    """The results of some prompts, by setting."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._of: dict[Setting, dict[str, Row]] = {}
+        for row in rows:
+            self._of.setdefault(parse_setting(row["setting"]), {})[row["prompt"]] = row
+
+    @property
+    def lengths(self) -> list[int]:
+        """All K, rising."""
+        return sorted({setting.draft_max for setting in self._of if setting.draft_max is not None})
+
+    @property
+    def kinds(self) -> list[Setting]:
+        """Settings without their K, in the order of the file."""
+        return list(dict.fromkeys(replace(setting, draft_max=None) for setting in self._of))
+
+    def has(self, kind: Setting, k: int) -> bool:
+        return replace(kind, draft_max=k) in self._of
+
+    def rate(self, kind: Setting, k: int, numerator: Callable[[Row], float], denominator: str) -> Interval:
+        """A ratio of sums over prompts."""
+        rows = list(self._of[replace(kind, draft_max=k)].values())
+        columns = [[numerator(row), row[denominator]] for row in rows]
+        return bootstrap(columns, ratio, [row["group"] for row in rows])
+
+    def gain(self, kind: Setting, k: int) -> Interval:
+        """Tokens per round relative to exact's with the same K, on the prompts that have both; minus 1."""
+        exact = self._of.get(Setting(draft_max=k), {})
+        mine = self._of[replace(kind, draft_max=k)]
+        pairs = [(mine[prompt], exact[prompt]) for prompt in mine if prompt in exact]
+        if not pairs:
+            return Interval(math.nan, math.nan, math.nan)
+        columns = [[a["committed"], a["rounds"], b["committed"], b["rounds"]] for a, b in pairs]
+        found = bootstrap(columns, ratio_of_ratios, [row["group"] for row, _ in pairs])
+        return Interval(found.estimate - 1, found.low - 1, found.high - 1)
+
+    def n(self, kind: Setting, k: int) -> int:
+        """Prompts."""
+        return len(self._of[replace(kind, draft_max=k)])
+
+    def n_loops(self, kind: Setting, k: int) -> int:
+        """Outputs with a true loop."""
+        return sum(row["loop"] for row in self._of[replace(kind, draft_max=k)].values())
+
+
+def percent(value: Interval, sign: str = "") -> str:
+    """`+12.3 % (10.1..14.2)`."""
+    if math.isnan(value.estimate):
+        return "-"
+    text = f"{100 * value.estimate:{sign}.1f} %"
+    return text if math.isnan(value.low) else f"{text} ({100 * value.low:{sign}.1f}..{100 * value.high:{sign}.1f})"
+
+
+def whole_table(measured: Measured) -> str:
+    """Every figure of every setting, prompts taken together."""
+    rows = []
+    for k in measured.lengths:
+        for kind in measured.kinds:
+            if not measured.has(kind, k):
+                continue
+            rollbacks = measured.rate(kind, k, lambda row: 1000 * row["rollbacks"], "committed")
+            accepted = measured.rate(kind, k, lambda row: row["matched"] + row["loose_accepted"], "drafted")
+            rows.append(
+                [
+                    f"{name_of(kind)}, K={k}",
+                    f"{measured.rate(kind, k, lambda row: row['committed'], 'rounds').estimate:.3f}",
+                    "" if kind.is_exact else percent(measured.gain(kind, k), "+"),
+                    percent(measured.rate(kind, k, lambda row: row["loose_accepted"], "committed")),
+                    f"{rollbacks.estimate:.1f}",
+                    f"{100 * accepted.estimate:.1f} %",
+                    str(measured.n_loops(kind, k)),
+                    str(measured.n(kind, k)),
+                ]
+            )
+    head = [
+        "setting",
+        "tokens per round",
+        "gain over exact",
+        "loose",
+        "rollbacks / 1000 tokens",
+        "accepted",
+        "in a loop",
+        "prompts",
+    ]
+    return markdown(head, rows)
+
+
+def category_table(measured: Measured) -> str:
+    """Gain and loose rate alone."""
+    rows = []
+    for kind in measured.kinds:
+        if kind.is_exact:
+            cells = [
+                f"{measured.rate(kind, k, lambda row: row['committed'], 'rounds').estimate:.2f} tokens per round"
+                if measured.has(kind, k)
+                else ""
+                for k in measured.lengths
+            ]
+        else:
+            cells = [
+                f"{percent(measured.gain(kind, k), '+')}; "
+                f"{percent(replace_bounds(measured.rate(kind, k, lambda row: row['loose_accepted'], 'committed')))}"
+                if measured.has(kind, k)
+                else ""
+                for k in measured.lengths
+            ]
+        rows.append([name_of(kind), *cells])
+    return markdown(["gain over exact; loose", *(f"K={k}" for k in measured.lengths)], rows)
+
+
+def replace_bounds(value: Interval) -> Interval:
+    """The estimate alone."""
+    return Interval(value.estimate, math.nan, math.nan)
+
+
+def print_table(path: Path) -> None:
+    """Markdown of a results file: all prompts, then by category."""
+    results = Results(path)
+    if not results.rows:
+        raise SystemExit(f"{path} has no results yet.")
+    guard = "on" if results.conditions["loop_guard"] else "off"
+    print(
+        f"{results.conditions['target']} with {results.conditions.get('draft', 'prompt lookup')}, greedy, up to "
+        f"{results.conditions['tokens']} tokens, W = 6, loop guard {guard}. Gains with 95 % intervals by bootstrap "
+        "over prompts (forms of one prompt together)."
+    )
+    names = list(dict.fromkeys(row["category"] for row in results.rows))
+    for name in [None, *names] if len(names) > 1 else [None]:
+        measured = Measured([row for row in results.rows if name in (None, row["category"])])
+        n = len({row["prompt"] for row in results.rows if name in (None, row["category"])})
+        groups = len({row["group"] for row in results.rows if name in (None, row["category"])})
+        n_left_out = len([row for row in results.left_out if name in (None, row["category"])])
+        forms = f", {groups} of them independent" if groups < n else ""
+        left_out = f"; {n_left_out} left out as too long" if n_left_out else ""
+        print(f"\n### {name or 'All'} ({n} prompts{forms}{left_out})\n")
+        print(whole_table(measured) if name is None else category_table(measured))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--tokens", type=int, default=128, help="tokens for each prompt (default 128)")
+    parser.add_argument("--k", type=int, nargs="+", default=[3, 4, 8], help="draft lengths (default 3 4 8)")
+    parser.add_argument(
+        "--settings", nargs="+", default=list(SETTINGS), help="gates and windows, as in `pyfly-cpp eval` (default: all)"
+    )
+    parser.add_argument("--no-loop-guard", dest="loop_guard", action="store_false", help="decode without loop guard")
+    args = parser.parse_args()
+    if args.table:
+        print_table(args.out)
+        return
+    if not (args.target and args.prompts):
+        parser.error("--target and --prompts are needed (or --table)")
+    run(args)
+
+
+if __name__ == "__main__":
+    main()
