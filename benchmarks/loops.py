@@ -8,11 +8,11 @@
 A loop is what pyfly_cpp/evaluation/repetition.py calls a true loop: one unit of up to 64 tokens at least 4 times in a
 row, over at least 32 tokens. Greedy, in the model's chat format, first turns only. A small model loops by itself at
 temperature 0, so a loop is charged to loose acceptance (a "new" loop) where the exact output of the same prompt has
-none.
+none. An output that has a true loop is not decoded any further.
 
-run     every prompt with Exact(), then for every tau and drafter with the guard on and off (margin gate, reconverging
-        window of 6). Where the guard did not act, the output without it is the same and is not decoded again;
-        --verify-same N decodes N of them anyway and compares.
+run     every prompt exactly (plain decoding), then for every tau and drafter with the guard on and off (margin gate,
+        reconverging window of 6). Where the guard did not act, the output without it is the same and is not decoded
+        again; --verify-same N decodes N of them anyway and compares.
 alarms  what the guard would see in Exact() output (decoded plainly), where it never acts: of the outputs in which it
         notices a loop, those without a true loop are false alarms. An output that ends at --tokens with a loop just
         noticed is followed a little further first.
@@ -43,7 +43,7 @@ from resumable import (
 from pyfly_cpp._native import notice_loop
 from pyfly_cpp.evaluation.files import Row, read_jsonl
 from pyfly_cpp.evaluation.generation import Generated
-from pyfly_cpp.evaluation.repetition import find_loop
+from pyfly_cpp.evaluation.repetition import MAX_PERIOD, MIN_REPEATS, find_loop
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting
 from pyfly_cpp.evaluation.statistics import flips, paired_difference, wilson
 
@@ -51,6 +51,11 @@ FOLLOWED = 192
 """Tokens behind the end of an output that are decoded where a loop was noticed and could not yet have become true."""
 
 # ---- run -------------------------------------------------------------------------------------------------------------
+
+
+def has_loop(tokens: Sequence[int]) -> bool:
+    """Whether there is a true loop; looked for every 16 tokens, among those that one may just have come into."""
+    return len(tokens) % 16 == 0 and find_loop(tokens[-MIN_REPEATS * (MAX_PERIOD + 16) :]) is not None
 
 
 def outcome(generated: Generated) -> Row:
@@ -73,11 +78,10 @@ def run(args: argparse.Namespace) -> None:
     """Decodes every prompt exactly and loosely, with the guard and, where it acted, without."""
     prompts = choose_prompts(args)
     drafters = args.drafters or ["draft" if args.draft else "lookup"]
-    exact = Setting(draft_max=args.k, drafter=drafters[0])
     loose = [parse_setting(f"margin:{tau:g} reconverge k={args.k} {name}") for name in drafters for tau in args.tau]
     results = Results(args.out)
     generator = load(args)
-    generator.require([exact, *loose])
+    generator.require(loose)
     n_verified = sum(row.get("verified", False) for row in results.rows)
     with results.writing({**model_conditions(args), "tokens": args.tokens}):
         done = {(row["setting"], row["prompt"], row["guard"]) for row in results.rows}
@@ -89,10 +93,10 @@ def run(args: argparse.Namespace) -> None:
             def decode(setting: Setting, guard: bool, n_keep: int = n_shared, rendered: Any = rendered) -> Generated:
                 generator.llm.loop_guard = guard
                 generator.forget(n_keep)
-                return generator.generate(rendered, setting, args.tokens)
+                return generator.generate(rendered, setting, args.tokens, is_enough=has_loop)
 
             if (str(EXACT), prompt.id, True) not in done:
-                results.add({**about(prompt, rendered, EXACT), "guard": True, **outcome(decode(exact, True))})
+                results.add({**about(prompt, rendered, EXACT), "guard": True, **outcome(decode(PLAIN, True))})
             for setting in loose:
                 if (str(setting), prompt.id, False) in done:
                     continue  # the last of the two lines is there

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,9 +146,15 @@ class Generator:
         llm.draft_max = setting.draft_max
 
     def generate(
-        self, prompt: Prompt, setting: Setting, max_tokens: int, temperature: float = 0.0, seed: int | None = None
+        self,
+        prompt: Prompt,
+        setting: Setting,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        is_enough: Callable[[Sequence[int]], bool] | None = None,
     ) -> Generated:
-        """Generates at most `max_tokens` tokens.
+        """Generates at most `max_tokens` tokens; ends as at that length when `is_enough` says so of all so far.
 
         Raises:
             ContextFullError: the prompt does not fit. An answer that does not fit ends with finish `"context"`.
@@ -181,7 +187,7 @@ class Generator:
                 if prompt.stop and self._find_stop(tokens[-_TAIL:], prompt.stop) is not None:
                     finish = "stop"
                     break
-                if len(tokens) >= max_tokens:
+                if len(tokens) >= max_tokens or (is_enough is not None and is_enough(tokens)):
                     break
         except ContextFullError:
             if not tokens:
