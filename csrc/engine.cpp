@@ -248,7 +248,8 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
             k_max = static_cast<int64_t>(proposals[i].tokens.size());
         }
         if (k_max > 0) {
-            offers.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k_max), proposals[i].proposal_class});
+            offers.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k_max), proposals[i].proposal_class,
+                              static_cast<int64_t>(drafters_[i].drafter->n_behind(history_))});
         }
     }
     const Governor::Choice choice = governor_.choose(offers);
@@ -265,7 +266,14 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
             chosen = std::move(proposals[i]);
             chosen.tokens.resize(static_cast<size_t>(choice.k));
         } else {
-            while (drafters_[i].drafter->prepare(history_) > 0) { // after idle rounds; not what a draft costs
+            if (const size_t n_behind = drafters_[i].drafter->n_behind(history_)) {
+                int64_t us = 0;
+                {
+                    const Stopwatch stopwatch(us);
+                    while (drafters_[i].drafter->prepare(history_) > 0) {
+                    }
+                }
+                governor_.observe_catch_up(choice.drafter, static_cast<int64_t>(n_behind), static_cast<double>(us));
             }
             const int64_t n_evaluated = drafters_[i].drafter->n_evaluated();
             int64_t us = 0;

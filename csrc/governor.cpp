@@ -16,8 +16,12 @@ constexpr double prior_slope = 0.1;  // of C(n) / C(1) per row before a second s
 constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
 constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
+constexpr double promising = 0.6;    // acceptance of a free drafter that is worth an attempt
 constexpr int64_t plain_every = 128; // rounds after which C(1) is measured again while drafting
 constexpr int64_t most_patience = 4096;
+constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
+constexpr double spent_on_retries = 0.02; // of the time since the last one, at most, on catching up
+constexpr double spoiled = 0.33;          // a first time may be three times what the next ones are
 
 // What is believed of a drafter's acceptance before it was seen, and how many observations that weighs. A drafter that
 // must be tried to be known gets credit; what a free one would have achieved is seen without trying.
@@ -116,22 +120,31 @@ double Governor::acceptance(int32_t drafter, int32_t depth) const {
     return acceptance(drafter, static_cast<int32_t>(commonest - a->classes.begin()), depth);
 }
 
+// Of all tokens that it is behind. Before it was measured: half of what drafting them would cost.
+double Governor::cost_of_catching_up(const Offer & offer) const {
+    const Arm * a = arm(offer.drafter);
+    const double us = a && a->us_per_caught_up > 0.0 ? a->us_per_caught_up : 0.5 * cost_of_drafting(offer.drafter);
+    return us * static_cast<double>(offer.n_behind);
+}
+
 // v(a, k) in tokens per microsecond; with `accepted`, as if every draft were accepted with that probability.
-double Governor::speed(const Offer & offer, int32_t k, std::optional<double> accepted) const {
+double Governor::speed(const Offer & offer, int32_t k, std::optional<double> accepted, double scale) const {
     double tokens = 1.0, reached = 1.0;
     for (int32_t i = 1; i <= k; i++) {
         reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, i);
         tokens += reached;
     }
-    return tokens / (cost(k + 1) + cost_of_drafting(offer.drafter) * k);
+    const double more_rows = cost(k + 1) - cost(1);
+    const double drafting = cost_of_drafting(offer.drafter) * k;
+    return tokens / (cost(1) + scale * (more_rows + drafting) + cost_of_catching_up(offer) / stay);
 }
 
-Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted) const {
+Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted, double scale) const {
     Choice choice;
     double best_speed = hysteresis / cost(1);
     for (const Offer & offer : offers) {
         for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
-            const double v = speed(offer, k, accepted);
+            const double v = speed(offer, k, accepted, scale);
             if (v > best_speed) {
                 best_speed = v;
                 choice = {offer.drafter, k};
@@ -141,33 +154,49 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
     return choice;
 }
 
-bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
-    return best({{drafter, k_max, 0}}, optimistic).drafter >= 0;
+bool Governor::can_pay(int32_t drafter, int32_t k_max, double scale) const {
+    return best({{drafter, k_max, 0}}, optimistic, scale).drafter >= 0;
+}
+
+// What a batch of several rows costs is not known yet.
+Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
+    for (const Offer & offer : offers) {
+        const bool is_worth_it = arm(offer.drafter).is_free
+                                     ? acceptance(offer.drafter, offer.proposal_class, 1) > promising
+                                     : can_pay(offer.drafter, offer.k_max);
+        if (is_worth_it) {
+            return {offer.drafter, std::min(offer.k_max, first_k)};
+        }
+    }
+    return {};
 }
 
 // Nothing seems to pay: what was measured may be wrong by now. A drafter is tried again, more and more rarely while
 // that changes nothing: a free one if it would have been right (its acceptance is known without trying), another if it
-// could pay at all or its cost is not confirmed yet, and in the end any, in case the times themselves were wrong.
+// could pay and catching up costs next to nothing (it is not behind when a request begins), and in the end any, in case
+// the times themselves were wrong.
 Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         Arm & a = arm(offer.drafter);
         const Choice attempt = {offer.drafter, std::min(offer.k_max, first_k)};
-        if (!a.is_free && a.n_measured == 0 && can_pay(offer.drafter, offer.k_max)) {
+        if (!a.is_free && a.n_measured < n_confirmed &&
+            can_pay(offer.drafter, offer.k_max, a.n_measured == 0 ? 1.0 : spoiled)) {
             return attempt;
         }
-        if (a.rounds_idle < a.patience) {
+        const double us_idle = cost(1) * static_cast<double>(a.rounds_idle);
+        if (a.rounds_idle < a.patience || cost_of_catching_up(offer) > spent_on_retries * us_idle) {
             continue;
         }
         const bool is_last_resort = a.patience >= most_patience;
         a.patience = std::min(2 * a.patience, most_patience);
         a.rounds_idle = 0;
         if (a.is_free) {
-            if (acceptance(offer.drafter, offer.proposal_class, 1) > 0.6) {
+            if (acceptance(offer.drafter, offer.proposal_class, 1) > promising) {
                 return attempt;
             }
         } else if (const Choice hoped = best({offer}, optimistic); hoped.drafter >= 0) {
             return hoped;
-        } else if (is_last_resort || (a.n_measured > 0 && a.n_measured < n_confirmed)) {
+        } else if (is_last_resort) {
             return attempt;
         }
     }
@@ -179,13 +208,8 @@ Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     const bool is_slope_unknown = std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; });
     if (offers.empty() || cost_[1] == 0.0 || ++rounds_since_plain_ >= plain_every) {
         // Plain decoding is what everything is compared with: it is measured first, and again now and then.
-    } else if (const auto hopeful =
-                   std::find_if(offers.begin(), offers.end(),
-                                [&](const Offer & offer) { return can_pay(offer.drafter, offer.k_max); });
-               is_slope_unknown && hopeful != offers.end()) {
-        choice = {hopeful->drafter, std::min(hopeful->k_max, first_k)};
     } else {
-        choice = best(offers, std::nullopt);
+        choice = is_slope_unknown ? first_attempt(offers) : best(offers, std::nullopt);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {
@@ -230,6 +254,15 @@ void Governor::observe_draft(int32_t drafter, int64_t n_tokens, double us) {
     } else {
         a.us_per_token *= std::pow(std::clamp(cost / a.us_per_token, 0.5, 2.0), cost_rate);
     }
+}
+
+void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
+    if (n_tokens < 1) {
+        return;
+    }
+    double & estimate = arm(drafter).us_per_caught_up;
+    const double cost = us / static_cast<double>(n_tokens);
+    estimate = estimate == 0.0 ? cost : estimate + cost_rate * (cost - estimate);
 }
 
 void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {

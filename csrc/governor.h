@@ -32,6 +32,7 @@ class Governor {
         int32_t drafter; // index
         int32_t k_max;   // most tokens it can draft, >= 1
         int32_t proposal_class;
+        int64_t n_behind = 0; // tokens it has to evaluate before it can draft
     };
 
     struct Choice {
@@ -45,12 +46,14 @@ class Governor {
 
     Choice choose(const std::vector<Offer> & offers);
 
-    // Whether a drafter could pay if nearly all its drafts were accepted: whether it is worth keeping up to date.
-    bool can_pay(int32_t drafter, int32_t k_max) const;
+    // Whether a drafter could pay if nearly all its drafts were accepted, and what it costs beyond plain decoding were
+    // `scale` of what was measured: whether it is worth keeping up to date.
+    bool can_pay(int32_t drafter, int32_t k_max, double scale = 1.0) const;
 
     // What a round showed. Times in microseconds, > 0.
     void observe_target(int32_t n_rows, double us);
     void observe_draft(int32_t drafter, int64_t n_tokens, double us);
+    void observe_catch_up(int32_t drafter, int64_t n_tokens, double us); // n_tokens evaluated in batches
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     void observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
@@ -76,6 +79,7 @@ class Governor {
         double expected_cost = 0.0; // of drafting a token, relative to C(1); 0: not known
         double us_per_token = 0.0;  // of drafting; 0: not measured
         int64_t n_measured = 0;
+        double us_per_caught_up = 0.0; // of evaluating a token in a batch; 0: not measured
         std::array<Acceptance, n_classes> classes = {};
         int64_t rounds_idle = 0;           // since it was last used
         int64_t patience = first_patience; // idle rounds before it is tried again though it does not seem to pay
@@ -83,9 +87,11 @@ class Governor {
 
     const Arm * arm(int32_t drafter) const;
     Arm & arm(int32_t drafter);
+    Choice first_attempt(const std::vector<Offer> & offers);
     Choice retry(const std::vector<Offer> & offers);
-    double speed(const Offer & offer, int32_t k, std::optional<double> acceptance) const;
-    Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance) const;
+    double cost_of_catching_up(const Offer & offer) const;
+    double speed(const Offer & offer, int32_t k, std::optional<double> acceptance, double scale = 1.0) const;
+    Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
 
     double cost(int32_t n_rows) const;
     double cost_of_drafting(int32_t drafter) const;

@@ -90,6 +90,11 @@ void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
     n_evaluated_ += static_cast<int64_t>(n);
 }
 
+size_t DraftModel::n_behind(const std::vector<int32_t> & history) const {
+    const size_t n_followed = offset_ + cached_.size() + 2; // a single token goes with the last one
+    return history.size() > n_followed ? history.size() - n_followed + 1 : 0;
+}
+
 // Everything but the last token, whose row starts the draft.
 size_t DraftModel::prepare(const std::vector<int32_t> & history) {
     sync(history);

@@ -15,6 +15,7 @@ class DraftModel : public Drafter {
     DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
     size_t prepare(const std::vector<int32_t> & history) override;
+    size_t n_behind(const std::vector<int32_t> & history) const override;
     void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) override;
     int64_t n_evaluated() const override { return n_evaluated_; }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes

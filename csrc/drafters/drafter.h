@@ -22,6 +22,12 @@ class Drafter {
         return 0;
     }
 
+    // Tokens of `history` that prepare() would evaluate now, about; 0 for a drafter that has nothing to catch up with.
+    virtual size_t n_behind(const std::vector<int32_t> & history) const {
+        (void) history;
+        return 0;
+    }
+
     // The target has just evaluated tokens[n] at positions n_past, n_past + 1, ..., some of which may be drafts that do
     // not survive. A drafter that reads the target's hidden states takes them here, before the next batch replaces
     // them.

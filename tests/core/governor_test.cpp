@@ -163,10 +163,28 @@ void test_a_spoiled_first_measurement_does_not_lock_out() {
     World world = {memory_bound, 100.0, 0.9, false};
     Simulation simulation(10);
     simulation.governor.observe_target(1, 1000.0);
-    simulation.governor.observe_target(4, 20000.0); // page faults, another process, ...
-    simulation.governor.observe_draft(0, 3, 30000.0);
+    simulation.governor.observe_target(4, 3500.0); // page faults, another process, ...
+    simulation.governor.observe_draft(0, 3, 900.0);
     simulation.run(world, 200);
     assert(simulation.last_k.back() >= 3);
+}
+
+void test_catching_up_is_paid_for() {
+    // A draft that paid, then did not, and is dear to bring up to date: not tried again until it is not behind.
+    World world = {memory_bound, 100.0, 0.9, false};
+    Simulation simulation(13);
+    simulation.run(world, 200);
+    simulation.governor.observe_catch_up(0, 16, 16 * 300.0);
+    world.acceptance = 0.0;
+    simulation.run(world, 40);
+    int64_t n_tries = 0, n_behind = 0;
+    for (int32_t i = 0; i < 1000; i++) {
+        const Governor::Choice choice = simulation.governor.choose({{0, k_max, 0, ++n_behind}});
+        simulation.governor.observe_target(choice.k + 1, memory_bound(choice.k + 1));
+        n_tries += choice.k > 0;
+    }
+    assert(n_tries == 0);
+    assert(simulation.governor.choose({{0, k_max, 0, 0}}).k > 0); // the next request
 }
 
 void test_one_right_guess_of_a_free_drafter_is_weak_evidence() {
@@ -243,6 +261,7 @@ int main() {
     test_a_drafter_that_cannot_pay_is_left_alone();
     test_a_draft_as_dear_as_the_target_is_not_tried();
     test_a_spoiled_first_measurement_does_not_lock_out();
+    test_catching_up_is_paid_for();
     test_one_right_guess_of_a_free_drafter_is_weak_evidence();
     test_loops_are_seen_within_two_repetitions();
     test_a_rollback_takes_the_runs_back();
