@@ -10,6 +10,7 @@ namespace {
 constexpr double decay = 0.9;        // of acceptance counts per observation: a memory of ten rounds
 constexpr double unlikely = 0.02;    // a run of equal outcomes less likely than this: the text has changed
 constexpr double forget = 0.2;       // what is kept of the counts then
+constexpr double carry_over = 0.3;   // what is kept of them when another text begins
 constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
 constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
 constexpr double prior_slope = 0.1;  // of C(n) / C(1) per row before a second size was measured
@@ -21,7 +22,7 @@ constexpr int64_t plain_every = 128; // rounds after which C(1) is measured agai
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
 constexpr double spent_on_retries = 0.02; // of the time since the last one, at most, on catching up
-constexpr double spoiled = 0.33;          // a first time may be three times what the next ones are
+constexpr double spoiled = 0.6;           // of a first time may be what the next ones are
 
 // What is believed of a drafter's acceptance before it was seen, and how many observations that weighs. A drafter that
 // must be tried to be known gets credit; what a free one would have achieved is seen without trying.
@@ -227,6 +228,22 @@ Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     return choice;
 }
 
+void Governor::fade(Acceptance & counts, double kept) {
+    for (size_t i = 0; i < counts.seen.size(); i++) {
+        counts.seen[i] *= kept;
+        counts.accepted[i] *= kept;
+    }
+    counts.run_likelihood = 1.0;
+}
+
+void Governor::begin_text() {
+    for (Arm & a : arms_) {
+        for (Acceptance & counts : a.classes) {
+            fade(counts, carry_over);
+        }
+    }
+}
+
 void Governor::observe_target(int32_t n_rows, double us) {
     const size_t n = static_cast<size_t>(n_rows);
     if (n >= cost_.size() || us <= 0.0) {
@@ -274,11 +291,7 @@ void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32
         counts.run_likelihood = (outcome == counts.last_outcome ? counts.run_likelihood : 1.0) * likelihood;
         counts.last_outcome = outcome;
         if (counts.run_likelihood < unlikely) {
-            for (size_t i = 0; i < counts.seen.size(); i++) {
-                counts.seen[i] *= forget;
-                counts.accepted[i] *= forget;
-            }
-            counts.run_likelihood = 1.0;
+            fade(counts, forget);
         }
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});

@@ -50,6 +50,9 @@ class Governor {
     // `scale` of what was measured: whether it is worth keeping up to date.
     bool can_pay(int32_t drafter, int32_t k_max, double scale = 1.0) const;
 
+    // Another text begins: what was accepted of the one before says less about it.
+    void begin_text();
+
     // What a round showed. Times in microseconds, > 0.
     void observe_target(int32_t n_rows, double us);
     void observe_draft(int32_t drafter, int64_t n_tokens, double us);
@@ -85,6 +88,7 @@ class Governor {
         int64_t patience = first_patience; // idle rounds before it is tried again though it does not seem to pay
     };
 
+    static void fade(Acceptance & counts, double kept);
     const Arm * arm(int32_t drafter) const;
     Arm & arm(int32_t drafter);
     Choice first_attempt(const std::vector<Offer> & offers);
