@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipe.corpus import read_corpus
 from recipe.errors import RecipeError
-from recipe.folder import PARTS
+from recipe.folder import PARTS, Folder
 
 REQUIRED = {"torch": "torch", "tokenizers": "tokenizers", "gguf": "gguf", "numpy": "numpy", "pyfly_cpp": "pyfly-cpp"}
 
@@ -21,9 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         corpus = read_corpus(args.corpus, args.gsm8k, args.prose)
         require_packages()
-        from recipe.run import run
+        folder = Folder(args.out)
+        folder.prepare(corpus, args.seed, args.only, args.force)
+        from recipe.run import run  # imports PyTorch
 
-        return 0 if run(args, corpus) else 1
+        return 0 if run(args, corpus, folder) else 1
     except RecipeError as error:
         print(f"recipe: {error}", file=sys.stderr)
         return 2
@@ -44,6 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps-scale", type=_positive, default=1.0, help="multiplies the training steps (default 1)")
     parser.add_argument("--threads", type=_threads, default=2, help="threads of the training (default 2)")
     parser.add_argument("--seed", type=_seed, default=0, help="(default 0)")
+    parser.add_argument("--licence", help="what the files are to say of their licence, such as MIT")
     parser.add_argument("--force", action="store_true", help="train again what is in the folder already")
     return parser.parse_args(arguments)
 

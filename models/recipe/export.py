@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -15,19 +16,26 @@ from recipe.vocabulary import CHAT_TEMPLATE, CONTROL, ENDOFTEXT, IM_END, Vocabul
 Weights = Mapping[str, npt.NDArray[np.generic]]
 
 
-def export_llama(path: Path, name: str, shape: LlamaShape, weights: Weights, vocabulary: Vocabulary) -> None:
+@dataclass(frozen=True)
+class Header:
+    """What a file says besides its sizes."""
+
+    name: str
+    licence: str | None
+    vocabulary: Vocabulary
+
+
+def export_llama(path: Path, header: Header, shape: LlamaShape, weights: Weights) -> None:
     """A llama: target or draft."""
-    _write(path, "llama", name, shape, _with_adjacent_rope(weights, shape), vocabulary)
+    _write(path, "llama", header, shape, _with_adjacent_rope(weights, shape))
 
 
-def export_eagle3(path: Path, name: str, shape: Eagle3Shape, weights: Weights, vocabulary: Vocabulary) -> None:
+def export_eagle3(path: Path, header: Header, shape: Eagle3Shape, weights: Weights) -> None:
     """An EAGLE-3 head; `d2t` among the weights."""
-    _write(path, "eagle3", name, shape, _with_adjacent_rope(weights, shape), vocabulary)
+    _write(path, "eagle3", header, shape, _with_adjacent_rope(weights, shape))
 
 
-def export_qwen35(
-    path: Path, name: str, shape: Qwen35Shape, trunk: Weights, mtp: Weights, vocabulary: Vocabulary
-) -> None:
+def export_qwen35(path: Path, header: Header, shape: Qwen35Shape, trunk: Weights, mtp: Weights) -> None:
     """Trunk and MTP block in one file; the block's tensors are numbered on from the trunk's."""
     weights = {**trunk, **{f"blk.{shape.n_layer}.{tensor}": array for tensor, array in mtp.items()}}
     tensors = {}
@@ -35,7 +43,7 @@ def export_qwen35(
         if tensor.endswith("ssm_a_log"):
             tensor, array = tensor.replace("ssm_a_log", "ssm_a"), -np.exp(array)
         tensors[tensor.replace("ssm_dt_bias", "ssm_dt.bias")] = array
-    _write(path, "qwen35", name, shape, tensors, vocabulary)
+    _write(path, "qwen35", header, shape, tensors)
 
 
 def adjacent_pairs(matrix: npt.NDArray[np.generic], n_heads: int) -> npt.NDArray[np.generic]:
@@ -54,16 +62,18 @@ def _with_adjacent_rope(weights: Weights, shape: Shape) -> Weights:
     return turned
 
 
-def _write(path: Path, architecture: str, name: str, shape: Shape, tensors: Weights, vocabulary: Vocabulary) -> None:
+def _write(path: Path, architecture: str, header: Header, shape: Shape, tensors: Weights) -> None:
     """Matrices as F16, all else as F32 or as it is. Under another name first, so that what is there is whole."""
     unfinished = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(str(unfinished), architecture)
-    writer.add_name(name)
+    writer.add_name(header.name)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_description("tiny test model, made by the recipe of pyfly-cpp")
+    if header.licence:
+        writer.add_license(header.licence)
     for key, value in shape.fields().items():
         _add(writer, f"{architecture}.{key}", value)
-    _add_vocabulary(writer, vocabulary)
+    _add_vocabulary(writer, header.vocabulary)
     for tensor, array in tensors.items():
         if array.dtype == np.float32 and array.ndim == 2 and "ssm_conv1d" not in tensor:
             array = array.astype(np.float16)

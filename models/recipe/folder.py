@@ -58,6 +58,12 @@ class Folder:
                     "parts again with --force."
                 )
             self.tokenizer.unlink(missing_ok=True)
+        for part, base in NEEDS.items():
+            if base in parts and part not in parts and self.weights(part).exists():
+                raise RecipeError(
+                    f"{self.weights(part)} was trained on the {base} that is to be replaced; choose another --out, or "
+                    f"train it again too (--only {base},{part})."
+                )
         for part in parts:
             if part in NEEDS and NEEDS[part] not in parts and not self.weights(NEEDS[part]).exists():
                 raise RecipeError(

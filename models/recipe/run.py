@@ -15,32 +15,30 @@ from torch import nn
 from pyfly_cpp import MTP, DraftModel, Eagle3
 from recipe import check, shapes, train
 from recipe.corpus import Corpus
-from recipe.export import export_eagle3, export_llama, export_qwen35
+from recipe.export import Header, export_eagle3, export_llama, export_qwen35
 from recipe.folder import Folder
 from recipe.llama import Llama
 from recipe.qwen35 import Qwen35
-from recipe.tokenizer import Vocabulary, train_tokenizer, vocabulary
+from recipe.tokenizer import train_tokenizer, vocabulary
 from recipe.windows import encode
 
 DRAFT_MAX = 3
 N_CHECKED_TEXTS = 3
 
 
-def run(args: argparse.Namespace, corpus: Corpus) -> bool:
-    """Trains `args.only` into `args.out`; says on stdout what it does and finds. Returns whether all checks passed."""
+def run(args: argparse.Namespace, corpus: Corpus, folder: Folder) -> bool:
+    """Trains `args.only` into the folder; says on stdout what it does and finds. Returns whether all checks passed."""
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
-    folder = Folder(args.out)
-    folder.prepare(corpus, args.seed, args.only, args.force)
     return _Run(args, corpus, folder).all_parts()
 
 
 class _Run:
     def __init__(self, args: argparse.Namespace, corpus: Corpus, folder: Folder) -> None:
-        self.corpus, self.folder, self.parts = corpus, folder, args.only
+        self.corpus, self.folder, self.parts, self.licence = corpus, folder, args.only, args.licence
         self.started = time.perf_counter()
         self.tokenizer = self.load_or_train_tokenizer()
-        self.vocabulary: Vocabulary = vocabulary(self.tokenizer)
+        self.vocabulary = vocabulary(self.tokenizer)
         documents = encode(self.tokenizer, corpus.training)
         self.training = train.Training(documents, args.seed, args.steps_scale, self.say)
         self.say(
@@ -67,14 +65,14 @@ class _Run:
         model = train.train_target(self.training)
         self.save("target", model)
         path = self.folder.gguf("target")
-        export_llama(path, "tiny-llama target", model.shape, arrays(model), self.vocabulary)
+        export_llama(path, self.header("tiny-llama target"), model.shape, arrays(model))
         self.check_logits("target", model)
 
     def draft(self) -> None:
         model = train.train_draft(self.training, self.load_target())
         self.save("draft", model)
         path = self.folder.gguf("draft")
-        export_llama(path, "tiny-llama draft", model.shape, arrays(model), self.vocabulary)
+        export_llama(path, self.header("tiny-llama draft"), model.shape, arrays(model))
         self.check_logits("draft", model)
         self.measure("target", DraftModel(path, draft_max=DRAFT_MAX))
 
@@ -83,7 +81,7 @@ class _Run:
         head = train.train_eagle3(self.training, target)
         self.save("eagle3", head)
         path = self.folder.gguf("eagle3")
-        export_eagle3(path, "tiny-llama EAGLE-3 head", head.shape, arrays(head), self.vocabulary)
+        export_eagle3(path, self.header("tiny-llama EAGLE-3 head"), head.shape, arrays(head))
         generations = self.measure("target", Eagle3(path, draft_max=DRAFT_MAX))
         self.report(check.check_eagle3(path.name, generations[:N_CHECKED_TEXTS], target, head))
 
@@ -95,7 +93,7 @@ class _Run:
         head = train.train_mtp(self.training, trunk)
         self.save("mtp", head)
         path = self.folder.gguf("mtp")
-        export_qwen35(path, "tiny-qwen35 with MTP", trunk.shape, arrays(trunk), arrays(head), self.vocabulary)
+        export_qwen35(path, self.header("tiny-qwen35 with MTP"), trunk.shape, arrays(trunk), arrays(head))
         self.check_logits("mtp", trunk)
         generations = self.measure("mtp", MTP(draft_max=DRAFT_MAX))
         self.report(check.check_mtp(path.name, generations[:N_CHECKED_TEXTS], trunk, head))
@@ -109,8 +107,14 @@ class _Run:
             tokenizer.save(str(path))
         return Tokenizer.from_file(str(path))
 
+    def header(self, name: str) -> Header:
+        return Header(name, self.licence, self.vocabulary)
+
     def save(self, part: str, model: nn.Module) -> None:
-        torch.save(model.state_dict(), self.folder.weights(part))
+        path = self.folder.weights(part)
+        unfinished = path.with_name(path.name + ".partial")
+        torch.save(model.state_dict(), unfinished)
+        unfinished.replace(path)
 
     def load(self, part: str, model: Any) -> Any:
         model.load_state_dict(torch.load(self.folder.weights(part), weights_only=True))
