@@ -1,4 +1,4 @@
-"""The recipe of the tiny models: texts, errors, export; with PyTorch also whole runs on models that are tinier still."""
+"""The recipe of the tiny models: texts, errors, export; with PyTorch also whole runs on models still tinier."""
 
 from __future__ import annotations
 
@@ -218,6 +218,9 @@ def tinier(torch, monkeypatch):
     monkeypatch.setattr(shapes, "EAGLE3", shapes.Eagle3Shape(**eagle3))
     monkeypatch.setattr(shapes, "QWEN35", shapes.Qwen35Shape(**{**small, "n_layer": 2, "n_rot": 8}))
     monkeypatch.setattr(windows, "N_BATCH", 2)
+    from recipe import check
+
+    monkeypatch.setattr(check, "N_TOKENS", 24)
 
 
 @pytest.fixture
@@ -240,7 +243,7 @@ def rough(tinier, torch, monkeypatch):
 def test_the_export_of_random_weights_agrees_with_pytorch(rough, text_file, tmp_path, capsys):
     assert cli.main(["--corpus", str(text_file), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert said.count("check passed") == 5
+    assert said.count("] check passed: ") == 5
     assert (tmp_path / "SHA256SUMS").read_text().count("\n") == len(FILES)
 
 
@@ -254,7 +257,7 @@ def test_a_wrong_export_is_found(rough, text_file, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(export, "adjacent_pairs", lambda m, n: m if unturned or m.shape[1] == 128 else turn(m, n))
     assert cli.main(["--corpus", str(text_file), "--out", str(tmp_path), "--only", part]) == 1
     said = capsys.readouterr().out
-    assert [failed in line for line in said.splitlines() if "check FAILED" in line] == [True]
+    assert [failed in line for line in said.splitlines() if line.startswith("check FAILED: ")] == [True]
 
 
 def test_the_same_seed_gives_the_same_files_part_by_part(tinier, text_file, tmp_path, capsys):

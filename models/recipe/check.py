@@ -100,7 +100,7 @@ def measure_acceptance(target: Path, drafter: DraftModel | Eagle3 | MTP, prompts
 
 
 def _generate(llm: FlyLlama, prompt: str) -> Generation:
-    tokens = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)
+    tokens = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)[:N_WINDOW]
     vocab = llama_cpp.llama_model_get_vocab(llm.model)
     llm.reset()
     stream = llm.generate(tokens, temp=0.0)

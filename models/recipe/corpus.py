@@ -27,7 +27,8 @@ class Corpus:
     @property
     def prompts(self) -> list[str]:
         """First halves, cut at a space, of the first 30 documents that were held back."""
-        return [document[: len(document) // 2].rsplit(" ", 1)[0] for document in self.held_back[:30]]
+        halves = [document[: len(document) // 2].rsplit(" ", 1)[0] for document in self.held_back[:30]]
+        return [half for half in halves if half]
 
 
 def read_corpus(corpus: Path | None, gsm8k: Path | None, prose: Path | None) -> Corpus:

@@ -45,18 +45,16 @@ class _Run:
             f"{len(corpus.training)} documents, {sum(map(len, documents)) / 1e6:.2f} M tokens with their chat forms"
         )
         self.passed = True
+        self.results: list[str] = []
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.started:5.0f} s] {text}", flush=True)
 
     def all_parts(self) -> bool:
-        """Every part in turn: train, export, check, measure."""
+        """Every part in turn: train, export, check, measure; then all results once more."""
         for part in self.parts:
             getattr(self, part)()
-        for line in self.folder.write_sums():
-            print(line)
-        if not self.passed:
-            self.say("a check FAILED, see above")
+        print("\n".join(["", *self.results, *self.folder.write_sums()]))
         return self.passed
 
     # ---- The parts ---------------------------------------------------------------------------------------------------
@@ -126,9 +124,13 @@ class _Run:
 
     # ---- Checks ------------------------------------------------------------------------------------------------------
 
+    def result(self, text: str) -> None:
+        self.say(text)
+        self.results.append(text)
+
     def report(self, result: check.Check) -> None:
         self.passed &= result.passed
-        self.say(f"check {'passed' if result.passed else 'FAILED'}: {result.text}")
+        self.result(f"check {'passed' if result.passed else 'FAILED'}: {result.text}")
 
     def check_logits(self, part: str, model: Llama | Qwen35) -> None:
         texts = ["\n\n".join(self.corpus.held_back[i : i + 3]) for i in range(0, 3 * N_CHECKED_TEXTS, 3)]
@@ -138,7 +140,7 @@ class _Run:
 
     def measure(self, target: str, drafter: DraftModel | Eagle3 | MTP) -> list[check.Generation]:
         acceptance = check.measure_acceptance(self.folder.gguf(target), drafter, self.corpus.prompts)
-        self.say(f"{drafter}: {acceptance}")
+        self.result(f"{drafter}: {acceptance}")
         return acceptance.generations
 
 
