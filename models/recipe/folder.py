@@ -50,8 +50,9 @@ class Folder:
         there = [path for path in written if path.exists()]
         if there and not force:
             raise RecipeError(f"{there[0]} is there already; give --force to train it again, or choose another --out.")
-        origin = {"seed": seed, "text_sha256": _digest([*corpus.training, *corpus.held_back, corpus.prose])}
-        if self.origin.exists() and json.loads(self.origin.read_text(encoding="utf-8")) != origin:
+        digest = _digest([*corpus.training, *corpus.held_back, corpus.prose])
+        origin = json.dumps({"seed": seed, "text_sha256": digest}) + "\n"
+        if self.origin.exists() and self.origin.read_text(encoding="utf-8") != origin:
             if not (force and set(parts) == set(PARTS)):
                 raise RecipeError(
                     f"the parts in {self.path} were made from another text or seed; choose another --out, or train all "
@@ -70,7 +71,7 @@ class Folder:
                     f"{part} is trained on {NEEDS[part]}, and {self.weights(NEEDS[part])} is not there; train it first "
                     f"(--only {NEEDS[part]},{part})."
                 )
-        self.origin.write_text(json.dumps(origin) + "\n", encoding="utf-8")
+        self.origin.write_text(origin, encoding="utf-8")
 
     def write_sums(self) -> list[str]:
         """Writes SHA256SUMS over the GGUF files that are there; returns its lines."""
