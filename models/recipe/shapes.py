@@ -1,0 +1,119 @@
+"""The sizes of the models, and the metadata that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+N_VOCAB = 1536
+"""Tokens of the vocabulary, the control tokens included."""
+N_CTX = 2048
+"""`context_length` of the files. The models are trained on windows of `N_WINDOW` tokens."""
+N_WINDOW = 256
+"""Tokens of a training window."""
+NORM_EPS = 1e-5
+ROPE_BASE = 10000.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every architecture here has."""
+
+    n_embd: int = 256
+    n_layer: int = 6
+    n_ff: int = 768
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 64
+    n_rot: int = 64
+    """Leading dimensions of a head that RoPE turns."""
+    n_vocab: int = N_VOCAB
+
+    def fields(self) -> dict[str, int | float | bool | list[int]]:
+        """GGUF metadata by key, without the architecture's prefix. int: uint32, float: float32, list: int32."""
+        return {
+            "context_length": N_CTX,
+            "embedding_length": self.n_embd,
+            "block_count": self.n_layer,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "rope.freq_base": ROPE_BASE,
+            "rope.dimension_count": self.n_rot,
+            "attention.layer_norm_rms_epsilon": NORM_EPS,
+            "vocab_size": self.n_vocab,
+        }
+
+
+@dataclass(frozen=True)
+class LlamaShape(Shape):
+    """A llama: the target, or a plain draft."""
+
+    tied: bool = False
+    """Whether the token embedding is the output matrix as well."""
+
+
+@dataclass(frozen=True)
+class Eagle3Shape(Shape):
+    """An EAGLE-3 head."""
+
+    n_layer: int = 1
+    n_ff: int = 512
+    n_embd_target: int = 256
+    target_layers: tuple[int, int, int] = (1, 3, 5)
+    """It reads the inputs of these blocks of the target, 0..n_layer-1 of the target."""
+    n_draft_vocab: int = 1024
+    """Tokens that it can propose."""
+
+    def fields(self) -> dict[str, int | float | bool | list[int]]:
+        return {
+            **super().fields(),
+            "target_layers": list(self.target_layers),
+            "target_hidden_size": self.n_embd_target,
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+        }
+
+
+@dataclass(frozen=True)
+class Qwen35Shape(Shape):
+    """A hybrid of gated delta nets and attention with an MTP block behind the trunk."""
+
+    n_layer: int = 4
+    """Blocks of the trunk; the MTP block is one more."""
+    n_rot: int = 16
+    attention_interval: int = 2
+    """Every so-manieth block is attention, the others are recurrent."""
+    n_conv: int = 4
+    """Taps of the causal convolution."""
+    n_state: int = 32
+    """Dimension of the recurrent heads' queries, keys and values."""
+    n_key_heads: int = 4
+    n_value_heads: int = 8
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a block of the trunk is a gated delta net."""
+        return (layer + 1) % self.attention_interval != 0
+
+    def fields(self) -> dict[str, int | float | bool | list[int]]:
+        half = self.n_rot // 2
+        sections = [(half + 2) // 3, (half + 1) // 3, half // 3]  # for text any split will do that adds up to half
+        return {
+            **super().fields(),
+            "block_count": self.n_layer + 1,
+            "nextn_predict_layers": 1,
+            "rope.dimension_sections": [*sections, 0],
+            "ssm.conv_kernel": self.n_conv,
+            "ssm.inner_size": self.n_value_heads * self.n_state,
+            "ssm.state_size": self.n_state,
+            "ssm.time_step_rank": self.n_value_heads,
+            "ssm.group_count": self.n_key_heads,
+            "full_attention_interval": self.attention_interval,
+        }
+
+
+TARGET = LlamaShape()
+DRAFT = LlamaShape(n_layer=2, n_ff=256, tied=True)
+EAGLE3 = Eagle3Shape()
+QWEN35 = Qwen35Shape()
