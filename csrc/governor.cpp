@@ -29,6 +29,7 @@ constexpr double spoiled = 0.6;           // of a first time may be what the nex
 struct Prior {
     double acceptance, weight;
 };
+constexpr double most_expected = 0.9; // of a depth, from the depth before it: one long proposal is one observation
 constexpr Prior prior_of_model = {0.7, 0.5}, prior_of_free = {0.4, 1.5};
 
 } // namespace
@@ -106,7 +107,8 @@ double Governor::acceptance(int32_t drafter, int32_t proposal_class, int32_t dep
     const Acceptance & counts = a->classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
     for (int32_t i = 0; i < std::min(depth, PYFLY_MAX_DEPTH); i++) {
         const size_t at = static_cast<size_t>(i);
-        estimate = (counts.accepted[at] + prior.weight * estimate) / (counts.seen[at] + prior.weight);
+        estimate =
+            (counts.accepted[at] + prior.weight * std::min(estimate, most_expected)) / (counts.seen[at] + prior.weight);
     }
     return estimate;
 }
