@@ -15,6 +15,7 @@ constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
 constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
 constexpr double prior_slope = 0.1;  // of C(n) / C(1) per row before a second size was measured
 constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
+constexpr double plausible = 0.9;    // the same before it was tried: what it costs is only guessed
 constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
 constexpr double promising = 0.6;    // acceptance of a free drafter that is worth an attempt
@@ -158,7 +159,9 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
 }
 
 bool Governor::can_pay(int32_t drafter, int32_t k_max, double scale) const {
-    return best({{drafter, k_max, 0}}, optimistic, scale).drafter >= 0;
+    const Arm * a = arm(drafter);
+    const bool is_measured = a && a->n_measured > 0;
+    return best({{drafter, k_max, 0}}, is_measured ? optimistic : plausible, scale).drafter >= 0;
 }
 
 // What a batch of several rows costs is not known yet.
