@@ -23,6 +23,18 @@ N_VOCAB = 1536
 TOLERANCE = {HYBRID: 4e-3, LLAMA: 1e-3}  # twice the noise between batched and single evaluation
 
 
+def model_fixture(make):
+    """A fixture of a test module: a model, closed at its end."""
+
+    @pytest.fixture(scope="module")
+    def model():
+        llm = make()
+        yield llm
+        llm.close()
+
+    return model
+
+
 def prompts(n):
     lines = (TESTS / "data" / "half_documents.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"] for line in lines[:n]]
@@ -56,34 +68,6 @@ def single_rows(reference, prompt, tokens):
 def worst_gap(reference, prompt, tokens):
     """Teacher forcing: the most that any token is below the maximum of the row behind its own context."""
     return max(float(row.max() - row[token]) for row, token in zip(single_rows(reference, prompt, tokens), tokens))
-
-
-def edit_gguf(source, destination, fields=None, tensors=None):
-    """A copy of a GGUF file. `fields`: value by name, replaced or added (as float32 or uint32); `tensors(tensors)`:
-    changes a dict of arrays by name."""
-    gguf = pytest.importorskip("gguf")
-    reader = gguf.GGUFReader(source)
-    fields = dict(fields or {})
-    architecture = fields.pop("general.architecture", reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(str(destination), architecture)
-    for name, entry in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        value = fields.pop(name, entry.contents())
-        writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
-    for name, value in fields.items():
-        kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
-        writer.add_key_value(name, value, kind)
-    arrays = {entry.name: entry.data.copy() for entry in reader.tensors}
-    if tensors is not None:
-        tensors(arrays)
-    for name, array in arrays.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return Path(destination)
 
 
 def chained_model(destination, n_heads=2):

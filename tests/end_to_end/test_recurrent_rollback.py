@@ -135,6 +135,44 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
     llm.close()
 
 
+@pytest.mark.parametrize("n_snapshots", [3, 0])
+def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
+    """The depth of the snapshots does not reach into earlier rounds, but a copy of the state does: no window falls back
+    to its round, and the stats say what it costs."""
+
+    class Second:
+        """The target's second choice now and then, and nothing behind it."""
+
+        def __call__(self, history):
+            if len(history) % 4:
+                return np.zeros(0, dtype=np.intc)
+            nearest = fresh_logits(reference, [int(t) for t in history]).argsort()[::-1]
+            return np.array([next(int(t) for t in nearest[1:] if t < 1500)], dtype=np.intc)
+
+    for rule in ("agree", "reconverge"):
+        window = Window(6, rule=rule, across_rounds=True)
+        drafter = Second()
+        llm = FlyLlama(
+            MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0), window=window,
+            trace=True, **SETTINGS,
+        )  # fmt: skip
+        llm.drafter, llm.draft_max = drafter, 3
+        prompt = random_prompt(random.Random(6), 9)
+        text = take(llm.generate(prompt, temp=0.0), 24)
+        reference.reset()
+        reference.eval(prompt)
+        for record, token in zip(llm.records, text):
+            row = logits_after(reference)
+            assert row.max() - row[record.choice] < TOLERANCE
+            reference.eval([token])
+        stats = llm.stats
+        assert stats.rollbacks > 0
+        assert stats.window_fallbacks == 0
+        assert stats.checkpoints > stats.rollbacks
+        assert stats.replayed > 0
+        llm.close()
+
+
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (4, 0)])
 def test_states_that_are_saved_in_the_middle_of_a_round(reference, k, n_snapshots):
     script = Script(k)
