@@ -1,4 +1,4 @@
-"""What the tests of the MTP and EAGLE-3 heads share: models, prompts, checks, and damaged copies of the files."""
+"""What tests on the tiny models share: models, prompts, checks, scripted drafters, and a model with random weights."""
 
 from __future__ import annotations
 
@@ -68,6 +68,39 @@ def single_rows(reference, prompt, tokens):
 def worst_gap(reference, prompt, tokens):
     """Teacher forcing: the most that any token is below the maximum of the row behind its own context."""
     return max(float(row.max() - row[token]) for row, token in zip(single_rows(reference, prompt, tokens), tokens))
+
+
+def take(stream, n):
+    out = list(itertools.islice(stream, n))
+    stream.close()
+    return out
+
+
+class Script:
+    """A drafter: proposes the continuation in `text` with one wrong token, whose depth runs through all of them."""
+
+    def __init__(self, k, text=()):
+        self.k, self.n_calls, self.text = k, 0, list(text)
+
+    def __call__(self, history):
+        draft = self.text[len(history) : len(history) + self.k]
+        wrong = self.n_calls % (self.k + 1)  # k: none
+        self.n_calls += 1
+        if wrong < len(draft):
+            draft[wrong] = (draft[wrong] + 1) % 1500
+        return np.array(draft, dtype=np.intc)
+
+
+def second_choice(reference, every):
+    """A drafter: the target's second choice where the text has a multiple of `every` tokens, and nothing behind it."""
+
+    def draft(history):
+        if len(history) % every:
+            return np.zeros(0, dtype=np.intc)
+        order = single_rows(reference, [int(t) for t in history], [0])[0].argsort()[::-1]
+        return np.array([next(int(t) for t in order[1:] if t < 1500)], dtype=np.intc)
+
+    return draft
 
 
 def chained_model(destination, n_heads=2):

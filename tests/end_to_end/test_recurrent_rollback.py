@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
+from heads import Script, second_choice, take
 
 from pyfly_cpp import FlyLlama, Margin, Window
 
@@ -58,29 +58,8 @@ def assert_greedy(reference, prompt, tokens):
         reference.eval([token])
 
 
-class Script:
-    """Proposes the true continuation with one wrong token, whose depth runs through all of them."""
-
-    def __init__(self, k):
-        self.k, self.n_calls, self.text = k, 0, []
-
-    def __call__(self, history):
-        draft = self.text[len(history) : len(history) + self.k]
-        wrong = self.n_calls % (self.k + 1)  # k: none
-        self.n_calls += 1
-        if wrong < len(draft):
-            draft[wrong] = (draft[wrong] + 1) % 1500
-        return np.array(draft, dtype=np.intc)
-
-
 def random_prompt(rng, n):
     return [rng.randrange(1500) for _ in range(n)]
-
-
-def take(stream, n):
-    out = list(itertools.islice(stream, n))
-    stream.close()
-    return out
 
 
 # (drafted in a round, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
@@ -139,19 +118,9 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
 def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
     """The depth of the snapshots does not reach into earlier rounds, but a copy of the state does: no window falls back
     to its round, and the stats say what it costs."""
-
-    class Second:
-        """The target's second choice now and then, and nothing behind it."""
-
-        def __call__(self, history):
-            if len(history) % 4:
-                return np.zeros(0, dtype=np.intc)
-            nearest = fresh_logits(reference, [int(t) for t in history]).argsort()[::-1]
-            return np.array([next(int(t) for t in nearest[1:] if t < 1500)], dtype=np.intc)
-
     for rule in ("agree", "reconverge"):
         window = Window(6, rule=rule, across_rounds=True)
-        drafter = Second()
+        drafter = second_choice(reference, 4)
         llm = FlyLlama(
             MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0), window=window,
             trace=True, **SETTINGS,

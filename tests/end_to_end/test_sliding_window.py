@@ -3,13 +3,11 @@ or evaluated anew."""
 
 from __future__ import annotations
 
-import itertools
-
 import llama_cpp
 import numpy as np
 import pytest
 from gguf_edit import as_architecture, edit_gguf
-from heads import LLAMA, SETTINGS, TOLERANCE, prompts, single_rows, worst_gap
+from heads import LLAMA, SETTINGS, TOLERANCE, Script, prompts, second_choice, single_rows, take, worst_gap
 
 from pyfly_cpp import FlyLlama, Margin, PromptLookup, Window
 
@@ -47,28 +45,6 @@ def text(reference):
     return reference.tokenize("\n\n".join(prompts(8)).encode(), add_bos=False)[:400]
 
 
-def take(llm, history, n):
-    stream = llm.generate(history, temp=0.0)
-    out = list(itertools.islice(stream, n))
-    stream.close()
-    return out
-
-
-class Script:
-    """Proposes the true continuation with one wrong token, whose depth runs through all of them."""
-
-    def __init__(self, text, k):
-        self.text, self.k, self.n_calls = text, k, 0
-
-    def __call__(self, history):
-        draft = self.text[len(history) : len(history) + self.k]
-        wrong = self.n_calls % (self.k + 1)
-        self.n_calls += 1
-        if wrong < len(draft):
-            draft[wrong] = (draft[wrong] + 1) % 1500
-        return np.array(draft, dtype=np.intc)
-
-
 def test_the_window_is_what_llama_cpp_drops(model, reference, text):
     """The trap: the base class cuts the cache and goes on with what is missing."""
     base = llama_cpp.Llama(model, swa_full=False, **TIGHT, **SETTINGS)
@@ -86,10 +62,10 @@ def test_the_window_is_what_llama_cpp_drops(model, reference, text):
 @pytest.mark.parametrize(("k", "room"), [(4, TIGHT), (12, ROOMY), (12, TIGHT)], ids=str)
 def test_rejections_at_every_depth(model, reference, text, k, room):
     """A round is taken back without loss, unless its batch was larger than llama.cpp's own."""
-    expected = take(FlyLlama(model, swa_full=False, **room, **SETTINGS), text, 80)
+    expected = take(FlyLlama(model, swa_full=False, **room, **SETTINGS).generate(text, temp=0.0), 80)
     assert worst_gap(reference, text, expected) < TOLERANCE[LLAMA]
-    llm = FlyLlama(model, swa_full=False, drafter=Script(text + expected, k), draft_max=k, **room, **SETTINGS)
-    out = take(llm, text, 60)
+    llm = FlyLlama(model, swa_full=False, drafter=Script(k, text + expected), draft_max=k, **room, **SETTINGS)
+    out = take(llm.generate(text, temp=0.0), 60)
     assert worst_gap(reference, text, out) < TOLERANCE[LLAMA]
     assert llm.stats.matched > 20
     assert (llm.stats.replayed > 0) == (k == 12 and room is TIGHT)
@@ -100,12 +76,12 @@ def test_rejections_at_every_depth(model, reference, text, k, room):
 def test_another_prompt_of_the_same_beginning(model, reference, text, drafter):
     llm = FlyLlama(model, swa_full=False, drafter=drafter, **TIGHT, **SETTINGS)
     for prompt in (text, [*text[:300], 300, 301], [*text[:299], 5, 6], text):
-        assert worst_gap(reference, prompt, take(llm, prompt, 20)) < TOLERANCE[LLAMA]
+        assert worst_gap(reference, prompt, take(llm.generate(prompt, temp=0.0), 20)) < TOLERANCE[LLAMA]
     # The end of what was just generated is still there.
     llm.reset_stats()
-    longer = [*text, *take(llm, text, 20), 300]
+    longer = [*text, *take(llm.generate(text, temp=0.0), 20), 300]
     llm.reset_stats()
-    assert worst_gap(reference, longer, take(llm, longer, 10)) < TOLERANCE[LLAMA]
+    assert worst_gap(reference, longer, take(llm.generate(longer, temp=0.0), 10)) < TOLERANCE[LLAMA]
     assert llm.stats.prefilled <= 2
     llm.close()
 
@@ -117,18 +93,12 @@ def test_windows_across_rounds(model, reference, text, rule, room):
     (agree), or its end does (reconverge). Where the cache is tight, no mismatch is left open for longer than what it
     needs is there."""
 
-    def drafter(history):
-        if len(history) % 9:
-            return np.zeros(0, dtype=np.intc)
-        order = single_rows(reference, [int(t) for t in history], [0])[0].argsort()[::-1]
-        return np.array([next(int(t) for t in order[1:] if t < 1500)], dtype=np.intc)
-
     window = Window(12, rule=rule, across_rounds=True)
     llm = FlyLlama(
-        model, swa_full=False, drafter=drafter, draft_max=3, gate=Margin(50.0), window=window, trace=True, **room,
-        **SETTINGS,
+        model, swa_full=False, drafter=second_choice(reference, 9), draft_max=3, gate=Margin(50.0), window=window,
+        trace=True, **room, **SETTINGS,
     )  # fmt: skip
-    out = take(llm, text, 50)
+    out = take(llm.generate(text, temp=0.0), 50)
     for record, row in zip(llm.records, single_rows(reference, text, out)):
         assert row.max() - row[record.choice] < TOLERANCE[LLAMA]
     stats = llm.stats
