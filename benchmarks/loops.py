@@ -115,9 +115,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def share(hits: int, n: int) -> str:
-    """`3/200, 1.5 % (0.5..4.3)`, by Wilson."""
+    """`3/200, 1.5 % (0.5..4.3)`, by Wilson; more digits of small shares."""
     interval = wilson(hits, n)
-    return f"{hits}/{n}, {100 * interval.estimate:.1f} % ({100 * interval.low:.1f}..{100 * interval.high:.1f})"
+    digits = 1 if interval.high > 0.01 else 3
+    low, value, high = (f"{100 * x:.{digits}f}" for x in (interval.low, interval.estimate, interval.high))
+    return f"{hits}/{n}, {value} % ({low}..{high})"
 
 
 def print_run(results: Results) -> None:

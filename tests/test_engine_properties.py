@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
-from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
+from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget, notice_loop
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
 PROMPT = [2, 3, 4]
@@ -45,8 +45,9 @@ class Script:
 class Oracle:
     """Decides every deferred mismatch by simulating what comes after it if it stands."""
 
-    def __init__(self, script, tau, window, k, n_ctx):
+    def __init__(self, script, tau, window, k, n_ctx, falls_back=False):
         self.script, self.tau, self.window, self.k, self.n_ctx = script, tau, window, k, n_ctx
+        self.outlives_round = window.outlives_round and not falls_back
 
     def defers(self, text, token, choice, n_left):
         row = self.script.row(text)
@@ -71,8 +72,8 @@ class Oracle:
             if not rest:  # the target's own token; then the next round
                 if choice == EOG:
                     return True
-                if not w.outlives_round:
-                    return False
+                if not self.outlives_round:
+                    return w.rule == "agree" and n == w.size  # a bonus may be the last position of a window
                 text.append(choice)
                 rest = None
             else:
@@ -89,7 +90,7 @@ class Oracle:
                 if self.defers(text, token, choice, len(rest)):
                     text.append(token)
                     continue
-                if not w.outlives_round:
+                if not self.outlives_round:
                     return False
                 text.append(choice)
                 rest = None
@@ -204,15 +205,29 @@ parks = st.sets(st.integers(1, 12), max_size=3)
 
 @settings(max_examples=400, deadline=None)
 @given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), limits, parks)
+@example(Script(0, 0.2, -9.0), 0.3, Window(1, across_rounds=True), 1, (1, False), set())
 def test_a_recurrent_target_commits_the_same(script, tau, window, k, limit, park):
-    """Snapshots, checkpoints or only the beginning to go back to: the tokens are those of an unlimited target. Without
-    checkpoints no more is drafted than the snapshots can take back."""
+    """Snapshots and checkpoints to go back to: the tokens are those of an unlimited target. Without checkpoints no more
+    is drafted than the snapshots can take back, and no window outlives its round."""
     draft_max = k if limit[1] else min(k, limit[0])
-    expected = run_engine(script, Margin(tau), window, k, 25, draft_max=draft_max)
     tokens = run_engine(script, Margin(tau), window, k, 25, limit=limit, park=park, n_batch=12)
+    if limit[1]:
+        expected = run_engine(script, Margin(tau), window, k, 25, draft_max=draft_max)
+    else:
+        expected = Oracle(_Cut(script, draft_max), tau, window, k, 4096, falls_back=True).run(25)
     n = min(len(tokens), len(expected))
     assert n >= min(25, len(expected))
     assert tokens[:n] == expected[:n]
+
+
+class _Cut:
+    """A script whose drafts are cut to a length."""
+
+    def __init__(self, script, k):
+        self.row, self.choice, self._script, self._k = script.row, script.choice, script, k
+
+    def draft(self, history, k):
+        return self._script.draft(history, k)[: self._k]
 
 
 @pytest.mark.parametrize("limit", [(0, True), (2, True), (5, True), (5, False)])
@@ -268,6 +283,110 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         assert engine.record(0).rejected[0] == 5
         counters = engine.counters()
         assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
+
+
+def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    for limit, n_fallbacks in ((None, 0), ((3, True), 0), ((3, False), 1)):
+        with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+            if limit is not None:
+                target.limit(*limit)
+            drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4])
+            engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
+            engine.begin(PROMPT)
+            first = engine.round()
+            tokens = [token for _, token in engine.tokens()]
+            if n_fallbacks:
+                assert tokens == [4] and engine.record(0).reason == "boundary"
+            else:
+                assert first == 0
+                engine.round()
+                assert [token for _, token in engine.tokens()][:2] == [5, 4]
+            counters = engine.counters()
+            assert counters["window_fallbacks"] == counters["rollbacks"] == n_fallbacks
+            assert counters["rejected_boundary"] == n_fallbacks
+            assert counters["checkpoints"] == (limit == (3, True))
+
+
+LOOP = 20  # the first token of a planted loop
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 23, 64])
+@pytest.mark.parametrize("window", [Window(0), Window(6, rule="reconverge")], ids=str)
+def test_a_planted_loop_is_cut_within_two_repetitions(period, window):
+    """From position 30 on, the target slightly prefers to go on to something new, and the draft to repeat a unit of
+    `period` tokens (with the bonus of a whole round, and one draft in it, the target agrees): only loose acceptance
+    makes a loop of it."""
+    n_vocab, begin = 400, 30
+
+    def unit(position):
+        return LOOP + (position - begin) % period
+
+    def agrees(position):
+        return (position - begin) % 5 in (2, 4)
+
+    def row(history):
+        out = np.full(n_vocab, -5.0, dtype=np.float32)
+        position = len(history)
+        fresh = 100 + position % 250
+        out[fresh] = 1.0
+        if position >= begin:
+            out[unit(position)] = 1.1 if agrees(position) else 0.9
+        return out
+
+    outputs = {}
+    for guard in (False, True):
+        with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
+            drafter = CallbackDrafter(lambda h: [unit(len(h) + i) for i in range(4)] if len(h) >= begin else [])
+            engine.configure(Margin(0.3), window, [(drafter, 4)], loop_guard=guard, trace=True)
+            engine.begin(PROMPT)
+            out, reasons = list(PROMPT), set()
+            while len(out) < begin + 3 * 64 + 120:
+                n = engine.round()
+                out += [token for _, token in engine.tokens()]
+                reasons |= {engine.record(i).reason for i in range(n)}
+            outputs[guard] = out, engine.counters(), reasons
+    out, counters, _ = outputs[False]
+    assert all(out[i] == unit(i) for i in range(begin, begin + 3 * 64 + 100))
+    assert counters["loops"] == 0
+    out, counters, reasons = outputs[True]
+    n_looped = next(i for i in range(begin, len(out)) if out[i] != unit(i)) - begin
+    assert n_looped <= period + max(2 * period, 24) + 3  # up to three positions in which the target itself agrees
+    assert counters["loops"] >= 1
+    assert counters["rejected_loop"] >= 1
+    assert "loop" in reasons
+    # Strict for the reach of the loop: only where the target itself chooses it.
+    cut = begin + n_looped
+    assert all(agrees(i) or out[i] != unit(i) for i in range(cut, min(cut + 100, len(out))))
+
+
+def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
+    def row(history):
+        out = np.zeros(N_VOCAB, dtype=np.float32)
+        out[5] = 1.0
+        return out
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        engine.configure(Margin(0.3), Window(0), [(CallbackDrafter(lambda h: [5, 5]), 2)], loop_guard=True)
+        engine.begin(PROMPT)
+        while len(engine.history()) < 100:
+            engine.round()
+        assert engine.counters()["loops"] == 0
+
+
+@pytest.mark.parametrize("period", [1, 8, 12, 64])
+def test_the_guard_can_be_shown_a_text(period):
+    text = list(range(1000, 1040)) + [i % period for i in range(300)]
+    needed = period + max(2 * period, 24)
+    assert notice_loop(text) == (40 + needed - 1, 40 + period)
+    assert notice_loop(text[: 40 + needed - 1]) is None
+    assert notice_loop([]) is None
+    with pytest.raises(ValueError, match="one-dimensional sequence of token ids"):
+        notice_loop("abc")
 
 
 def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable():

@@ -2,24 +2,76 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
-def copy_gguf(source, destination, tensor=None, field=None):
-    """Writes a copy; `tensor(name, array) -> array` and `field(name, value) -> value` may change what is in it."""
+def edit_gguf(source, destination, fields=None, tensors=None):
+    """Writes a copy. `fields`: value by name, replaced or added (bool, int or float, or a list of one of these);
+    `tensors(arrays)`: changes a dict of arrays by name. Returns the destination as a Path."""
     gguf = pytest.importorskip("gguf")
+    kinds = {
+        bool: gguf.GGUFValueType.BOOL,
+        int: gguf.GGUFValueType.UINT32,
+        float: gguf.GGUFValueType.FLOAT32,
+    }
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(str(destination), reader.fields["general.architecture"].contents())
+    fields = dict(fields or {})
+    architecture = fields.pop("general.architecture", reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(str(destination), architecture)
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
-        value = entry.contents() if field is None else field(name, entry.contents())
+        value = fields.pop(name, entry.contents())
         writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
-    for entry in reader.tensors:
-        array = entry.data.copy()
-        writer.add_tensor(entry.name, array if tensor is None else tensor(entry.name, array))
+    for name, value in fields.items():
+        if isinstance(value, list):
+            writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, kinds[type(value[0])])
+        else:
+            writer.add_key_value(name, value, kinds[type(value)])
+    arrays = {entry.name: entry.data.copy() for entry in reader.tensors}
+    if tensors is not None:
+        tensors(arrays)
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return str(destination)
+    return Path(destination)
+
+
+def without(*names):
+    """For `tensors`: leaves these out."""
+
+    def edit(arrays):
+        for name in names:
+            del arrays[name]
+
+    return edit
+
+
+def with_nan(arrays):
+    """For `tensors`: makes every logit NaN."""
+    arrays["output_norm.weight"][3] = float("nan")
+
+
+def as_architecture(source, architecture):
+    """For `fields`: the source's own hyperparameters under the name of another architecture."""
+    gguf = pytest.importorskip("gguf")
+    fields = gguf.GGUFReader(source).fields
+    prefix = fields["general.architecture"].contents() + "."
+    return {"general.architecture": architecture} | {
+        f"{architecture}.{name[len(prefix) :]}": entry.contents()
+        for name, entry in fields.items()
+        if name.startswith(prefix)
+    }
+
+
+def other_token(source, *texts):
+    """For `fields`: a vocabulary in which the tokens from 700 on have these texts."""
+    gguf = pytest.importorskip("gguf")
+    tokens = gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
+    tokens[700 : 700 + len(texts)] = texts
+    return {"tokenizer.ggml.tokens": tokens}

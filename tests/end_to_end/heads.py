@@ -1,4 +1,4 @@
-"""What the tests of the MTP and EAGLE-3 heads share: models, prompts, checks, and damaged copies of the files."""
+"""What tests on the tiny models share: models, prompts, checks, scripted drafters, and a model with random weights."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ DRAFT = TINY / "tiny-llama-draft-f16.gguf"
 SETTINGS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 N_VOCAB = 1536
 TOLERANCE = {HYBRID: 4e-3, LLAMA: 1e-3}  # twice the noise between batched and single evaluation
+
+
+def model_fixture(make):
+    """A fixture of a test module: a model, closed at its end."""
+
+    @pytest.fixture(scope="module")
+    def model():
+        llm = make()
+        yield llm
+        llm.close()
+
+    return model
 
 
 def prompts(n):
@@ -58,32 +70,37 @@ def worst_gap(reference, prompt, tokens):
     return max(float(row.max() - row[token]) for row, token in zip(single_rows(reference, prompt, tokens), tokens))
 
 
-def edit_gguf(source, destination, fields=None, tensors=None):
-    """A copy of a GGUF file. `fields`: value by name, replaced or added (as float32 or uint32); `tensors(tensors)`:
-    changes a dict of arrays by name."""
-    gguf = pytest.importorskip("gguf")
-    reader = gguf.GGUFReader(source)
-    fields = dict(fields or {})
-    architecture = fields.pop("general.architecture", reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(str(destination), architecture)
-    for name, entry in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        value = fields.pop(name, entry.contents())
-        writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
-    for name, value in fields.items():
-        kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
-        writer.add_key_value(name, value, kind)
-    arrays = {entry.name: entry.data.copy() for entry in reader.tensors}
-    if tensors is not None:
-        tensors(arrays)
-    for name, array in arrays.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return Path(destination)
+def take(stream, n):
+    out = list(itertools.islice(stream, n))
+    stream.close()
+    return out
+
+
+class Script:
+    """A drafter: proposes the continuation in `text` with one wrong token, whose depth runs through all of them."""
+
+    def __init__(self, k, text=()):
+        self.k, self.n_calls, self.text = k, 0, list(text)
+
+    def __call__(self, history):
+        draft = self.text[len(history) : len(history) + self.k]
+        wrong = self.n_calls % (self.k + 1)  # k: none
+        self.n_calls += 1
+        if wrong < len(draft):
+            draft[wrong] = (draft[wrong] + 1) % 1500
+        return np.array(draft, dtype=np.intc)
+
+
+def second_choice(reference, every):
+    """A drafter: the target's second choice where the text has a multiple of `every` tokens, and nothing behind it."""
+
+    def draft(history):
+        if len(history) % every:
+            return np.zeros(0, dtype=np.intc)
+        order = single_rows(reference, [int(t) for t in history], [0])[0].argsort()[::-1]
+        return np.array([next(int(t) for t in order[1:] if t < 1500)], dtype=np.intc)
+
+    return draft
 
 
 def chained_model(destination, n_heads=2):

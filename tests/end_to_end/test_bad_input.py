@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import copy_gguf
+from gguf_edit import edit_gguf, other_token, with_nan
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import (
@@ -122,22 +122,14 @@ def test_a_path_object(tiny_target, expected, tmp_path):
 
 
 def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
-    def other_token(name, value):
-        if name == "tokenizer.ggml.tokens":
-            value = list(value)
-            value[700], value[900] = "pyfly", "cpp"
-        return value
-
-    def other_eos(name, value):
-        return 1533 if name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") else value
-
-    texts = copy_gguf(tiny_draft, tmp_path / "texts.gguf", field=other_token)
+    texts = str(edit_gguf(tiny_draft, tmp_path / "texts.gguf", other_token(tiny_draft, "pyfly", "cpp")))
     with pytest.raises(
         IncompatibleDraftError, match=r"vocabulary.*token 700 is .* and 'pyfly' in the draft.*same"
     ) as e:
         fly.drafter = DraftModel(texts)
     assert texts in str(e.value)
-    eos = copy_gguf(tiny_draft, tmp_path / "eos.gguf", field=other_eos)
+    ends = {"tokenizer.ggml.eos_token_id": 1533, "tokenizer.ggml.eot_token_id": 1533}
+    eos = edit_gguf(tiny_draft, tmp_path / "eos.gguf", ends)
     with pytest.raises(IncompatibleDraftError, match="EOS token is 1533, the target's 1535"):
         fly.drafter = DraftModel(eos)
     with pytest.raises(ValueError):  # what callers of a constructor look for
@@ -234,6 +226,7 @@ def test_more_drafts_than_a_batch_holds(tiny_target, tiny_draft, fly, expected):
         (lambda: DraftModel("x.gguf", p_min=1.5), r"p_min must be in \[0, 1\], not 1.5"),
         (lambda: DraftModel("x.gguf", p_min=math.nan), "p_min"),
         (lambda: DraftModel("x.gguf", n_ctx=3), "n_ctx must be an integer >= 16"),
+        (lambda: Window(-1), "the window's size must be an integer >= 0, not -1"),
         (lambda: PromptLookup(0), "max_ngram_size must be an integer in 1..64"),
         (lambda: PromptLookup(num_pred_tokens=0), "num_pred_tokens"),
         (lambda: PromptLookup(match="best"), "'latest' or 'earliest'"),
@@ -256,6 +249,8 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.window = 6
     with pytest.raises(ValueError, match=r"drafter must be DraftModel\(...\).* not 'draft.gguf'"):
         fly.drafter = "draft.gguf"
+    with pytest.raises(ValueError, match="the list of drafters is empty; give at least one, or None"):
+        fly.drafter = []
     assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
     with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
         FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, **OPTIONS)
@@ -318,12 +313,7 @@ def test_a_single_nan_is_an_error(fly):
 
 
 def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
-    def poison(name, array):
-        if name == "output_norm.weight":
-            array[3] = math.nan
-        return array
-
-    path = copy_gguf(tiny_target, tmp_path / "nan.gguf", tensor=poison)
+    path = edit_gguf(tiny_target, tmp_path / "nan.gguf", tensors=with_nan)
     llm = FlyLlama(path, drafter=DraftModel(tiny_draft), **OPTIONS)
     for _ in range(2):
         with pytest.raises(NotFiniteError, match=r"NaN.*check the model file"):
@@ -331,12 +321,7 @@ def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
 
 
 def test_a_draft_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path, expected):
-    def poison(name, array):
-        if name == "output_norm.weight":
-            array[3] = math.nan
-        return array
-
-    path = copy_gguf(tiny_draft, tmp_path / "nan.gguf", tensor=poison)
+    path = edit_gguf(tiny_draft, tmp_path / "nan.gguf", tensors=with_nan)
     llm = FlyLlama(tiny_target, drafter=DraftModel(path), **OPTIONS)
     with pytest.raises(NotFiniteError, match=r"draft model.*check its file"):
         answer(llm)

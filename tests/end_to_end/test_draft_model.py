@@ -79,6 +79,27 @@ def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
     assert evaluated(fly) <= n_prompt + 100 + 5 * fly.stats.rounds
 
 
+def test_a_draft_that_cannot_be_taken_back(tiny_target, tiny_qwen35, plain):
+    """A draft model with a recurrent state builds it anew where tokens were taken back, also from earlier rounds."""
+    drafter = DraftModel(tiny_qwen35, draft_max=3)
+    fly = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    assert generate(fly, 60) == plain[:60]
+    assert fly.stats.matched > 20
+    fly.gate, fly.window = Margin(2.0), Window(6, rule="agree", across_rounds=True)
+    fly.trace = True
+    tokens = fly.tokenize(PROMPT.encode())
+    text = generate(fly, 60)
+    assert fly.stats.rollbacks > 0
+    drafted = {r.position: r.token for r in fly.records if r.depth == 1}
+    assert drafted
+    for position in list(drafted)[:6]:  # what it proposed first is what it says to the committed text
+        fresh = FlyLlama(tiny_qwen35, **OPTIONS)
+        first = next(fresh.generate([*tokens, *text][:position], temp=0.0))
+        assert first == drafted[position]
+        fresh.close()
+    fly.close()
+
+
 @pytest.mark.parametrize("n_ctx", [64, 256])
 def test_a_context_smaller_than_the_history(n_ctx, tiny_target, tiny_draft, plain):
     """It goes on from its most recent window, at no cost per round, and the text is the same."""

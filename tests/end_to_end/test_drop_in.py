@@ -16,7 +16,7 @@ import types
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import copy_gguf
+from gguf_edit import edit_gguf
 from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -43,7 +43,11 @@ def case(name=None, base=None, **options):
 @pytest.fixture(scope="module")
 def target(tiny_target, tmp_path_factory):
     path = tmp_path_factory.mktemp("target") / "tiny-llama-target-f32.gguf"
-    return copy_gguf(tiny_target, path, tensor=lambda _, array: array.astype(np.float32))
+
+    def in_f32(arrays):
+        arrays.update({name: array.astype(np.float32) for name, array in arrays.items()})
+
+    return str(edit_gguf(tiny_target, path, tensors=in_f32))
 
 
 @pytest.fixture(params=["none", "lookup", "draft", "llama_cpp"])

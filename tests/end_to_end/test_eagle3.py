@@ -8,15 +8,16 @@ import re
 import llama_cpp
 import numpy as np
 import pytest
+from gguf_edit import as_architecture, edit_gguf, other_token, without
 from heads import (
     EAGLE3,
     HYBRID,
     LLAMA,
     SETTINGS,
     TOLERANCE,
-    edit_gguf,
     error_in_subprocess,
     generate,
+    model_fixture,
     prompts,
     single_rows,
     worst_gap,
@@ -27,18 +28,8 @@ from pyfly_cpp import DraftModel, Eagle3, Entropy, FlyLlama, IncompatibleDraftEr
 TOOL_ACCEPTANCE = 0.520  # llama.cpp's draft-eagle3 on these prompts, 3 drafts a round
 
 
-@pytest.fixture(scope="module")
-def reference():
-    llm = llama_cpp.Llama(str(LLAMA), **SETTINGS)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
-def llm():
-    llm = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), **SETTINGS)
-    yield llm
-    llm.close()
+reference = model_fixture(lambda: llama_cpp.Llama(str(LLAMA), **SETTINGS))
+llm = model_fixture(lambda: FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), **SETTINGS))
 
 
 def test_acceptance_and_losslessness(reference, llm):
@@ -119,14 +110,19 @@ def test_a_head_on_a_hybrid_target(tmp_path):
     reference.close()
 
 
-def test_a_head_with_a_token_embedding_of_its_own_drafts_the_same(llm, tmp_path):
+def _with_embedding(n):
+    """The first n rows of the target's token embedding in the head's file."""
     gguf = pytest.importorskip("gguf")
-    target = {t.name: t.data for t in gguf.GGUFReader(LLAMA).tensors}
+    rows = next(t.data[:n].copy() for t in gguf.GGUFReader(LLAMA).tensors if t.name == "token_embd.weight")
 
-    def with_embedding(tensors):
-        tensors["token_embd.weight"] = np.array(target["token_embd.weight"])
+    def edit(tensors):
+        tensors["token_embd.weight"] = rows
 
-    head = edit_gguf(EAGLE3, tmp_path / "own.gguf", tensors=with_embedding)
+    return edit
+
+
+def test_a_head_with_a_token_embedding_of_its_own_drafts_the_same(llm, tmp_path):
+    head = edit_gguf(EAGLE3, tmp_path / "own.gguf", tensors=_with_embedding(1536))
     other = FlyLlama(LLAMA, drafter=Eagle3(head), **SETTINGS)
     llm.reset_stats()
     assert generate(other, prompts(1)[0]) == generate(llm, prompts(1)[0])
@@ -167,14 +163,6 @@ def test_files_that_are_no_head():
     llm.close()
 
 
-def _without(*names):
-    def edit(tensors):
-        for name in names:
-            del tensors[name]
-
-    return edit
-
-
 def _d2t(change):
     def edit(tensors):
         tensors["d2t"] = change(tensors["d2t"].copy())
@@ -191,7 +179,7 @@ def _set_last(value):
 
 
 HEADS = {
-    "d2t without an output": ({}, _without("output.weight"), "d2t.*without an output matrix"),
+    "d2t without an output": ({}, without("output.weight"), "d2t.*without an output matrix"),
     "d2t above the vocabulary": ({}, _d2t(_set_last(1536)), "tokens outside the target's 1536"),
     "d2t below zero": ({}, _d2t(_set_last(-1)), "tokens outside the target's 1536"),
     "d2t of another type": ({}, _d2t(lambda d2t: d2t.astype(np.int32)), "d2t"),
@@ -203,7 +191,7 @@ HEADS = {
     "a width that cannot borrow": ({"eagle3.embedding_length": 128}, None, "token embedding but is 128 wide"),
     "two blocks": ({"eagle3.block_count": 2}, None, "has 2 blocks"),
     "keys and values of other lengths": ({"eagle3.attention.value_length": 32}, None, "keys of 64 and values of 32"),
-    "no fc": ({}, _without("fc.weight"), "could not load the EAGLE-3 head"),
+    "no fc": ({}, without("fc.weight"), "could not load the EAGLE-3 head"),
 }
 
 
@@ -217,32 +205,18 @@ def test_heads_that_would_end_the_process(name, tmp_path):
 
 
 def test_a_small_token_embedding_is_refused(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    target = {t.name: t.data for t in gguf.GGUFReader(LLAMA).tensors}
-
-    def with_embedding(tensors):
-        tensors["token_embd.weight"] = np.array(target["token_embd.weight"][:1000])
-
-    head = edit_gguf(EAGLE3, tmp_path / "small.gguf", tensors=with_embedding)
+    head = edit_gguf(EAGLE3, tmp_path / "small.gguf", tensors=_with_embedding(1000))
     error = error_in_subprocess("FlyLlama(paths[0], drafter=Eagle3(paths[1]), **settings)", LLAMA, head)
     assert "embeds 1000 tokens of the target's 1536" in error
 
 
 def test_a_target_that_does_not_publish_its_layers(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    fields = {"general.architecture": "xverse"}
-    for name, entry in gguf.GGUFReader(LLAMA).fields.items():
-        if name.startswith("llama."):
-            fields[name.replace("llama.", "xverse.")] = entry.contents()
-    target = edit_gguf(LLAMA, tmp_path / "xverse.gguf", fields)
+    target = edit_gguf(LLAMA, tmp_path / "xverse.gguf", as_architecture(LLAMA, "xverse"))
     error = error_in_subprocess("FlyLlama(paths[0], drafter=Eagle3(paths[1]), **settings)", target, EAGLE3)
     assert "does not publish the hidden states of architecture xverse" in error
 
 
 def test_a_head_of_another_vocabulary(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    tokens = gguf.GGUFReader(EAGLE3).fields["tokenizer.ggml.tokens"].contents()
-    tokens[700] = "pyfly"
-    head = edit_gguf(EAGLE3, tmp_path / "foreign.gguf", {"tokenizer.ggml.tokens": tokens})
+    head = edit_gguf(EAGLE3, tmp_path / "foreign.gguf", other_token(EAGLE3, "pyfly"))
     with pytest.raises(IncompatibleDraftError, match=r"EAGLE-3 head .*vocabulary: token 700 is"):
         FlyLlama(LLAMA, drafter=Eagle3(head), **SETTINGS)

@@ -7,6 +7,7 @@ import re
 
 import llama_cpp
 import pytest
+from gguf_edit import edit_gguf, other_token, without
 from heads import (
     DRAFT,
     HYBRID,
@@ -14,9 +15,9 @@ from heads import (
     SETTINGS,
     TOLERANCE,
     chained_model,
-    edit_gguf,
     error_in_subprocess,
     generate,
+    model_fixture,
     prompts,
     single_rows,
     worst_gap,
@@ -28,18 +29,8 @@ from pyfly_cpp.auto import choose_drafter
 TOOL_ACCEPTANCE = 0.592  # llama.cpp's draft-mtp on these prompts, 3 drafts a round
 
 
-@pytest.fixture(scope="module")
-def reference():
-    llm = llama_cpp.Llama(str(HYBRID), **SETTINGS)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
-def llm():
-    llm = FlyLlama(HYBRID, drafter=MTP(), **SETTINGS)
-    yield llm
-    llm.close()
+reference = model_fixture(lambda: llama_cpp.Llama(str(HYBRID), **SETTINGS))
+llm = model_fixture(lambda: FlyLlama(HYBRID, drafter=MTP(), **SETTINGS))
 
 
 def test_acceptance_and_losslessness(reference, llm):
@@ -180,7 +171,7 @@ def test_auto_takes_the_head_else_the_draft_else_lookup(llm, tmp_path):
     assert "carries an MTP head" in chosen.reason
     assert choose_drafter(LLAMA, DRAFT).drafter == DraftModel(DRAFT)
     assert isinstance(choose_drafter(LLAMA).drafter, PromptLookup)
-    announced = edit_gguf(HYBRID, tmp_path / "announced.gguf", tensors=_without("blk.4.nextn.eh_proj.weight"))
+    announced = edit_gguf(HYBRID, tmp_path / "announced.gguf", tensors=without("blk.4.nextn.eh_proj.weight"))
     chosen = choose_drafter(announced)
     assert isinstance(chosen.drafter, PromptLookup)
     assert "no MTP head that llama.cpp can run" in chosen.reason
@@ -254,14 +245,6 @@ def test_a_model_loaded_without_its_head_is_no_abort():
     assert error.startswith("ValueError: the model was loaded without its MTP head; load it again")
 
 
-def _without(*names):
-    def edit(tensors):
-        for name in names:
-            del tensors[name]
-
-    return edit
-
-
 def _two_blocks(tensors):
     for name in [name for name in tensors if name.startswith("blk.4.")]:
         tensors[name.replace("blk.4.", "blk.5.")] = tensors[name]
@@ -271,10 +254,10 @@ TARGETS = {
     "two blocks on an architecture that runs one": (
         {"qwen35.nextn_predict_layers": 2, "qwen35.block_count": 6}, _two_blocks, "cannot run the 2 NextN layer"),
     "more NextN layers than blocks": ({"qwen35.nextn_predict_layers": 9}, None, "claims 9 NextN layers of 5 blocks"),
-    "no attn_qkv": ({}, _without("blk.0.attn_qkv.weight"), "lacks the tensor blk.0.attn_qkv.weight"),
-    "no attn_gate": ({}, _without("blk.2.attn_gate.weight"), "lacks the tensor blk.2.attn_gate.weight"),
-    "a head without its trunk": ({}, _without("blk.0.attn_norm.weight"), "holds an MTP head without its model"),
-    "no eh_proj": ({}, _without("blk.4.nextn.eh_proj.weight"), "MTP head .* lacks the tensor blk.4.nextn.eh_proj"),
+    "no attn_qkv": ({}, without("blk.0.attn_qkv.weight"), "lacks the tensor blk.0.attn_qkv.weight"),
+    "no attn_gate": ({}, without("blk.2.attn_gate.weight"), "lacks the tensor blk.2.attn_gate.weight"),
+    "a head without its trunk": ({}, without("blk.0.attn_norm.weight"), "holds an MTP head without its model"),
+    "no eh_proj": ({}, without("blk.4.nextn.eh_proj.weight"), "MTP head .* lacks the tensor blk.4.nextn.eh_proj"),
     "keys and values of other lengths": ({"qwen35.attention.value_length": 32}, None, "keys of 64 and values of 32"),
 }  # fmt: skip
 
@@ -292,10 +275,7 @@ def test_a_companion_of_another_model(tmp_path):
     wide = edit_gguf(HYBRID, tmp_path / "wide.gguf", {"qwen35.embedding_length": 512})
     error = error_in_subprocess("FlyLlama(paths[0], drafter=MTP(paths[1]), **settings)", HYBRID, wide)
     assert "width 512, the target's have 256; use the head of this very model" in error
-    gguf = pytest.importorskip("gguf")
-    tokens = gguf.GGUFReader(HYBRID).fields["tokenizer.ggml.tokens"].contents()
-    tokens[700] = "pyfly"
-    foreign = edit_gguf(HYBRID, tmp_path / "foreign.gguf", {"tokenizer.ggml.tokens": tokens})
+    foreign = edit_gguf(HYBRID, tmp_path / "foreign.gguf", other_token(HYBRID, "pyfly"))
     error = error_in_subprocess("FlyLlama(paths[0], drafter=MTP(paths[1]), **settings)", HYBRID, foreign)
     assert error.startswith("IncompatibleDraftError: the MTP head")
     assert "token 700 is" in error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
+from heads import Script, second_choice, take
 
 from pyfly_cpp import FlyLlama, Margin, Window
 
@@ -58,29 +58,8 @@ def assert_greedy(reference, prompt, tokens):
         reference.eval([token])
 
 
-class Script:
-    """Proposes the true continuation with one wrong token, whose depth runs through all of them."""
-
-    def __init__(self, k):
-        self.k, self.n_calls, self.text = k, 0, []
-
-    def __call__(self, history):
-        draft = self.text[len(history) : len(history) + self.k]
-        wrong = self.n_calls % (self.k + 1)  # k: none
-        self.n_calls += 1
-        if wrong < len(draft):
-            draft[wrong] = (draft[wrong] + 1) % 1500
-        return np.array(draft, dtype=np.intc)
-
-
 def random_prompt(rng, n):
     return [rng.randrange(1500) for _ in range(n)]
-
-
-def take(stream, n):
-    out = list(itertools.islice(stream, n))
-    stream.close()
-    return out
 
 
 # (drafted in a round, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
@@ -133,6 +112,34 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
     llm.eval([expected[-1]])
     np.testing.assert_allclose(logits_after(llm), fresh_logits(reference, prompt + expected), atol=TOLERANCE)
     llm.close()
+
+
+@pytest.mark.parametrize("n_snapshots", [3, 0])
+def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
+    """The depth of the snapshots does not reach into earlier rounds, but a copy of the state does: no window falls back
+    to its round, and the stats say what it costs."""
+    for rule in ("agree", "reconverge"):
+        window = Window(6, rule=rule, across_rounds=True)
+        drafter = second_choice(reference, 4)
+        llm = FlyLlama(
+            MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0), window=window,
+            trace=True, **SETTINGS,
+        )  # fmt: skip
+        llm.drafter, llm.draft_max = drafter, 3
+        prompt = random_prompt(random.Random(6), 9)
+        text = take(llm.generate(prompt, temp=0.0), 24)
+        reference.reset()
+        reference.eval(prompt)
+        for record, token in zip(llm.records, text):
+            row = logits_after(reference)
+            assert row.max() - row[record.choice] < TOLERANCE
+            reference.eval([token])
+        stats = llm.stats
+        assert stats.rollbacks > 0
+        assert stats.window_fallbacks == 0
+        assert stats.checkpoints > stats.rollbacks
+        assert stats.replayed > 0
+        llm.close()
 
 
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (4, 0)])
