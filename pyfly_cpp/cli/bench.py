@@ -9,7 +9,7 @@ import click
 
 from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import measure, summarise
-from pyfly_cpp.bench.prompts import BUILT_IN, read_prompts, spread
+from pyfly_cpp.bench.prompts import BUILT_IN, pick_prompts, read_prompts
 from pyfly_cpp.cli.measuring import (
     Models,
     describe_machine,
@@ -70,7 +70,7 @@ def command(
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
-        prompts = spread(read_prompts(path), limit)
+        prompts = pick_prompts(read_prompts(path), limit)
         for file in (json_file, markdown_file, plot_file):
             if file:
                 require_free(file, force)

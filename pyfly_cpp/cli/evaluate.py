@@ -25,7 +25,7 @@ from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import available_layers
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
-from pyfly_cpp.evaluation.task import Item, Task
+from pyfly_cpp.evaluation.task import Item, Task, spread
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 
@@ -57,7 +57,11 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 @click.option(
     "--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same)."
 )
-@click.option("--limit", type=click.IntRange(1), help="Take the first N items.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Take N items, evenly over what the task spreads them over (prompts, subjects, languages).",
+)
 @click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
 @click.option("--force", is_flag=True, help="Start over if the folder holds a run.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
@@ -100,7 +104,7 @@ def command(
             )
         items = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
-        items = items[:limit]
+        items = spread(items, limit, task.kind)
         generator = models.load()
         described, machine = models.describe(generator.llm), describe_machine()
         warn_of_load(machine)

@@ -13,7 +13,7 @@ import click
 from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
-from pyfly_cpp.bench.prompts import read_prompts, spread
+from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli.measuring import (
     Models,
     describe_machine,
@@ -70,7 +70,7 @@ def command(
 ) -> None:
     """See HELP."""
     with one_sentence_errors("Nothing was written."):
-        prompts = spread(read_prompts(prompt_file), limit)
+        prompts = pick_prompts(read_prompts(prompt_file), limit)
         for file in (output, plot_file, json_file):
             if file:
                 require_free(file, force)

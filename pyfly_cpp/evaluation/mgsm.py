@@ -47,6 +47,10 @@ class Mgsm(Task):
             {"language": language, "question": where.text("question"), "answer_number": where.text("answer_number")},
         )
 
+    def kind(self, item: Item) -> str:
+        """Its language."""
+        return str(item.fields["language"])
+
     def question(self, item: Item) -> str:
         """See Task."""
         language = _LANGUAGES[item.fields["language"]]

@@ -20,6 +20,10 @@ class Mmlu(ChoiceTask):
         item = super().parse(where)
         return Item(item.id, {**item.fields, "subject": where.text("subject")})
 
+    def kind(self, item: Item) -> str:
+        """Its subject."""
+        return str(item.fields["subject"])
+
     def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:
         """The first n of the item's own subject, as in the harness; fewer if there are fewer."""
         return [example for example in examples if example.fields["subject"] == item.fields["subject"]][:n]

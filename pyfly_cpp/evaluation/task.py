@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
 from pyfly_cpp.evaluation.files import field as required_field
 
 Message = dict[str, str]
+_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,19 @@ class Item:
     """What the task needs of the row, checked."""
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
+
+
+def spread(entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str]) -> list[_Entry]:
+    """At most n entries (None: all), evenly over their kinds: one of each in turn, kept in their order."""
+    if n is None or n >= len(entries):
+        return list(entries)
+    seen: dict[str, int] = {}
+    ranked = []
+    for i, entry in enumerate(entries):
+        rank = seen.get(kind(entry), 0)
+        seen[kind(entry)] = rank + 1
+        ranked.append((rank, i))
+    return [entries[i] for i in sorted(i for _, i in sorted(ranked)[:n])]
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,10 @@ class Task(ABC):
     def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:
         """The n worked examples before `item`: the first ones of their file, for every item the same."""
         return list(examples[:n])
+
+    def kind(self, item: Item) -> str:
+        """What a part of the items is spread over: its group, unless the task has more to say."""
+        return item.group or item.id
 
     def read(self, path: str | os.PathLike[str]) -> list[Item]:
         """All rows of a data file (JSONL). Raises DataError with file, line and field; never skips a row."""

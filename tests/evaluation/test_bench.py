@@ -9,7 +9,7 @@ import pytest
 
 from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import measure, summarise
-from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts, spread
+from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
@@ -30,8 +30,8 @@ def measured(generator):
 def test_the_built_in_prompts():
     prompts = read_prompts()
     assert len(prompts) == 12 and len({p.category for p in prompts}) == 6 and all(len(p.turns) == 1 for p in prompts)
-    assert len({p.category for p in spread(prompts, 6)}) == 6
-    assert spread(prompts, 99) == prompts
+    assert len({p.category for p in pick_prompts(prompts, 6)}) == 6
+    assert pick_prompts(prompts, 99) == prompts
 
 
 def test_reads_turns_and_categories(tmp_path):
