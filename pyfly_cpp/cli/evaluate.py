@@ -10,14 +10,11 @@ import click
 
 from pyfly_cpp.cli.measuring import (
     Models,
-    describe_machine,
-    machine_lines,
     model_options,
     one_sentence_errors,
     progress_bar,
     show_table,
     terminal_width,
-    warn_of_load,
 )
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
@@ -37,8 +34,9 @@ Example:
       --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, draft or lookup. Interrupted, the same command goes on where it stopped. The folder of --output
-gets run.json, items.jsonl (a line for each item and setting), table.json and table.md.
+across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
+same command goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
+setting), table.json and table.md.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
 on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
@@ -105,10 +103,9 @@ def command(
         items = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
         items = spread(items, limit, task.kind)
-        generator = models.load()
-        described, machine = models.describe(generator.llm), describe_machine()
-        warn_of_load(machine)
-        conditions: dict[str, Any] = {**described, "data_sha256": sha256(data) if data else None}
+        session = models.open(chosen)
+        machine = session.machine
+        conditions: dict[str, Any] = {**session.models, "data_sha256": sha256(data) if data else None}
         conditions["examples_sha256"] = sha256(examples) if examples and few_shot else None
         conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})
         if task.name == "needle" and not data:
@@ -125,13 +122,13 @@ def command(
             def progress(done: int, _: int, line: Row) -> None:
                 advance(done, f"{line['item']} {line['setting']}")
 
-            lines = runner.run(plan, generator, folder, force, machine, progress)
+            lines = runner.run(plan, session.generator, folder, force, machine, progress)
         table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
         facts = [
             f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at "
             f"most "
             f"{plan.max_tokens} tokens; temperature {temperature:g}",
-            *machine_lines(machine, described),
+            *session.facts(),
         ]
         page = report.markdown(table, facts)
         text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"

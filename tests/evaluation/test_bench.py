@@ -8,9 +8,10 @@ import math
 import pytest
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import measure, summarise
+from pyfly_cpp.bench.measure import Memory, measure, measure_memory, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 SETTINGS = [
@@ -95,8 +96,19 @@ def test_summaries_are_totals(measured):
     assert json.dumps([s.as_dict() for s in summarise(measured)], allow_nan=False)
 
 
+def test_memory(generator):
+    if resident_mib() is None:
+        pytest.skip("this system does not tell")
+    sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, parse_setting("exact lookup")])
+    assert list(sizes) == ["exact", "plain", "exact lookup"]
+    assert 2 < sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
+    assert all(size.resident > size.growth for size in sizes.values())
+    assert sizes["plain"].growth < sizes["exact"].growth
+
+
 def test_texts(measured):
-    page = report.markdown("Speed", ["a fact"], measured)
+    page = report.markdown("Speed", ["a fact"], measured, {"exact": Memory(120.4, 20.4)})
+    assert "| 120 (+20) |" in page
     assert "- a fact" in page and "margin:0.3 reconverge" in page and "x plain" in page
     assert report.categories(measured) == ["code", "edit", "maths"]
     assert len(summarise(measured, "code")) == len(SETTINGS)
