@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.gates import Exact, Gate, parse_gate
 from pyfly_cpp.window import Window
 
@@ -43,7 +43,7 @@ class Preset:
     gate: Gate = Exact()  # noqa: RUF009 - frozen
     window: Window = Window()  # noqa: RUF009 - frozen
     draft_max: int | None = None
-    drafter: Drafter | tuple[Drafter, ...] | None = None
+    drafter: AnyDrafter | None = None
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
     return {"kind": kind, **{name: value for name, value in values.items() if value is not None}}
 
 
-def _drafters(name: str, folder: Path, data: Any) -> Drafter | tuple[Drafter, ...] | None:
+def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
     if isinstance(data, list) and data:
         return tuple(_drafter(name, folder, one) for one in data)
     return None if data is None else _drafter(name, folder, data)

@@ -6,16 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.evaluation.settings import Setting, parse_drafter
 from pyfly_cpp.llama import FlyLlama, require_gguf
 from pyfly_cpp.models import resolve_model
-
-AnyDrafter = Union[Drafter, tuple[Drafter, ...]]
 
 AUTO = "auto"
 """The model's MTP head, else the draft model, else prompt lookup: as in `pyfly-cpp chat`."""
