@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ Example:
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
 across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
 same command goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
-setting), table.json and table.md.
+setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
 on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
@@ -44,8 +45,8 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 
 @click.command("eval", help=HELP)
 @click.argument("task_name", metavar="TASK")
-@click.option("--data", metavar="FILE", help="Items, JSONL. needle is generated where it is left out.")
-@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; items that are also examples are left out.")
+@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, by the package `datasets`]")
+@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
 @click.option(
     "--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]"
 )
@@ -100,13 +101,13 @@ def command(
                 f"in a "
                 "sandbox whose limits the documentation states)."
             )
-        items = _read_items(task, data, limit, needle_words, needle_values, seed)
+        items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
         items = spread(items, limit, task.kind)
         session = models.open(chosen)
         machine = session.machine
-        conditions: dict[str, Any] = {**session.models, "data_sha256": sha256(data) if data else None}
-        conditions["examples_sha256"] = sha256(examples) if examples and few_shot else None
+        conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
+        conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
         conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})
         if task.name == "needle" and not data:
             conditions.update(needle_words=needle_words, needle_values=needle_values)
@@ -125,9 +126,8 @@ def command(
             lines = runner.run(plan, session.generator, folder, force, machine, progress)
         table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
         facts = [
-            f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at "
-            f"most "
-            f"{plan.max_tokens} tokens; temperature {temperature:g}",
+            f"{len(items)} items of {source}; {few_shot} worked examples; at most {plan.max_tokens} tokens; "
+            f"temperature {temperature:g}",
             *session.facts(),
         ]
         page = report.markdown(table, facts)
@@ -148,24 +148,28 @@ def command(
 
 def _read_items(
     task: Task, data: str | None, limit: int | None, needle_words: int, needle_values: int, seed: int
-) -> list[Item]:
+) -> tuple[list[Item], str]:
+    """The items, and where they are from, for people."""
     if data is not None:
-        return task.read(data)
+        return task.read(data), Path(data).name
     if isinstance(task, Needle):
-        return task.generate(limit or 20, needle_words, needle_values, seed)
-    raise DataError(f"the task {task.name} needs its items; give a JSONL file with --data.")
+        return task.generate(limit or 20, needle_words, needle_values, seed), "generated data"
+    return task.read_hub(), " and ".join(map(str, task.hub))
+
+
+def _sha256(path: str | None, items: list[Item]) -> str:
+    """Of a data file; without one, of what was generated or came from the hub: another revision is another run."""
+    return sha256(path) if path else hashlib.sha256(repr(items).encode("utf-8")).hexdigest()
 
 
 def _read_examples(
     task: Task, items: list[Item], path: str | None, few_shot: int | None
 ) -> tuple[list[Item], list[Item], int]:
     """Worked examples, the items that are none of them, and how many examples to show. Says what it leaves out."""
-    if path is None:
-        if few_shot:
-            raise DataError("--few-shot needs worked examples; give a JSONL file with --examples.")
+    if path is None and not few_shot:
         return [], items, 0
     n = task.few_shot if few_shot is None else few_shot
-    examples = task.read(path)
+    examples = task.read(path) if path is not None else task.read_hub(examples=True)
     if n:
         task.worked_answer(examples[0])  # raises where the task has none
     picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}

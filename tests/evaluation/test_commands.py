@@ -92,9 +92,11 @@ def test_eval_refusals(run, data, tmp_path):
     broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
     torn = tmp_path / "torn.jsonl"
     torn.write_text(sample.read_text() + "{")
+    stories = tmp_path / "stories.jsonl"
+    stories.write_text('{"id": "1", "prompt": "Write."}\n')
     output = ["-o", tmp_path / "run"]
     refused(run(evaluate, "gms8k", "--data", sample, *output), "Did you mean 'gsm8k'")
-    refused(run(evaluate, "gsm8k", *output), "--data")
+    refused(run(evaluate, "writing", *output), "--data")
     refused(run(evaluate, "gsm8k", "--data", tmp_path / "no.jsonl", *output), "cannot be read")
     refused(run(evaluate, "gsm8k", "--data", broken, *output), "broken.jsonl, line 1", "'question' is missing")
     refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13: not JSON")
@@ -103,7 +105,7 @@ def test_eval_refusals(run, data, tmp_path):
         run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
     )
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
-    refused(run(evaluate, "gsm8k", "--data", sample, "--few-shot", 3, *output), "--examples")
+    refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
