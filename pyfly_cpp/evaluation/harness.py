@@ -1,10 +1,11 @@
 """The model `pyfly` of lm-evaluation-harness: its tasks, decoded by a FlyLlama.
 
-    python -m pyfly_cpp.evaluation.harness --model pyfly \\
+    lm_eval --model pyfly \\
         --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3,window=reconverge --tasks gsm8k
 
-takes the arguments of `lm_eval` (0.4.13; its registry of models has no entry points, so a process must import this
-module before it asks for `pyfly`; from Python, `import pyfly_cpp.evaluation.harness` is enough).
+finds it through the entry point `lm_eval.models` in releases with plug-ins (after 0.4.13). Up to 0.4.13 models have no
+entry points, and a process must import this module before it asks for `pyfly`: `python -m pyfly_cpp.evaluation.harness`
+in place of `lm_eval` takes the same arguments; from Python, importing the module is enough.
 
 `generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that
 every task runs. Greedy unless a task asks for a temperature.
