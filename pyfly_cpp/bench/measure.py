@@ -134,8 +134,7 @@ def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, 
     if len(rendered.tokens) + max_tokens > room:
         raise ValueError(
             f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not "
-            f"fit in "
-            f"the context of {room}; raise --ctx, or lower --max-tokens."
+            f"fit in the context of {room}; raise --ctx, or lower --max-tokens."
         )
     return rendered
 

@@ -85,9 +85,8 @@ def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured], mem
 
 NOTE = (
     "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
-    "on every "
-    "prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, models or "
-    "prompts."
+    "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, "
+    "models or prompts."
 )
 
 

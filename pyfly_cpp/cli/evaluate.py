@@ -95,12 +95,7 @@ def command(
         task = get_task(task_name)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
-        if task.runs_code and not allow_code_execution:
-            raise runner.CodeExecutionError(
-                f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
-                f"in a "
-                "sandbox whose limits the documentation states)."
-            )
+        runner.require_permission(task, allow_code_execution)
         items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
         items = spread(items, limit, task.kind)

@@ -144,15 +144,14 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
     if c.setting.is_plain:
         return (
             f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
-            f"{tuned.n_prompts} prompts "
-            f"of {Path(prompt_file).name}: with this model, draft and machine, drafting does not pay."
+            f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
+            "machine, drafting does not pay."
         )
     return (
         f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
-        f"the best "
-        f"of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It was chosen "
-        f"on these "
-        "very prompts: expect a little less of speed and agreement on others, and nothing is known about other kinds."
+        f"the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It "
+        "was chosen on these very prompts: expect a little less of speed and agreement on others, and nothing is known "
+        "about other kinds."
     )
 
 
