@@ -1,6 +1,8 @@
 """pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python."""
 
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+import sys
+from pathlib import Path
+
 from pyfly_cpp.errors import (
     BusyError,
     ContextFullError,
@@ -10,11 +12,19 @@ from pyfly_cpp.errors import (
     PyflyError,
     VersionMismatchError,
 )
-from pyfly_cpp.gates import All, Any, Entropy, Exact, Gate, Margin, parse_gate
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.stats import Record, Stats
-from pyfly_cpp.verify import Decision, Verification, verify
-from pyfly_cpp.window import Window
+
+try:
+    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+    from pyfly_cpp.gates import All, Any, Entropy, Exact, Gate, Margin, parse_gate
+    from pyfly_cpp.llama import FlyLlama
+    from pyfly_cpp.stats import Record, Round, Stats
+    from pyfly_cpp.verify import Decision, Verification, verify
+    from pyfly_cpp.window import Window
+except VersionMismatchError as error:
+    # Our own commands cannot catch it: Python imports this file before theirs. `-m` stands there while it does.
+    if Path((sys.argv or [""])[0]).stem not in ("pyfly-cpp", "-m"):
+        raise
+    sys.exit(f"Error: {error}")
 
 __version__ = "0.1.0"
 
@@ -39,6 +49,7 @@ __all__ = [
     "PromptLookup",
     "PyflyError",
     "Record",
+    "Round",
     "Stats",
     "Verification",
     "VersionMismatchError",

@@ -496,6 +496,7 @@ class Engine(_Handle):
         super().__init__(_lib.pyfly_engine_new, _lib.pyfly_engine_free, "pyfly_engine", target.pointer)
         self._n_left = _ffi.new("size_t *")
         self._n_records = _ffi.new("size_t *")
+        self._stats = _ffi.new("pyfly_stats *")
 
     def configure(
         self,
@@ -602,7 +603,7 @@ class Engine(_Handle):
 
     def counters(self) -> dict[str, Any]:
         """The counters as fields of `pyfly_cpp.Stats`."""
-        s = _ffi.new("pyfly_stats *")
+        s = self._stats
         _lib.pyfly_engine_stats(self.pointer, s)
         drafted = list(s.drafted_at)
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
@@ -620,6 +621,11 @@ class Engine(_Handle):
             "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
             **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in ("prefill", "draft", "verify", "gate")},
         }
+
+    def accepted(self) -> tuple[int, int, int]:
+        """The counters drafted, matched and loose_accepted: cheap enough for every round."""
+        _lib.pyfly_engine_stats(self.pointer, self._stats)
+        return int(self._stats.drafted), int(self._stats.matched), int(self._stats.loose_accepted)
 
     def governor(self) -> _stats.Governor:
         """What the governor has learned."""

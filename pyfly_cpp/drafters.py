@@ -166,6 +166,9 @@ class PromptLookup:
 
 Drafter = Union[DraftModel, Eagle3, MTP, PromptLookup, LlamaDraftModel]
 
+AnyDrafter = Union[Drafter, tuple[Drafter, ...]]
+"""One drafter, or several, the cheapest first."""
+
 
 def require_drafters(drafter: object) -> tuple[Drafter, ...]:
     """The drafters that `drafter` names: one, a sequence of them, or None for none; raises ValueError otherwise."""

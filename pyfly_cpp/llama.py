@@ -36,7 +36,7 @@ from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, r
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
-from pyfly_cpp.stats import Record, Stats
+from pyfly_cpp.stats import Record, Round, Stats
 from pyfly_cpp.threads import physical_cores
 from pyfly_cpp.window import Window
 
@@ -121,6 +121,9 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
         self.records: list[Record] = []
+        self.log_rounds = False
+        """Keep a `Round` of every round of the last generation in `self.rounds`."""
+        self.rounds: list[Round] = []
 
         unknown = [name for name in kwargs if name not in _BASE_PARAMETERS]
         if unknown:
@@ -140,6 +143,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         model_path = os.fspath(model_path)
         require_gguf(model_path)
         self.drafter_reason: str | None = None
+        """Why this drafter, where something chose it; a sentence without its full stop."""
         if drafter == "auto":
             drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
         elif drafter is None:
@@ -470,6 +474,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             sampler = make_sampler()
             self._rows.clear()
             self.records = []
+            self.rounds = []
             n_evaluated = self._reusable_prefix(history)
             limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
             engine.configure(
@@ -578,8 +583,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> Generator[int, None, None]:
         """Runs rounds and yields what they commit."""
         n_room = request.max_tokens
+        before = engine.accepted() if self.log_rounds else (0, 0, 0)
         while True:
             with self._step(generation):
+                begun = time.perf_counter()
                 if processors is None:
                     n_committed = engine.round(max(n_room, 1))
                 else:
@@ -589,6 +596,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 committed = engine.tokens()
                 records = [engine.record(i) for i in range(n_committed)] if self.trace else []
                 rows = [engine.record_row(i, self._n_vocab) for i in range(n_committed)] if keep_rows else []
+                if self.log_rounds:
+                    now = engine.accepted()
+                    drafted, matched, loose = (b - a for a, b in zip(before, now))
+                    self.rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
+                    before = now
                 self._python_seconds += time.perf_counter() - started
             n_room -= n_committed
             for i, (position, token) in enumerate(committed):

@@ -4,7 +4,9 @@ JSON, written by `pyfly-cpp tune` or by hand:
 
     {"format": 1,
      "model": "target.gguf",                      optional; relative paths are relative to the preset's folder
-     "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or {"kind": "lookup", ...}, or null
+     "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or null, or a list of several;
+                                                  the kinds are draft, lookup, mtp and eagle3, their fields those of
+                                                  DraftModel, PromptLookup, MTP and Eagle3
      "gate": "margin:0.3",
      "window": {"size": 6, "rule": "reconverge"},
      "draft_max": 8,
@@ -21,11 +23,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.gates import Exact, Gate, parse_gate
 from pyfly_cpp.window import Window
 
 FORMAT = 1
+
+_KINDS: dict[str, type] = {"draft": DraftModel, "lookup": PromptLookup, "mtp": MTP, "eagle3": Eagle3}
 
 
 class PresetError(ValueError):
@@ -39,7 +43,7 @@ class Preset:
     gate: Gate = Exact()  # noqa: RUF009 - frozen
     window: Window = Window()  # noqa: RUF009 - frozen
     draft_max: int | None = None
-    drafter: DraftModel | PromptLookup | None = None
+    drafter: AnyDrafter | None = None
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
@@ -52,14 +56,11 @@ class Preset:
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        drafter = None
-        if self.drafter is not None:
-            kind = "draft" if isinstance(self.drafter, DraftModel) else "lookup"
-            drafter = {"kind": kind, **{k: v for k, v in asdict(self.drafter).items() if v is not None}}
+        drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.drafter)]
         return {
             "format": FORMAT,
             "model": self.model,
-            "drafter": drafter,
+            "drafter": drafters if isinstance(self.drafter, tuple) else drafters[0] if drafters else None,
             "gate": str(self.gate),
             "window": {k: v for k, v in asdict(self.window).items() if v is not None},
             "draft_max": self.draft_max,
@@ -96,7 +97,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
             parse_gate(gate),
             Window(**_object(name, "window", data.get("window", {}), _names(Window))),
             draft_max,
-            _drafter(name, folder, data.get("drafter")),
+            _drafters(name, folder, data.get("drafter")),
             str(folder / model) if model is not None else None,
             claim,
         )
@@ -114,21 +115,34 @@ def save_preset(preset: Preset, path: str | os.PathLike[str], force: bool = Fals
     write_atomically(path, json.dumps(preset.as_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
-def _drafter(name: str, folder: Path, data: Any) -> DraftModel | PromptLookup | None:
-    if data is None:
-        return None
-    kinds = {"draft": DraftModel, "lookup": PromptLookup}
+def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
+    """Kind and fields of a drafter, fit for JSON; raises ValueError for a callable."""
+    kind = next((kind for kind, type_ in _KINDS.items() if isinstance(drafter, type_)), None)
+    if kind is None:
+        raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(_KINDS)}.")
+    values = {name: getattr(drafter, name) for name in _names(_KINDS[kind])}
+    return {"kind": kind, **{name: value for name, value in values.items() if value is not None}}
+
+
+def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
+    if isinstance(data, list) and data:
+        return tuple(_drafter(name, folder, one) for one in data)
+    return None if data is None else _drafter(name, folder, data)
+
+
+def _drafter(name: str, folder: Path, data: Any) -> Drafter:
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in kinds:
-        raise PresetError(f"{name}: the drafter's 'kind' must be 'draft' or 'lookup', not {kind!r}.")
+    if kind not in _KINDS:
+        raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(_KINDS)}, not {kind!r}.")
     arguments = {k: v for k, v in data.items() if k != "kind"}
-    arguments = _object(name, "drafter", arguments, _names(kinds[kind]))
-    if kind == "lookup":
-        return PromptLookup(**arguments)
+    arguments = _object(name, "drafter", arguments, _names(_KINDS[kind]))
     path = arguments.get("model_path")
-    if not isinstance(path, str):
-        raise PresetError(f"{name}: a drafter of kind 'draft' needs 'model_path', the path of a GGUF file.")
-    return DraftModel(**{**arguments, "model_path": str(folder / path)})
+    if path is not None or kind in ("draft", "eagle3"):
+        if not isinstance(path, str):
+            raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
+        arguments = {**arguments, "model_path": str(folder / path)}
+    drafter: Drafter = _KINDS[kind](**arguments)
+    return drafter
 
 
 def _names(kind: type) -> tuple[str, ...]:

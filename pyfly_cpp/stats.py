@@ -148,6 +148,23 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Round:
+    """What one round did (`FlyLlama.log_rounds`). A provisional token counts as drafted in its own round; as matched or
+    loose, and as committed, in the one that decides on it."""
+
+    committed: int
+    """Tokens that came out for good."""
+    drafted: int
+    """Tokens proposed to the target."""
+    matched: int
+    """Committed drafts that are the target's own choice."""
+    loose_accepted: int
+    """Committed drafts that are not."""
+    seconds: float
+    """Wall time of drafting, the target's batch and verification."""
+
+
+@dataclass(frozen=True)
 class Record:
     """How one committed token came (`trace=True`)."""
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
-from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.evaluation.machine import resident_mib
+from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.stats import Round
 
 SPLIT = ("draft", "verify", "gate", "python")
 """Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
@@ -45,8 +47,44 @@ class Measured:
             "decode_seconds": result.decode_seconds,
             "seconds_prompt": result.seconds_prompt,
             "stats": result.stats.as_dict(),
+            "rounds": {f.name: [_brief(getattr(r, f.name)) for r in result.rounds] for f in fields(Round)},
             "output": result.text,
         }
+
+
+def _brief(value: float) -> float:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a setting needs of this process's memory, MiB."""
+
+    resident: float
+    """In RAM after a short generation with target and drafter, mapped model files included."""
+    growth: float
+    """More than the target alone, likewise after a short generation."""
+
+
+def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence[Setting]) -> dict[str, Memory]:
+    """The memory of each setting by its name; empty where the system does not tell. One drafter is loaded at a time.
+
+    It is this process's: what a GPU holds is not in it, and of what was freed before, a few MiB may still be.
+    """
+
+    def resident(setting: Setting) -> float | None:
+        generator.llm.drafter = None
+        generator.forget(0)
+        _warm_up(generator, prompt, [setting])
+        return resident_mib()
+
+    alone = resident(PLAIN)
+    out: dict[str, Memory] = {}
+    for setting in settings:
+        size = resident(setting)
+        if size is not None and alone is not None:
+            out[str(setting)] = Memory(size, size - alone)
+    return out
 
 
 def measure(
@@ -96,8 +134,7 @@ def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, 
     if len(rendered.tokens) + max_tokens > room:
         raise ValueError(
             f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not "
-            f"fit in "
-            f"the context of {room}; raise --ctx, or lower --max-tokens."
+            f"fit in the context of {room}; raise --ctx, or lower --max-tokens."
         )
     return rendered
 

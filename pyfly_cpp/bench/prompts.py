@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyfly_cpp.evaluation.files import DataError, field, read_jsonl
+from pyfly_cpp.evaluation.task import spread
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Twelve prompts of six kinds, written for this package."""
@@ -63,14 +64,6 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
     return prompts
 
 
-def spread(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:
-    """At most n prompts, evenly over the categories: one of each in turn, in the order of the file."""
-    if n is None or n >= len(prompts):
-        return prompts
-    place: dict[str, int] = {}
-    ranked = []
-    for i, prompt in enumerate(prompts):
-        rank = place.get(prompt.category, 0)
-        place[prompt.category] = rank + 1
-        ranked.append((rank, i))
-    return [prompts[i] for i in sorted(i for _, i in sorted(ranked)[:n])]
+def pick_prompts(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:
+    """At most n prompts, evenly over the categories."""
+    return spread(prompts, n, lambda prompt: prompt.category)

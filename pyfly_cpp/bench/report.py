@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pyfly_cpp.bench.measure import Measured, Summary, summarise
+from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
 
 Cells = tuple[list[str], list[list[str]]]
@@ -36,15 +36,18 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
     return head, body
 
 
-def time_cells(summaries: Sequence[Summary]) -> Cells:
-    """Head and body of the table of where the time went, and of acceptance by depth."""
-    head = ["setting", "draft", "verify", "gate", "python", "rest", "accepted at depth 1, 2, ..."]
+def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Cells:
+    """Head and body of the table of where the time went, of memory and of acceptance by depth."""
+    head = ["setting", "draft", "verify", "gate", "python", "rest", "MiB (more than the target alone)",
+            "accepted at depth 1, 2, ..."]  # fmt: skip
     body = []
     for s in summaries:
         depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
         more = " ..." if len(s.acceptance_at_depth) > 16 else ""
         parts = [percent(s.split.get(name, float("nan"))) for name in head[1:6]]
-        body.append([s.setting, *parts, f"{depths}{more} %" if depths else "–"])
+        size = memory.get(s.setting)
+        used = f"{size.resident:.0f} ({size.growth:+.0f})" if size is not None else "–"
+        body.append([s.setting, *parts, used, f"{depths}{more} %" if depths else "–"])
     return head, body
 
 
@@ -68,10 +71,10 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     return head, body
 
 
-def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured]) -> str:
+def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured], memory: Mapping[str, Memory]) -> str:
     """The measurement as a Markdown page."""
     summaries = summarise(measured)
-    tables = [speed_cells(summaries), time_cells(summaries)]
+    tables = [speed_cells(summaries), time_cells(summaries, memory)]
     if categories(measured):
         tables.append(category_cells(measured))
     lines = [f"# {title}", "", *[f"- {fact}" for fact in facts], ""]
@@ -82,9 +85,8 @@ def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured]) -> 
 
 NOTE = (
     "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
-    "on every "
-    "prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, models or "
-    "prompts."
+    "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, "
+    "models or prompts."
 )
 
 

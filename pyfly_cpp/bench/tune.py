@@ -34,6 +34,9 @@ GATES: tuple[Gate, ...] = (
 DEPTHS = (4, 8, 16)
 """K tried in stage 1."""
 
+HEAD_DEPTHS = (2, 3, 5)
+"""The same for heads."""
+
 SIZES = (2, 4, 10)
 """W tried in stage 3, besides the default."""
 
@@ -145,16 +148,36 @@ def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
     return out
 
 
+def first_settings(words: Sequence[str]) -> list[Setting]:
+    """Every drafter with every K of stage 1."""
+    return [Setting(drafter=word, draft_max=k) for word in words for k in _depths(word)]
+
+
+def _depths(word: str) -> tuple[int, ...]:
+    return HEAD_DEPTHS if word.partition(":")[0] in ("mtp", "eagle3") else DEPTHS
+
+
+def _fits(generator: Generator, setting: Setting) -> bool:
+    """Whether its K is possible: a batch has an end, and chained heads draft one token each."""
+    try:
+        generator.require([setting])
+    except ValueError:
+        return False
+    return True
+
+
 def tune(
     generator: Generator,
     prompts: Sequence[BenchPrompt],
     budget: Budget,
     max_tokens: int,
+    words: Sequence[str],
     progress: Callable[[str, int, int, str], None] | None = None,
 ) -> Tuned:
     """Searches (see the head of this file).
 
     Args:
+        words: The drafters to try, as in settings.
         progress: Called with (stage, done, of, what) after every generation.
 
     Raises:
@@ -176,10 +199,7 @@ def tune(
         kept = [candidates[s] for s in among if s in candidates and candidates[s].within(budget)]
         return max(kept, key=lambda c: c.speedup.estimate)
 
-    drafters = ["draft", "lookup"] if generator.draft is not None else ["lookup"]
-    room = generator.llm.n_batch - 1
-    depths = [k for k in DEPTHS if k <= room]
-    first = [Setting(drafter=drafter, draft_max=k) for drafter in drafters for k in depths]
+    first = [setting for setting in first_settings(words) if _fits(generator, setting)]
     run("1/3 drafter and K", first)
     start = best(first).setting
     # Under "agree" a mismatch can stand only if W positions of its round follow it.
@@ -187,7 +207,7 @@ def tune(
     gates = [replace(start, gate=gate, window=window) for gate in GATES for window in windows]
     run("2/3 gate", gates)
     leader = best([start, *gates]).setting
-    around = [replace(leader, draft_max=k) for k in depths]
+    around = [replace(leader, draft_max=s.draft_max) for s in first if s.drafter == leader.drafter]
     if not leader.is_exact:
         around += [replace(leader, window=replace(leader.window, size=size)) for size in SIZES]
     run("3/3 window and K", [s for s in around if s not in candidates])

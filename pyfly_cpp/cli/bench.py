@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import measure, summarise
-from pyfly_cpp.bench.prompts import BUILT_IN, read_prompts, spread
+from pyfly_cpp.bench.measure import measure, measure_memory, summarise
+from pyfly_cpp.bench.prompts import BUILT_IN, pick_prompts, read_prompts
 from pyfly_cpp.cli.measuring import (
     Models,
-    describe_machine,
-    machine_lines,
     model_options,
     one_sentence_errors,
     progress_bar,
+    require_outputs,
     show_table,
-    warn_of_load,
 )
-from pyfly_cpp.evaluation.files import require_free, sha256, write_atomically
-from pyfly_cpp.evaluation.machine import resident_mib
+from pyfly_cpp.evaluation.files import sha256, write_atomically
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
 
 HELP = """Measures the speed of plain, exact and loose decoding on the same prompts.
@@ -32,9 +30,9 @@ Example:
   pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, draft or lookup. Prompts: JSONL with `prompt` or `turns`, and `category` if you like
-(Spec-Bench's format); without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures
-the other half.
+across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both.
+Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format); without --prompts, twelve of
+our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 
@@ -70,48 +68,42 @@ def command(
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
-        prompts = spread(read_prompts(path), limit)
-        for file in (json_file, markdown_file, plot_file):
-            if file:
-                require_free(file, force)
-        if plot_file:
-            report.require_matplotlib()
-        generator = models.load()
-        machine, described = describe_machine(), models.describe(generator.llm)
-        warn_of_load(machine)
+        prompts = pick_prompts(read_prompts(path), limit)
+        require_outputs((json_file, markdown_file), force, plot_file)
+        session = models.open(chosen)
+        generator = session.generator
+        memory = measure_memory(generator, prompts[0], chosen)
         n_total = sum(len(prompt.turns) for prompt in prompts) * len(chosen) * repeats
         with progress_bar(n_total, "bench") as progress:
             measured = measure(generator, prompts, chosen, max_tokens, repeats, progress)
-        memory = resident_mib()
         summaries = summarise(measured)
         title = f"Speed of {Path(models.model).name}"
         facts = [
             f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
-            *machine_lines(machine, described),
-            *([f"memory of the process at the end: {memory:.0f} MiB"] if memory is not None else []),
+            *session.facts(),
         ]
         if json_file:
             record = {
                 "format": 1,
-                "machine": machine,
-                "models": described,
+                "machine": session.machine,
+                "models": session.models,
                 "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
                 "max_tokens": max_tokens,
                 "repeats": repeats,
-                "memory_mib": memory,
+                "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
                 "summaries": [s.as_dict() for s in summaries],
                 "by_category": {c: [s.as_dict() for s in summarise(measured, c)] for c in report.categories(measured)},
                 "measured": [m.as_dict() for m in measured],
             }
             write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         if markdown_file:
-            write_atomically(markdown_file, report.markdown(title, facts, measured))
+            write_atomically(markdown_file, report.markdown(title, facts, measured, memory))
         if plot_file:
             write_atomically(plot_file, report.plot(measured, title))
         for fact in facts:
             click.echo(fact)
         show_table("", *report.speed_cells(summaries))
-        show_table("", *report.time_cells(summaries))
+        show_table("", *report.time_cells(summaries, memory))
         if report.categories(measured):
             show_table("", *report.category_cells(measured))
         click.echo(report.NOTE)

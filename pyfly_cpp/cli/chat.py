@@ -132,7 +132,7 @@ class Chat:
 
     def _banner(self) -> None:
         llm, options = self._llm, self._options
-        _, reason = options.choose_drafter(Path(llm.model_path))
+        reason = llm.drafter_reason
         title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
         click.secho(title, bold=True, err=True)
         if llm.drafter is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,11 @@ import click
 
 from pyfly_cpp.cli.measuring import (
     Models,
-    describe_machine,
-    machine_lines,
     model_options,
     one_sentence_errors,
     progress_bar,
     show_table,
     terminal_width,
-    warn_of_load,
 )
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
@@ -25,7 +23,7 @@ from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import available_layers
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
-from pyfly_cpp.evaluation.task import Item, Task
+from pyfly_cpp.evaluation.task import Item, Task, spread
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 
@@ -37,8 +35,9 @@ Example:
       --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, draft or lookup. Interrupted, the same command goes on where it stopped. The folder of --output
-gets run.json, items.jsonl (a line for each item and setting), table.json and table.md.
+across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
+same command goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
+setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
 on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
@@ -46,8 +45,8 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 
 @click.command("eval", help=HELP)
 @click.argument("task_name", metavar="TASK")
-@click.option("--data", metavar="FILE", help="Items, JSONL. needle is generated where it is left out.")
-@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; items that are also examples are left out.")
+@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, by the package `datasets`]")
+@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
 @click.option(
     "--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]"
 )
@@ -57,7 +56,11 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 @click.option(
     "--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same)."
 )
-@click.option("--limit", type=click.IntRange(1), help="Take the first N items.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Take N items, evenly over what the task spreads them over (prompts, subjects, languages).",
+)
 @click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
 @click.option("--force", is_flag=True, help="Start over if the folder holds a run.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
@@ -92,20 +95,14 @@ def command(
         task = get_task(task_name)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
-        if task.runs_code and not allow_code_execution:
-            raise runner.CodeExecutionError(
-                f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
-                f"in a "
-                "sandbox whose limits the documentation states)."
-            )
-        items = _read_items(task, data, limit, needle_words, needle_values, seed)
+        runner.require_permission(task, allow_code_execution)
+        items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
-        items = items[:limit]
-        generator = models.load()
-        described, machine = models.describe(generator.llm), describe_machine()
-        warn_of_load(machine)
-        conditions: dict[str, Any] = {**described, "data_sha256": sha256(data) if data else None}
-        conditions["examples_sha256"] = sha256(examples) if examples and few_shot else None
+        items = spread(items, limit, task.kind)
+        session = models.open(chosen)
+        machine = session.machine
+        conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
+        conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
         conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})
         if task.name == "needle" and not data:
             conditions.update(needle_words=needle_words, needle_values=needle_values)
@@ -121,13 +118,12 @@ def command(
             def progress(done: int, _: int, line: Row) -> None:
                 advance(done, f"{line['item']} {line['setting']}")
 
-            lines = runner.run(plan, generator, folder, force, machine, progress)
+            lines = runner.run(plan, session.generator, folder, force, machine, progress)
         table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
         facts = [
-            f"{len(items)} items of {Path(data).name if data else 'generated data'}; {few_shot} worked examples; at "
-            f"most "
-            f"{plan.max_tokens} tokens; temperature {temperature:g}",
-            *machine_lines(machine, described),
+            f"{len(items)} items of {source}; {few_shot} worked examples; at most {plan.max_tokens} tokens; "
+            f"temperature {temperature:g}",
+            *session.facts(),
         ]
         page = report.markdown(table, facts)
         text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
@@ -147,24 +143,28 @@ def command(
 
 def _read_items(
     task: Task, data: str | None, limit: int | None, needle_words: int, needle_values: int, seed: int
-) -> list[Item]:
+) -> tuple[list[Item], str]:
+    """The items, and where they are from, for people."""
     if data is not None:
-        return task.read(data)
+        return task.read(data), Path(data).name
     if isinstance(task, Needle):
-        return task.generate(limit or 20, needle_words, needle_values, seed)
-    raise DataError(f"the task {task.name} needs its items; give a JSONL file with --data.")
+        return task.generate(limit or 20, needle_words, needle_values, seed), "generated data"
+    return task.read_hub(), " and ".join(map(str, task.hub))
+
+
+def _sha256(path: str | None, items: list[Item]) -> str:
+    """Of a data file; without one, of what was generated or came from the hub: another revision is another run."""
+    return sha256(path) if path else hashlib.sha256(repr(items).encode("utf-8")).hexdigest()
 
 
 def _read_examples(
     task: Task, items: list[Item], path: str | None, few_shot: int | None
 ) -> tuple[list[Item], list[Item], int]:
     """Worked examples, the items that are none of them, and how many examples to show. Says what it leaves out."""
-    if path is None:
-        if few_shot:
-            raise DataError("--few-shot needs worked examples; give a JSONL file with --examples.")
+    if path is None and not few_shot:
         return [], items, 0
     n = task.few_shot if few_shot is None else few_shot
-    examples = task.read(path)
+    examples = task.read(path) if path is not None else task.read_hub(examples=True)
     if n:
         task.worked_answer(examples[0])  # raises where the task has none
     picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}

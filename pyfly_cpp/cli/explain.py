@@ -8,6 +8,7 @@ import click
 import llama_cpp
 
 from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
+from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.evaluation.files import require_free, write_atomically
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.explain import make_page, render
@@ -51,8 +52,7 @@ def command(
         if not prompt.strip():
             raise ValueError("the prompt is empty; give a text.")
         require_free(output, force)
-        generator = models.load()
-        generator.require([setting])
+        generator = models.open([setting]).generator
         llm = generator.llm
         llm.trace = True
         messages = [{"role": "system", "content": system}] if system else []
@@ -66,7 +66,7 @@ def command(
         def detokenize(tokens: list[int]) -> bytes:
             return bytes(llm.detokenize(tokens, special=True))
 
-        drafter = "" if setting.is_plain else str(llm.drafter)
+        drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
         page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
         write_atomically(output, render(page))
         click.echo(generated.text)

@@ -76,10 +76,11 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         def on_load(fraction: float) -> None:
             bar.update(f"loading {path.name}", fraction, 1.0, f"{fraction:.0%}")
 
-        try:
-            return FlyLlama(
+        drafter, reason = options.choose_drafter(path)
+        with reasons_from(log):
+            llm = FlyLlama(
                 path,
-                drafter=options.choose_drafter(path)[0],
+                drafter=drafter,
                 gate=options.gate,
                 window=options.make_window(options.gate),
                 draft_max=options.draft_max,
@@ -96,10 +97,19 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 chat_format=options.chat_format,
                 verbose=options.verbose,
             )
-        except ValueError as error:
-            if log is not None and log.errors and "verbose=True" in str(error):
-                raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
-            raise
+        llm.drafter_reason = reason
+        return llm
+
+
+@contextlib.contextmanager
+def reasons_from(log: QuietLog | None) -> Iterator[None]:
+    """Puts llama.cpp's own words into the errors that would refer to its log."""
+    try:
+        yield
+    except ValueError as error:
+        if log is not None and log.errors and "verbose=True" in str(error):
+            raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
+        raise
 
 
 @contextlib.contextmanager

@@ -1,25 +1,29 @@
-"""What `eval`, `bench` and `tune` share on the command line: which models to load, and how errors are told."""
+"""What `eval`, `bench`, `tune` and `explain` share on the command line: which models to load, how errors are told."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
 
-from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.bench.report import require_matplotlib
+from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
+from pyfly_cpp.evaluation.files import require_free
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
-from pyfly_cpp.evaluation.settings import Setting
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.presets import Preset, load_preset
+from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.models import resolve_model
+from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,6 +34,8 @@ class Models:
 
     model: str
     draft: str | None
+    drafter: str
+    """A drafter's word, or `auto`."""
     n_ctx: int
     threads: int | None
     gpu_layers: int
@@ -41,47 +47,94 @@ class Models:
         """The preset's setting, if there is a preset."""
         if self.preset is None:
             return ()
-        drafter = self.preset.drafter
-        kind = "none" if drafter is None else "draft" if isinstance(drafter, DraftModel) else "lookup"
-        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max, kind),)
+        if self.preset.drafter is None and self.drafter == AUTO:
+            return (PLAIN,)
+        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max or None),)
 
-    def load(self) -> Generator:
-        """Loads the target; the draft is loaded when a setting first asks for it, and checked here."""
-        draft = DraftModel(self.draft) if self.draft else None
-        lookup: PromptLookup | None = None
-        if self.preset is not None and isinstance(self.preset.drafter, DraftModel) and self.draft:
-            draft = dataclasses.replace(self.preset.drafter, model_path=self.draft)
-        elif self.preset is not None and isinstance(self.preset.drafter, PromptLookup):
-            lookup = self.preset.drafter
-        llm = FlyLlama(
-            self.model, drafter=draft, n_ctx=self.n_ctx, n_threads=self.threads, n_threads_batch=self.threads,
-            n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
-        )  # fmt: skip
-        return Generator(llm, draft, lookup)
+    def drafters(self) -> tuple[Drafters, str]:
+        """What the drafter words stand for, and why the default is what it is."""
+        preset = None if self.preset is None else self.preset.drafter
+        return choose_drafters(self.model, self.draft, self.drafter, preset)
 
-    def describe(self, llm: FlyLlama) -> dict[str, Any]:
-        """Files with hashes, and what decoding depends on."""
-        return {
+    def open(self, settings: Sequence[Setting], draft_max: int = 0) -> Session:
+        """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
+
+        Args:
+            draft_max: The largest K that later settings may have.
+        """
+        drafters, reason = self.drafters()
+        log = silence()
+        with reasons_from(log):
+            llm = load_target(
+                self.model, drafters, settings, draft_max, n_ctx=self.n_ctx, n_threads=self.threads,
+                n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
+            )  # fmt: skip
+        generator = Generator(llm, drafters)
+        generator.require(settings)
+        default = drafters.of(Setting())
+        models: dict[str, Any] = {
             "model": describe_model(self.model),
-            "draft": describe_model(self.draft) if self.draft else None,
+            "drafter": [_without_folder(drafter_as_dict(drafter)) for drafter in require_drafters(default)],
+            "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
             "n_ctx": llm.n_ctx(),
             "n_threads": llm.n_threads,
             "gpu_layers": self.gpu_layers,
             "chat_format": llm.chat_format,
         }
+        machine = describe_machine()
+        warn_of_load(machine)
+        return Session(generator, machine, models, f"{' and '.join(map(str, require_drafters(default)))} ({reason})")
+
+
+def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:
+    path = drafter.get("model_path")
+    return drafter if path is None else {**drafter, "model_path": Path(path).name}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a measuring command works with."""
+
+    generator: Generator
+    machine: dict[str, Any]
+    """Processor, load, versions."""
+    models: dict[str, Any]
+    """Files with hashes, the default drafter, and what else decoding depends on."""
+    drafter: str
+    """The default drafter, and why, for people."""
+
+    def facts(self) -> list[str]:
+        """The conditions of a measurement, for people."""
+        machine, models = self.machine, self.models
+        files = [models["model"], *models["draft_files"]]
+        names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
+        return [
+            f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
+            f"{models['n_threads']} threads, {models['gpu_layers']} layers on the GPU",
+            f"drafter, where a setting names none: {self.drafter}",
+            f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
+            f"{machine['load_before']}",
+            f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, "
+            f"Python {machine['python']}; started {machine['started']}",
+        ]
 
 
 def model_options(command: Command) -> Command:
     """Adds the options that say which models to load; the command gets them as one argument `models: Models`."""
     options = [
         click.option(
-            "--model", "-m", "model", metavar="FILE", help="GGUF file of the target.  [default: the preset's]"
+            "--model", "-m", "model", metavar="MODEL",
+            help="GGUF file of the target, or a name of `pyfly-cpp models list`.  [default: the preset's]",
+        ),
+        click.option("--draft", "-d", metavar="MODEL", help="Draft model of the same vocabulary, or a head."),
+        click.option(
+            "--drafter", metavar="WORD", default=AUTO, show_default=True,
+            help="What drafts where a setting names nothing: lookup, draft, mtp, eagle3 (these with :FILE or --draft), "
+            "both; auto: the preset's, else the model's MTP head, else --draft, else prompt lookup.",
         ),
         click.option(
-            "--draft", "-d", metavar="FILE", help="GGUF file of the draft model; without one, prompt lookup drafts."
-        ),
-        click.option(
-            "--preset", metavar="FILE", help="Preset of `tune`: its models where none are given, and its setting too."
+            "--preset", metavar="FILE",
+            help="Preset of `tune`: its models and drafter where none are given, and its setting too.",
         ),
         click.option(
             "--ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True, help="Context, tokens."
@@ -93,12 +146,13 @@ def model_options(command: Command) -> Command:
         click.option(
             "--chat-format", metavar="NAME", help="llama-cpp-python's name of a chat format.  [default: the model's]"
         ),
-    ]
+    ]  # fmt: skip
 
     @functools.wraps(command)
     def with_models(
         model: str | None,
         draft: str | None,
+        drafter: str,
         preset: str | None,
         n_ctx: int,
         threads: int | None,
@@ -108,18 +162,28 @@ def model_options(command: Command) -> Command:
     ) -> Any:
         with one_sentence_errors():
             loaded = load_preset(preset) if preset is not None else None
-        if loaded is not None:
-            model = model or loaded.model
-            if isinstance(loaded.drafter, DraftModel):
-                draft = draft or str(loaded.drafter.model_path)
-        if model is None:
-            raise click.UsageError("Missing option '--model' / '-m' (or a --preset that names a model).")
-        return command(models=Models(model, draft, n_ctx, threads, gpu_layers, chat_format, loaded), **rest)
+            if loaded is not None:
+                model = model or loaded.model
+            if model is None:
+                raise click.UsageError("Missing option '--model' / '-m' (or a --preset that names a model).")
+            model = str(resolve_model(model))
+            draft = None if draft is None else str(resolve_model(draft))
+        models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded)
+        return command(models=models, **rest)
 
     wrapped: Any = with_models
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:
+    """Before any work: that these files can be written, and that `plot`, if it is wanted, can be drawn."""
+    for file in (*files, plot):
+        if file:
+            require_free(file, force)
+    if plot:
+        require_matplotlib()
 
 
 def warn_of_load(machine: dict[str, Any]) -> None:
@@ -143,19 +207,6 @@ def one_sentence_errors(interrupted: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo(f"\nInterrupted. {interrupted}".rstrip(), err=True)
         sys.exit(130)
-
-
-def machine_lines(machine: dict[str, Any], models: dict[str, Any]) -> list[str]:
-    """The conditions of a measurement, for people."""
-    draft = f", draft {models['draft']['file']} (sha256 {models['draft']['sha256'][:12]})" if models["draft"] else ""
-    return [
-        f"model {models['model']['file']} (sha256 {models['model']['sha256'][:12]}){draft}; context {models['n_ctx']}, "
-        f"{models['n_threads']} threads, {models['gpu_layers']} layers on the GPU",
-        f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
-        f"{machine['load_before']}",
-        f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, Python "
-        f"{machine['python']}; started {machine['started']}",
-    ]
 
 
 class Advance(Protocol):
@@ -219,16 +270,3 @@ def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     for row in body:
         table.add_row(*row)
     console.print(table)
-
-
-__all__ = [
-    "Models",
-    "describe_machine",
-    "machine_lines",
-    "model_options",
-    "one_sentence_errors",
-    "progress_bar",
-    "show_table",
-    "terminal_width",
-    "warn_of_load",
-]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+from pyfly_cpp.drafters import MTP, AnyDrafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.gates import All, Gate, Margin, parse_gate
 from pyfly_cpp.gates import Any as AnyGate
 from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import resolve_model
+from pyfly_cpp.presets import drafter_as_dict, load_preset
 from pyfly_cpp.window import RULES, Window
 
 DEFAULT_N_CTX = 4096
@@ -63,10 +65,16 @@ class Options:
     seed: int | None
     max_tokens: int
     verbose: bool
+    preset: str | None = None
+    """A preset file; what it says stands in the fields above already, where no option said otherwise."""
+    preset_drafter: AnyDrafter | None = None
+    """Its drafter, unless --drafter or --draft said otherwise."""
 
-    def choose_drafter(self, model: Path) -> tuple[Drafter | list[Drafter] | None, str]:
-        """What drafts for this model, and why. With `auto`: the MTP head that the model carries, else the draft model
-        that was given, else prompt lookup."""
+    def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
+        """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
+        carries, else the draft model that was given, else prompt lookup."""
+        if self.preset_drafter is not None:
+            return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
         why = f"--drafter {self.drafter}"
         if self.drafter in ("draft", "both", "eagle3") and self.draft is None:
             raise click.UsageError(f"--drafter {self.drafter} needs --draft PATH.")
@@ -93,7 +101,7 @@ class Options:
             given = DraftModel(draft, p_min=self.p_min, n_ctx=self.draft_n_ctx, **limit)
         if self.drafter == "both":
             assert given is not None
-            return [lookup, given], why
+            return (lookup, given), why
         if self.drafter == "draft":
             return given, why
         require_gguf(str(model))
@@ -116,7 +124,50 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """All of them, fit for JSON."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**out, "gate": str(self.gate)}
+        drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.preset_drafter)]
+        return {**out, "gate": str(self.gate), "preset_drafter": drafters}
+
+
+_DRAFTER_OPTIONS = {
+    PromptLookup: ("max_ngram_size", "min_ngram_size", "num_pred_tokens"),
+    DraftModel: ("p_min", "draft_n_ctx"),
+    MTP: ("p_min",),
+    Eagle3: ("p_min",),
+}
+"""The options that change a field of a preset's drafter."""
+
+
+def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> dict[str, Any]:
+    """The options with what the preset says, where they were not given; raises PresetError.
+
+    A preset was measured with drafts of full length, so the governor is off unless --adaptive says so."""
+    preset = load_preset(options["preset"])
+    window = preset.window
+    said = {
+        "model": preset.model,
+        "gate": preset.gate,
+        "window": window.size,
+        "window_rule": window.rule,
+        "window_tail": window.tail,
+        "across_rounds": window.across_rounds,
+        "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
+        "adaptive": False,
+    }
+    out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
+    drafters = require_drafters(preset.drafter)
+    has_draft = any(isinstance(drafter, DraftModel) for drafter in drafters)
+    if is_given("drafter") or (is_given("draft") and not has_draft):
+        return out
+    if not drafters:
+        return {**out, "drafter": "none"}
+    parts = []
+    for drafter in drafters:
+        names = [name for name in _DRAFTER_OPTIONS[type(drafter)] if is_given(name)]
+        changes = {name.replace("draft_n_ctx", "n_ctx"): options[name] for name in names}
+        if isinstance(drafter, DraftModel) and is_given("draft"):
+            changes["model_path"] = resolve_model(options["draft"])
+        parts.append(replace(drafter, **changes))
+    return {**out, "preset_drafter": parts[0] if len(parts) == 1 else tuple(parts)}
 
 
 def _bounded_by_margin(gate: Gate) -> bool:
@@ -156,6 +207,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
     options: list[Callable[[Any], Any]] = [
         click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                      "[default: the demo model]"),
+        click.option("--preset", metavar="FILE",
+                     help="Preset of `pyfly-cpp tune`: its models, drafter, gate and window; options go before it."),
         click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
         click.option("--drafter", type=click.Choice(["auto", "lookup", "draft", "mtp", "eagle3", "both", "none"]),
                      default="auto", show_default=True,
@@ -212,7 +265,10 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(**given: Any) -> Any:
-            own = {field.name: given.pop(field.name) for field in fields(Options)}
+            own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+            if own["preset"] is not None:
+                source = click.get_current_context().get_parameter_source
+                own = _with_preset(own, lambda name: source(name) is not ParameterSource.DEFAULT)
             return function(options=Options(**own), **given)
 
         decorated: Callable[..., Any] = wrapper

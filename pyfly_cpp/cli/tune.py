@@ -7,25 +7,25 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
-from pyfly_cpp.bench.prompts import read_prompts, spread
+from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli.measuring import (
     Models,
-    describe_machine,
     model_options,
     one_sentence_errors,
     progress_bar,
+    require_outputs,
     show_table,
-    warn_of_load,
 )
-from pyfly_cpp.drafters import DraftModel, PromptLookup
-from pyfly_cpp.evaluation.files import require_free, write_atomically
-from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.evaluation.drafting import AUTO, Drafters
+from pyfly_cpp.evaluation.files import write_atomically
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.presets import Preset, save_preset
@@ -38,7 +38,8 @@ Example:
 
 Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; another wording of the same lowers it. The preset is read by `FlyLlama.from_preset` and by --preset."""
+order; another wording of the same lowers it. Every drafter that is there is tried (the model's MTP head, --draft,
+prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama.from_preset` and by --preset."""
 
 
 @click.command("tune", help=HELP)
@@ -70,15 +71,12 @@ def command(
 ) -> None:
     """See HELP."""
     with one_sentence_errors("Nothing was written."):
-        prompts = spread(read_prompts(prompt_file), limit)
-        for file in (output, plot_file, json_file):
-            if file:
-                require_free(file, force)
-        if plot_file:
-            report.require_matplotlib()
-        generator = models.load()
-        machine, described = describe_machine(), models.describe(generator.llm)
-        warn_of_load(machine)
+        prompts = pick_prompts(read_prompts(prompt_file), limit)
+        require_outputs((output, json_file), force, plot_file)
+        drafters, _ = models.drafters()
+        words = [models.drafter] if models.drafter != AUTO else drafters.words()
+        k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
+        session = models.open([Setting(drafter=word) for word in words], k)
         budget = tuning.Budget(agreement, lost_answers)
         with progress_bar(1, "tune") as bar:
             stages: list[str] = []
@@ -89,7 +87,7 @@ def command(
                     click.echo(f"stage {stage}: {n} generations", err=True)
                 bar(done, what, n)
 
-            tuned = tuning.tune(generator, prompts, budget, max_tokens, progress)
+            tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
         head, body = candidate_cells(tuned, budget)
         show_table("", head, body)
         fresh = summarise(tuned.confirmation)
@@ -97,15 +95,15 @@ def command(
         chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
         claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
         click.echo(claim)
-        preset = make_preset(tuned.chosen.setting, models, generator)
+        preset = make_preset(tuned.chosen.setting, models.model, drafters)
         facts = {
             "sentence": claim,
             "n_prompts": tuned.n_prompts,
             "budget": dataclasses.asdict(budget),
             "measured": tuned.chosen.as_dict(),
             "confirmed": chosen.as_dict(),
-            "machine": machine,
-            "models": described,
+            "machine": session.machine,
+            "models": session.models,
         }
         preset = dataclasses.replace(preset, claim=facts)
         if plot_file:
@@ -146,27 +144,28 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
     if c.setting.is_plain:
         return (
             f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
-            f"{tuned.n_prompts} prompts "
-            f"of {Path(prompt_file).name}: with this model, draft and machine, drafting does not pay."
+            f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
+            "machine, drafting does not pay."
         )
     return (
         f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
-        f"the best "
-        f"of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It was chosen "
-        f"on these "
-        "very prompts: expect a little less of speed and agreement on others, and nothing is known about other kinds."
+        f"the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It "
+        "was chosen on these very prompts: expect a little less of speed and agreement on others, and nothing is known "
+        "about other kinds."
     )
 
 
-def make_preset(setting: Setting, models: Models, generator: Generator) -> Preset:
+def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
     """The preset of a setting, with the models it was measured with."""
+    model = os.path.abspath(model)
     if setting.is_plain:
-        return Preset(draft_max=0, model=os.path.abspath(models.model))
-    name = setting.drafter or ("draft" if generator.draft is not None else "lookup")
-    drafter: DraftModel | PromptLookup = generator.lookup
-    if name == "draft" and generator.draft is not None:
-        drafter = dataclasses.replace(generator.draft, model_path=os.path.abspath(generator.draft.model_path))
-    return Preset(setting.gate, setting.window, setting.draft_max, drafter, os.path.abspath(models.model))
+        return Preset(draft_max=0, model=model)
+    parts: list[Any] = list(require_drafters(drafters.of(setting)))
+    for i, part in enumerate(parts):
+        if getattr(part, "model_path", None) is not None:
+            parts[i] = dataclasses.replace(part, model_path=os.path.abspath(part.model_path))
+    drafter = parts[0] if len(parts) == 1 else tuple(parts)
+    return Preset(setting.gate, setting.window, setting.draft_max, drafter, model)
 
 
 def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:

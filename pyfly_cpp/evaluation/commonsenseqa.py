@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pyfly_cpp.evaluation.choice import ChoiceTask
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
+from pyfly_cpp.evaluation.task import Where
 
 
 class CommonsenseQa(ChoiceTask):
@@ -11,3 +14,13 @@ class CommonsenseQa(ChoiceTask):
     name = "commonsenseqa"
     title = "CommonsenseQA, five choices, reasoned and read from the text"
     n_choices = 5
+    hub = (HubSplit("tau/commonsense_qa", None, "validation"),)
+    hub_examples = HubSplit("tau/commonsense_qa", None, "train")
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        choices = where.row.get("choices")
+        if not isinstance(choices, dict) or list(choices.get("label", ())) != list("ABCDE"):
+            raise where.error("the field 'choices' must have the labels A to E and their texts.")
+        row = {"id": f"csqa-{split.split}-{where.text('id')}", "question": where.text("question")}
+        return {**row, "choices": list(choices.get("text", ())), "answer": where.text("answerKey")}

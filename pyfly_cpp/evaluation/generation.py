@@ -16,11 +16,12 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_chat_format
 
-from pyfly_cpp.drafters import DraftModel, PromptLookup
+from pyfly_cpp.drafters import MTP, Eagle3, require_drafters
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.llama import FlyLlama, _Request
-from pyfly_cpp.stats import Record, Stats
+from pyfly_cpp.stats import Record, Round, Stats
 
 _TAIL = 48
 """Tokens at the end of the output in which a stop text is looked for; longer than any."""
@@ -55,33 +56,38 @@ class Generated:
     """Of this generation, its first round included."""
     records: tuple[Record, ...] = ()
     """With trace, one for each token, an end-of-text token included."""
+    rounds: tuple[Round, ...] = ()
 
 
 class Generator:
     """Decodes prompts with changing settings on one loaded target."""
 
-    def __init__(self, llm: FlyLlama, draft: DraftModel | None = None, lookup: PromptLookup | None = None) -> None:
+    def __init__(self, llm: FlyLlama, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
         """
         Args:
-            llm: The target; its drafter, gate, window and draft_max are set by every generation.
-            draft: What `draft` in a setting means; without it such a setting is refused.
-            lookup: What `lookup` means.
+            llm: The target; its drafter, gate, window and draft_max are set by every generation. Settings that use its
+                own MTP head need it loaded with that head.
+            drafters: What the drafter words of settings stand for.
         """
         self.llm = llm
-        self.draft = draft
-        self.lookup = lookup or PromptLookup()
+        self.drafters = drafters
 
     def require(self, settings: Sequence[Setting]) -> None:
-        """Raises ValueError if a setting asks for what is not there, before hours are spent on the others."""
+        """Loads every drafter once, so that what is not there or does not fit is known before hours are spent.
+
+        Raises:
+            ValueError, IncompatibleDraftError: a setting asks for what cannot be.
+        """
         for setting in settings:
-            if setting.drafter == "draft" and self.draft is None:
-                raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
             if setting.draft_max is not None and setting.draft_max > self.llm.n_batch - 1:
                 raise ValueError(
                     f"the setting {str(setting)!r} drafts {setting.draft_max} tokens, but a batch holds "
                     f"{self.llm.n_batch}; "
                     "lower k."
                 )
+            if any(isinstance(drafter, MTP) for drafter in require_drafters(self.llm.drafter)):
+                self.llm.drafter = None  # loaded anew, it is checked against this setting's K
+            self.configure(setting)
 
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
@@ -131,19 +137,18 @@ class Generator:
         self.llm.n_tokens = min(self.llm.n_tokens, n_keep)
 
     def configure(self, setting: Setting) -> None:
-        """Makes the target decode with `setting`. A plain one leaves the drafter loaded and asks it for nothing."""
+        """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
         llm.gate, llm.window = setting.gate, setting.window
         if setting.is_plain:
             llm.draft_max = 0
+            if any(isinstance(drafter, (MTP, Eagle3)) for drafter in require_drafters(llm.drafter)):
+                llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
             return
-        name = setting.drafter or ("draft" if self.draft is not None else "lookup")
-        wanted = self.draft if name == "draft" else self.lookup
-        if wanted is None:
-            raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
+        wanted = self.drafters.of(setting)
+        llm.draft_max = setting.draft_max
         if llm.drafter != wanted:
             llm.drafter = wanted
-        llm.draft_max = setting.draft_max
 
     def generate(
         self,
@@ -166,20 +171,18 @@ class Generator:
         llm.reset_stats()
         tokens: list[int] = []
         finish = "length"
-        rounds = first_round = 0
-        n_first, n_all = 0, 0
+        first_round = n_first = n_all = 0
         started = after_first = last = time.perf_counter()
         llm._request = _Request(max_tokens)
+        llm.log_rounds = True
         stream = llm.generate(list(prompt.tokens), temp=temperature)
         try:
             for token in stream:
                 last = time.perf_counter()
                 n_all += 1
-                if rounds == first_round:  # the tokens of one round come together
-                    rounds = llm.stats.rounds
-                    first_round = first_round or rounds
-                    if rounds == first_round:
-                        n_first, after_first = n_all, last
+                first_round = first_round or len(llm.rounds)
+                if len(llm.rounds) == first_round:  # the tokens of one round come together
+                    n_first, after_first = n_all, last
                 if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
                     finish = "eog"
                     break
@@ -201,7 +204,7 @@ class Generator:
             text = text if cut is None else text[:cut]
         return Generated(
             text, tuple(tokens), finish, after_first - started, n_all - n_first, last - after_first, llm.stats,
-            tuple(llm.records),
+            tuple(llm.records), tuple(llm.rounds),
         )  # fmt: skip
 
     def _find_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:

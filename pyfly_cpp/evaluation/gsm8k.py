@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 
@@ -19,6 +21,14 @@ class Gsm8k(Task):
     title = "GSM8K word problems, last number (strict: after ####)"
     max_tokens = 400
     few_shot = 5
+    hub = (HubSplit("openai/gsm8k", "main", "test"),)
+    hub_examples = HubSplit("openai/gsm8k", "main", "train")
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        answer = where.text("answer")
+        number = answer.rpartition("####")[2].strip().replace(",", "")
+        return {**where.row, "id": f"gsm8k-{split.split}-{where.line - 1}", "answer_number": number}
 
     def parse(self, where: Where) -> Item:
         """See Task."""

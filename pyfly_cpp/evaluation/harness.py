@@ -1,10 +1,11 @@
 """The model `pyfly` of lm-evaluation-harness: its tasks, decoded by a FlyLlama.
 
-    python -m pyfly_cpp.evaluation.harness --model pyfly \\
+    lm_eval --model pyfly \\
         --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3,window=reconverge --tasks gsm8k
 
-takes the arguments of `lm_eval` (0.4.13; its registry of models has no entry points, so a process must import this
-module before it asks for `pyfly`; from Python, `import pyfly_cpp.evaluation.harness` is enough).
+finds it through the entry point `lm_eval.models` in releases with plug-ins (after 0.4.13). Up to 0.4.13 models have no
+entry points, and a process must import this module before it asks for `pyfly`: `python -m pyfly_cpp.evaluation.harness`
+in place of `lm_eval` takes the same arguments; from Python, importing the module is enough.
 
 `generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that
 every task runs. Greedy unless a task asks for a temperature.
@@ -20,7 +21,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
-from pyfly_cpp.drafters import DraftModel
+from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting
 from pyfly_cpp.llama import FlyLlama, _Request
@@ -62,13 +63,14 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         """
         Args:
             model: Path of the target.
-            draft: Path of the draft model.
+            draft: Path of the draft model, or of the head that `drafter` names.
             setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next
-                four.
+                three.
             gate: As it is written on the command line.
             window: `agree`, `agree:W`, `reconverge` or `reconverge:W`.
             k: Tokens drafted in a round.
-            drafter: `draft`, `lookup` or `none`.
+            drafter: `lookup`, `draft`, `mtp`, `eagle3` (these three with `:FILE`, or the file in `draft`), `both` or
+                `none`; else the model's MTP head, or the draft model, or prompt lookup.
             n_ctx: Context, tokens.
             max_gen_toks: Longest answer, where a task says nothing.
             **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.
@@ -87,19 +89,22 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         if not model:
             raise ValueError("the model pyfly needs model=FILE, the path of a GGUF file, in --model_args.")
         if setting is None:
-            words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else "", drafter or ""]
+            words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else ""]
             setting = " ".join(words)
         self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
         n_threads = int(threads) if threads is not None else None
-        llm = FlyLlama(
+        drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
+        llm = load_target(
             model,
+            drafters,
+            [self.setting],
             n_ctx=int(n_ctx),
             n_threads=n_threads,
             n_threads_batch=n_threads,
             n_gpu_layers=int(gpu_layers),
             verbose=False,
         )
-        self.generator = Generator(llm, DraftModel(draft) if draft else None)
+        self.generator = Generator(llm, drafters)
         self.generator.require([self.setting])
         self._max_gen_toks = int(max_gen_toks)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
 from pyfly_cpp.evaluation.sandbox import Limits, run_program
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
@@ -21,9 +23,14 @@ class HumanEval(Task):
     max_tokens = 400
     runs_code = True
     criterion = "passed"
+    hub = (HubSplit("openai/openai_humaneval", None, "test"),)
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         self.limits = limits
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        return {**where.row, "id": where.text("task_id")}
 
     def parse(self, where: Where) -> Item:
         """See Task."""

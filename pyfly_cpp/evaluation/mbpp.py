@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
 from pyfly_cpp.evaluation.sandbox import Limits, run_program
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
@@ -23,9 +25,15 @@ class Mbpp(Task):
     few_shot = 3
     runs_code = True
     criterion = "passed"
+    hub = (HubSplit("google-research-datasets/mbpp", "sanitized", "test"),)
+    hub_examples = HubSplit("google-research-datasets/mbpp", "sanitized", "prompt")
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         self.limits = limits
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        return {**where.row, "id": f"mbpp-{where.integer('task_id')}", "original_split": split.split}
 
     def parse(self, where: Where) -> Item:
         """See Task."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 
@@ -36,6 +38,12 @@ class Mgsm(Task):
     name = "mgsm"
     title = "MGSM word problems in de, fr, th, last number (strict: after 'the answer is')"
     max_tokens = 400
+    hub = tuple(HubSplit("juletxara/mgsm", language, "test") for language in _LANGUAGES)
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        row = {"id": f"mgsm-{split.config}-{where.line - 1}", "language": split.config}
+        return {**row, "question": where.text("question"), "answer_number": str(where.integer("answer_number"))}
 
     def parse(self, where: Where) -> Item:
         """See Task."""
@@ -46,6 +54,10 @@ class Mgsm(Task):
             where.text("id"),
             {"language": language, "question": where.text("question"), "answer_number": where.text("answer_number")},
         )
+
+    def kind(self, item: Item) -> str:
+        """Its language."""
+        return str(item.fields["language"])
 
     def question(self, item: Item) -> str:
         """See Task."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation.choice import ChoiceTask
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.hub import HubSplit
 from pyfly_cpp.evaluation.task import Item, Where
 
 
@@ -14,11 +16,23 @@ class Mmlu(ChoiceTask):
     name = "mmlu"
     title = "MMLU, four choices, reasoned and read from the text"
     n_choices = 4
+    hub = (HubSplit("cais/mmlu", "all", "test"),)
+    hub_examples = HubSplit("cais/mmlu", "all", "dev")
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """See Task."""
+        answer = where.integer("answer")
+        letter = "ABCD"[answer] if 0 <= answer < 4 else str(answer)
+        return {**where.row, "id": f"mmlu-{split.split}-{where.line - 1}", "answer": letter}
 
     def parse(self, where: Where) -> Item:
         """See Task."""
         item = super().parse(where)
         return Item(item.id, {**item.fields, "subject": where.text("subject")})
+
+    def kind(self, item: Item) -> str:
+        """Its subject."""
+        return str(item.fields["subject"])
 
     def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:
         """The first n of the item's own subject, as in the harness; fewer if there are fewer."""

@@ -80,8 +80,7 @@ class Needle(Task):
                 sentences.insert(place, f"One of the special magic numbers for {query} is: {value}.")
             text = (
                 "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will "
-                "quiz "
-                "you about the numbers afterwards.\n" + "\n".join(sentences) + "\n"
+                "quiz you about the numbers afterwards.\n" + "\n".join(sentences) + "\n"
                 f"What are all the special magic numbers for {query} mentioned in the provided text?"
             )
             items.append(Item(f"needle-{n_words}-{seed}-{i}", {"input": text, "query": query, "outputs": values}))

@@ -203,23 +203,20 @@ def notes(table: Table) -> list[str]:
     if table.n_complete < table.n_items:
         out.append(
             f"{table.n_complete} of {table.n_items} items are complete; the others count nowhere. The run goes on "
-            f"with the "
-            "same command."
+            "with the same command."
         )
     if table.n_groups < table.n_complete:
         out.append(
             f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals resample prompts. The "
-            f"paired "
-            "difference and McNemar's p treat items as independent and are too sure of themselves here."
+            "paired difference and McNemar's p treat items as independent and are too sure of themselves here."
         )
     for row in table.rows:
         if row.difference is not None and row.flips is not None and row.setting != "plain":
             low, high = 100 * row.difference.low, 100 * row.difference.high
             out.append(
                 f"{row.setting}: against {BASELINE}, {row.flips.harmful} items became wrong and {row.flips.helpful} "
-                f"right "
-                f"(McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between {low:+.1f} and {high:+.1f} points "
-                "of accuracy is consistent with that."
+                f"right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between {low:+.1f} and {high:+.1f} "
+                "points of accuracy is consistent with that."
             )
     if any(row.n_cut for row in table.rows):
         cut = ", ".join(f"{row.setting} {row.n_cut}" for row in table.rows)
@@ -230,8 +227,7 @@ def notes(table: Table) -> list[str]:
         out.append(f"Also, {name}: {parts}.")
     out.append(
         "Speed is decoding without the prompt and the first round, total tokens over total seconds. Intervals: 95 %, "
-        "Wilson "
-        "for shares, percentile bootstrap over items otherwise."
+        "Wilson for shares, percentile bootstrap over items otherwise."
     )
     return out
 

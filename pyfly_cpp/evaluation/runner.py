@@ -73,6 +73,15 @@ class Plan:
         }
 
 
+def require_permission(task: Task, allow_code_execution: bool) -> None:
+    """Raises CodeExecutionError if the task runs code and that is not allowed."""
+    if task.runs_code and not allow_code_execution:
+        raise CodeExecutionError(
+            f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "
+            "sandbox whose limits the documentation states)."
+        )
+
+
 def run(
     plan: Plan,
     generator: Generator,
@@ -93,12 +102,7 @@ def run(
         OutputError: the folder holds another run or other files, cannot be written to, or is being written to.
         ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
     """
-    if plan.task.runs_code and not plan.allow_code_execution:
-        raise CodeExecutionError(
-            f"the task {plan.task.name} executes what the model writes; allow it with --allow-code-execution (it runs "
-            f"in "
-            "a sandbox whose limits the documentation states)."
-        )
+    require_permission(plan.task, plan.allow_code_execution)
     generator.require(plan.settings)
     prompts = _render(plan, generator)
     path = Path(folder)
@@ -132,8 +136,7 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
         if len(prompt.tokens) + plan.max_tokens > room:
             raise ValueError(
                 f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an "
-                f"answer "
-                f"does not fit in the context of {room}; raise --ctx, or lower --few-shot or --max-tokens."
+                f"answer does not fit in the context of {room}; raise --ctx, or lower --few-shot or --max-tokens."
             )
         prompts.append(prompt)
     return prompts
@@ -172,8 +175,7 @@ def _require_same(path: Path, there: dict[str, Any], wanted: dict[str, Any]) -> 
         if there.get(name) != wanted.get(name):
             raise OutputError(
                 f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); "
-                f"choose "
-                "another --output, or start over with --force."
+                "choose another --output, or start over with --force."
             )
 
 

@@ -2,19 +2,24 @@
 
 A setting is a gate and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
-a round), `draft` or `lookup` (the drafter). What is not said is the default. `plain` drafts nothing.
+a round), and the drafter: `lookup`, `draft[:FILE]`, `mtp[:FILE]`, `eagle3[:FILE]` or `both` (quotes around a FILE with
+spaces). What is not said is the default. `plain` drafts nothing.
 """
 
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import dataclass
 
 from pyfly_cpp.gates import Exact, Gate, parse_gate
 from pyfly_cpp.window import RULES, Window
 
-DRAFTERS = ("draft", "lookup", "none")
-"""Draft model, prompt lookup, or nothing (plain decoding)."""
+DRAFTERS = ("lookup", "draft", "mtp", "eagle3", "both")
+"""The drafters by their words: prompt lookup, a draft model, an MTP head (without a file: the target's own), an EAGLE-3
+head, prompt lookup and the draft model behind it."""
+
+_WITH_FILE = ("draft", "mtp", "eagle3")
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Setting:
     draft_max: int | None = None
     """K; None: what the drafter says."""
     drafter: str | None = None
-    """One of `DRAFTERS`; None: the draft model if there is one, else prompt lookup."""
+    """One of `DRAFTERS`, with `:FILE` behind it where the word takes one, or `"none"`; None: the default."""
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +60,7 @@ class Setting:
         if self.draft_max is not None:
             words.append(f"k={self.draft_max}")
         if self.drafter is not None:
-            words.append(self.drafter)
+            words.append(_quoted(self.drafter))
         return " ".join(words)
 
 
@@ -65,7 +70,7 @@ EXACT = Setting()
 
 def parse_setting(text: str) -> Setting:
     """Reads a setting; raises ValueError, with the nearest word, for what it does not know."""
-    words = text.split()
+    words = _words(text)
     if not words:
         raise ValueError("a setting is empty; write plain, exact, or a gate such as margin:0.3.")
     if words[0] == "plain":
@@ -78,7 +83,9 @@ def parse_setting(text: str) -> Setting:
     drafter: str | None = None
     for word in words[1:]:
         name, separator, value = word.replace("=", ":", 1).partition(":")
-        if name in RULES:
+        if word.partition(":")[0] in DRAFTERS:
+            drafter = parse_drafter(word, f"cannot read the setting {text!r}: ")
+        elif name in RULES:
             rule = name
             size = _whole(text, word, value) if separator else size
         elif name in ("k", "tail", "window") and separator:
@@ -91,8 +98,6 @@ def parse_setting(text: str) -> Setting:
                 size = number
         elif word in ("across", "in-round"):
             across = word == "across"
-        elif word in ("draft", "lookup"):
-            drafter = word
         else:
             raise ValueError(f"cannot read the setting {text!r}: unknown word {word!r}.{_hint(name)}")
     if draft_max == 0:
@@ -106,6 +111,35 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...
     return list(dict.fromkeys(settings))
 
 
+def parse_drafter(word: str, where: str = "") -> str:
+    """A drafter's word, `NAME` or `NAME:FILE`, checked; `where` begins the message of the ValueError."""
+    name, separator, file = word.partition(":")
+    if name not in DRAFTERS:
+        near = difflib.get_close_matches(name, DRAFTERS, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where}unknown drafter {name!r}.{hint} The drafters are {', '.join(DRAFTERS)}.")
+    if separator and (not file or name not in _WITH_FILE):
+        what = f"{name}:FILE, or {name} alone" if name in _WITH_FILE else f"{name}, which takes no file"
+        raise ValueError(f"{where}the drafter {word!r} is incomplete or too long; write {what}.")
+    return f"{name}:{file}" if separator else name
+
+
+def _quoted(word: str) -> str:
+    if not any(c.isspace() or c in "\"'" for c in word):
+        return word
+    return f"'{word}'" if '"' in word else f'"{word}"'
+
+
+def _words(text: str) -> list[str]:
+    """Words, with quotes around what has spaces in it; backslashes are themselves (paths of Windows)."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    try:
+        return list(lexer)
+    except ValueError:
+        raise ValueError(f"cannot read the setting {text!r}: a quote is not closed.") from None
+
+
 def _whole(text: str, word: str, value: str) -> int:
     if not (value.isascii() and value.isdigit()) or int(value) > 2**31 - 1:
         raise ValueError(f"cannot read the setting {text!r}: {word!r} needs a whole number >= 0.")
@@ -113,7 +147,7 @@ def _whole(text: str, word: str, value: str) -> int:
 
 
 def _hint(name: str) -> str:
-    words = [*RULES, "across", "in-round", "draft", "lookup", "k=", "tail=", "window="]
+    words = [*RULES, "across", "in-round", *DRAFTERS, "k=", "tail=", "window="]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
     known = f" The words are {', '.join(words)}."
     return (f" Did you mean {near[0]!r}?" if near else "") + known

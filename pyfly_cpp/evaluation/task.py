@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
 from pyfly_cpp.evaluation.files import field as required_field
+from pyfly_cpp.evaluation.hub import HubSplit, load_rows
 
 Message = dict[str, str]
+_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,19 @@ class Item:
     """What the task needs of the row, checked."""
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
+
+
+def spread(entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str]) -> list[_Entry]:
+    """At most n entries (None: all), evenly over their kinds: one of each in turn, kept in their order."""
+    if n is None or n >= len(entries):
+        return list(entries)
+    seen: dict[str, int] = {}
+    ranked = []
+    for i, entry in enumerate(entries):
+        rank = seen.get(kind(entry), 0)
+        seen[kind(entry)] = rank + 1
+        ranked.append((rank, i))
+    return [entries[i] for i in sorted(i for _, i in sorted(ranked)[:n])]
 
 
 @dataclass(frozen=True)
@@ -84,10 +99,18 @@ class Task(ABC):
     """Whether scoring executes what the model wrote."""
     criterion: str = "correct"
     """What `Verdict.correct` means, for the head of a table's column."""
+    hub: tuple[HubSplit, ...] = ()
+    """Where its rows are on the hub; empty if they are not there."""
+    hub_examples: HubSplit | None = None
+    """The same of worked examples."""
 
     @abstractmethod
     def parse(self, where: Where) -> Item:
         """One row of a data file, its fields checked. Raises DataError with file, line and field."""
+
+    def from_hub(self, split: HubSplit, where: Where) -> Row:
+        """A row of the hub, in the form of a data file's. Raises DataError."""
+        raise NotImplementedError(f"{self.name} names no split of the hub")
 
     @abstractmethod
     def question(self, item: Item) -> str:
@@ -113,18 +136,34 @@ class Task(ABC):
         """The n worked examples before `item`: the first ones of their file, for every item the same."""
         return list(examples[:n])
 
+    def kind(self, item: Item) -> str:
+        """What a part of the items is spread over: its group, unless the task has more to say."""
+        return item.group or item.id
+
     def read(self, path: str | os.PathLike[str]) -> list[Item]:
         """All rows of a data file (JSONL). Raises DataError with file, line and field; never skips a row."""
+        return self._read(Where(os.fspath(path), number, row) for number, row in read_jsonl(path))
+
+    def read_hub(self, examples: bool = False) -> list[Item]:
+        """The same from the hub: the items, or the worked examples. Raises DataError, also where there are none."""
+        splits = self.hub if not examples else () if self.hub_examples is None else (self.hub_examples,)
+        what, option = ("worked examples", "--examples") if examples else ("items", "--data")
+        if not splits:
+            raise DataError(f"the task {self.name} needs its {what}; give a JSONL file with {option}.")
+        return self._read(
+            Where(str(split), number, self.from_hub(split, Where(str(split), number, row)))
+            for split, rows in load_rows(self.name, splits, option)
+            for number, row in enumerate(rows, 1)
+        )
+
+    def _read(self, rows: Iterable[Where]) -> list[Item]:
         items: list[Item] = []
         seen: dict[str, int] = {}
-        for number, row in read_jsonl(path):
-            item = self.parse(Where(os.fspath(path), number, row))
+        for where in rows:
+            item = self.parse(where)
             if item.id in seen:
-                raise DataError(
-                    f"{os.fspath(path)}, line {number}: the id {item.id!r} is that of line {seen[item.id]} already; "
-                    "make the ids unique."
-                )
-            seen[item.id] = number
+                raise where.error(f"the id {item.id!r} is that of line {seen[item.id]} already; make the ids unique.")
+            seen[item.id] = where.line
             items.append(item)
         return items
 

@@ -287,6 +287,19 @@ def test_import_with_another_release():
     assert "VersionMismatchError" in last and "0.1.2 is installed" in last and "pip install" in last
 
 
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_command_with_another_release(how, tmp_path):
+    """One sentence, no traceback: doctor is what one runs when something is wrong."""
+    other = "import llama_cpp; llama_cpp.__version__ = '0.1.2'; import runpy, sys; "
+    script = "sys.argv = ['/usr/bin/pyfly-cpp', 'doctor']; from pyfly_cpp.cli import main; main()"
+    module = "sys.argv = ['-m', 'doctor']; runpy.run_module('pyfly_cpp', run_name='__main__')"
+    code = other + (script if how == "script" else module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and done.stdout == ""
+    assert line.startswith("Error: pyfly-cpp was compiled") and "0.1.2 is installed" in line
+
+
 # ---- Rows without a distribution -------------------------------------------------------------------------------------
 
 

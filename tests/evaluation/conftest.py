@@ -28,11 +28,12 @@ def tiny():
 def generator(tiny):
     """One loaded target with its draft; tests set what they need by settings."""
     from pyfly_cpp import DraftModel, FlyLlama
+    from pyfly_cpp.evaluation.drafting import Drafters
     from pyfly_cpp.evaluation.generation import Generator
 
     target, draft = tiny
     llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-    yield Generator(llm, DraftModel(str(draft)))
+    yield Generator(llm, Drafters(DraftModel(str(draft))))
     llm.close()
 
 

@@ -8,9 +8,10 @@ import math
 import pytest
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import measure, summarise
-from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts, spread
+from pyfly_cpp.bench.measure import Memory, measure, measure_memory, summarise
+from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 SETTINGS = [
@@ -30,8 +31,8 @@ def measured(generator):
 def test_the_built_in_prompts():
     prompts = read_prompts()
     assert len(prompts) == 12 and len({p.category for p in prompts}) == 6 and all(len(p.turns) == 1 for p in prompts)
-    assert len({p.category for p in spread(prompts, 6)}) == 6
-    assert spread(prompts, 99) == prompts
+    assert len({p.category for p in pick_prompts(prompts, 6)}) == 6
+    assert pick_prompts(prompts, 99) == prompts
 
 
 def test_reads_turns_and_categories(tmp_path):
@@ -95,8 +96,19 @@ def test_summaries_are_totals(measured):
     assert json.dumps([s.as_dict() for s in summarise(measured)], allow_nan=False)
 
 
+def test_memory(generator):
+    if resident_mib() is None:
+        pytest.skip("this system does not tell")
+    sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, parse_setting("exact lookup")])
+    assert list(sizes) == ["exact", "plain", "exact lookup"]
+    assert 2 < sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
+    assert all(size.resident > size.growth for size in sizes.values())
+    assert sizes["plain"].growth < sizes["exact"].growth
+
+
 def test_texts(measured):
-    page = report.markdown("Speed", ["a fact"], measured)
+    page = report.markdown("Speed", ["a fact"], measured, {"exact": Memory(120.4, 20.4)})
+    assert "| 120 (+20) |" in page
     assert "- a fact" in page and "margin:0.3 reconverge" in page and "x plain" in page
     assert report.categories(measured) == ["code", "edit", "maths"]
     assert len(summarise(measured, "code")) == len(SETTINGS)

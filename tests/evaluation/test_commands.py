@@ -92,9 +92,11 @@ def test_eval_refusals(run, data, tmp_path):
     broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
     torn = tmp_path / "torn.jsonl"
     torn.write_text(sample.read_text() + "{")
+    stories = tmp_path / "stories.jsonl"
+    stories.write_text('{"id": "1", "prompt": "Write."}\n')
     output = ["-o", tmp_path / "run"]
     refused(run(evaluate, "gms8k", "--data", sample, *output), "Did you mean 'gsm8k'")
-    refused(run(evaluate, "gsm8k", *output), "--data")
+    refused(run(evaluate, "writing", *output), "--data")
     refused(run(evaluate, "gsm8k", "--data", tmp_path / "no.jsonl", *output), "cannot be read")
     refused(run(evaluate, "gsm8k", "--data", broken, *output), "broken.jsonl, line 1", "'question' is missing")
     refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13: not JSON")
@@ -103,13 +105,13 @@ def test_eval_refusals(run, data, tmp_path):
         run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
     )
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
-    refused(run(evaluate, "gsm8k", "--data", sample, "--few-shot", 3, *output), "--examples")
+    refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
     refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
     refused(
-        run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "cannot be read"
+        run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "no model file"
     )
     refused(run(evaluate, "gsm8k", "--data", sample, *output, "-m", sample, models=False), "is not a GGUF file")
     assert not (tmp_path / "run").exists()
@@ -120,7 +122,11 @@ def test_bench(run, tmp_path):
     result = run(bench, "-s", "margin:0.5 reconverge", "--limit", 6, "--max-tokens", 16, *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
-    assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft"]["sha256"]
+    assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft_files"][0]["sha256"]
+    rounds = record["measured"][1]["rounds"]
+    assert set(rounds) == {"committed", "drafted", "matched", "loose_accepted", "seconds"}
+    assert len(rounds["drafted"]) == record["measured"][1]["stats"]["rounds"] > 0
+    assert set(record["memory_mib"]) == {"plain", "exact", "margin:0.5 reconverge"}
     assert {"plain", "exact", "margin:0.5 reconverge"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
@@ -152,6 +158,65 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "--ctx", 512, models=False)
     assert used.exit_code == 0, used.output
     refused(run(bench, "--preset", tmp_path / "none.json", models=False), "cannot be read")
+
+
+@pytest.fixture
+def heads(tiny):
+    """Arguments that load the model with an MTP head of its own, and those of the other with an EAGLE-3 head."""
+    hybrid, head = (tiny[0].with_name(f"tiny-{name}-f16.gguf") for name in ("qwen35-mtp", "llama-eagle3"))
+    if not (hybrid.exists() and head.exists()):
+        pytest.skip("the models with heads are not there")
+    rest = ["--ctx", "512", "--threads", "1"]
+    return ["-m", str(hybrid), *rest], ["-m", str(tiny[0]), "--drafter", f"eagle3:{head}", *rest]
+
+
+def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
+    own, eagle3 = heads
+    few = ["--limit", 2, "--max-tokens", 12]
+    result = run(bench, *own, *few, "-s", "exact lookup", "--json", tmp_path / "m.json", models=False)
+    assert result.exit_code == 0, result.output
+    assert "MTP head (the model carries an MTP head)" in result.stdout
+    record = json.loads((tmp_path / "m.json").read_text())
+    exact = next(m for m in record["measured"] if m["setting"] == "exact")
+    assert exact["stats"]["accepted_by_drafter"]["MTP"] > 0 and record["models"]["drafter"][0]["kind"] == "mtp"
+    result = run(bench, *eagle3, *few, "--json", tmp_path / "e.json", models=False)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "e.json").read_text())
+    assert [file["file"] for file in record["models"]["draft_files"]] == ["tiny-llama-eagle3-f16.gguf"]
+    sample = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", *few]
+    for i, arguments in enumerate(heads):
+        result = run(evaluate, *sample, *arguments, "-o", tmp_path / f"{i}", models=False)
+        assert result.exit_code == 0, result.output
+        lines = [json.loads(line) for line in (tmp_path / f"{i}" / "items.jsonl").read_text().splitlines()]
+        assert {line["setting"] for line in lines} == {"plain", "exact"}
+        for item in {line["item"] for line in lines}:
+            assert len({line["output"] for line in lines if line["item"] == item}) == 1
+    refused(run(evaluate, *sample, *own, "-o", tmp_path / "0", "--drafter", "lookup", models=False), "other drafter")
+    refused(run(bench, *own, *few, "-s", "exact eagle3", models=False), "write eagle3:FILE")
+    refused(run(bench, *own, *few, "--drafter", "eagel3", models=False), "Did you mean 'eagle3'")
+    refused(run(bench, *few, "--drafter", "mtp"), "no MTP head")
+
+
+def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
+    from pyfly_cpp.bench import tune as module
+
+    monkeypatch.setattr(module, "GATES", module.GATES[:1])
+    monkeypatch.setattr(module, "DEPTHS", (4,))
+    monkeypatch.setattr(module, "HEAD_DEPTHS", (2,))
+    monkeypatch.setattr(module, "SIZES", ())
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(4)))
+    files = ["--prompts", prompts, "--max-tokens", 12, "--json", tmp_path / "all.json", "-o", tmp_path / "p.json"]
+    result = run(tune, *heads[0], *files, models=False)
+    assert result.exit_code == 0, result.output
+    tried = {c["setting"] for c in json.loads((tmp_path / "all.json").read_text())["candidates"]}
+    assert {"exact k=2 mtp", "exact k=4 lookup"} <= tried
+    result = run(tune, *heads[1], *files, "--force", models=False)
+    assert result.exit_code == 0, result.output
+    tried = {c["setting"] for c in json.loads((tmp_path / "all.json").read_text())["candidates"]}
+    assert any("eagle3:" in setting for setting in tried) and not any("lookup" in setting for setting in tried)
+    used = run(bench, "--preset", tmp_path / "p.json", "--limit", 1, "--max-tokens", 8, "--ctx", 512, models=False)
+    assert used.exit_code == 0, used.output
 
 
 def test_explain(run, tmp_path):

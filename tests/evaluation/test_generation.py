@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
-from pyfly_cpp.evaluation.generation import Prompt
+from pyfly_cpp import MTP, DraftModel, Eagle3, IncompatibleDraftError, PromptLookup
+from pyfly_cpp.evaluation.drafting import choose_drafters, load_target
+from pyfly_cpp.evaluation.generation import Generator, Prompt
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -64,7 +66,6 @@ def test_a_shared_prefix_changes_nothing(generator):
 def test_a_recurrent_model_starts_over(tiny):
     """Its state cannot be cut back to a shared prefix: prompts, in any order, give what a fresh model gives."""
     from pyfly_cpp import FlyLlama
-    from pyfly_cpp.evaluation.generation import Generator
 
     path = tiny[0].with_name("tiny-qwen35-mtp-f16.gguf")
     if not path.exists():
@@ -87,15 +88,88 @@ def test_a_recurrent_model_starts_over(tiny):
     llm.close()
 
 
-def test_settings_that_cannot_be(generator):
+def test_settings_that_cannot_be(generator, tiny):
     with pytest.raises(ValueError, match="lower k"):
         generator.require([parse_setting("exact k=100000")])
-    draft, generator.draft = generator.draft, None
-    try:
-        with pytest.raises(ValueError, match="needs a draft model"):
-            generator.require([parse_setting("exact draft")])
-    finally:
-        generator.draft = draft
+    with pytest.raises(ValueError, match=r"needs an EAGLE-3 head; write eagle3:FILE"):
+        generator.require([parse_setting("exact eagle3")])
+    with pytest.raises(IncompatibleDraftError, match="no MTP head"):
+        generator.require([parse_setting("exact mtp")])
+    with pytest.raises(ValueError, match=r"no model file .nowhere\.gguf"):
+        generator.require([parse_setting("exact draft:nowhere.gguf")])
+    with pytest.raises(ValueError, match="needs a draft model"):
+        Generator(generator.llm).require([parse_setting("exact draft")])
+
+
+def test_every_drafter_gives_the_same_text(generator, tiny):
+    """Heads and draft models take turns on one target; with the exact gate the text is that of plain decoding."""
+    head = tiny[0].with_name("tiny-llama-eagle3-f16.gguf")
+    if not head.exists():
+        pytest.skip(f"{head.name} is not there")
+    prompt = generator.render(MESSAGES)
+    expected = generator.generate(prompt, PLAIN, 40)
+    texts = ["exact", f"exact eagle3:{head}", "exact lookup", f'exact k=5 "eagle3:{head}"', "exact both", "exact draft"]
+    for setting in map(parse_setting, texts):
+        got = generator.generate(prompt, setting, 40)
+        assert got.tokens == expected.tokens, setting
+        assert got.stats.drafted > 0
+    generator.configure(PLAIN)
+    generator.configure(parse_setting(texts[1]))
+    generator.configure(PLAIN)
+    assert generator.llm.drafter is None, "plain decoding pays for no head"
+
+
+def test_the_models_own_head(tiny):
+    path = tiny[0].with_name("tiny-qwen35-mtp-f16.gguf")
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there")
+    drafters, reason = choose_drafters(path)
+    assert reason == "the model carries an MTP head" and isinstance(drafters.default, MTP)
+    assert drafters.words() == ["mtp", "lookup"]
+    settings = [PLAIN, EXACT, parse_setting("exact mtp k=5"), parse_setting("exact lookup")]
+    arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    llm = load_target(path, drafters, settings, **arguments)
+    heads = Generator(llm, drafters)
+    heads.require(settings)
+    prompt = heads.render(MESSAGES)
+    texts = {heads.generate(prompt, setting, 40).tokens for setting in [*settings, *settings]}
+    assert len(texts) == 1
+    assert heads.generate(prompt, settings[2], 40).stats.replayed == 0, "loaded with room to roll back 5 tokens"
+    llm.close()
+    plain = load_target(path, drafters, [PLAIN], **arguments)
+    with pytest.raises(ValueError, match="loaded without its MTP head"):
+        Generator(plain, drafters).require([EXACT])
+    plain.close()
+
+
+def test_what_the_words_stand_for(tiny):
+    target, draft = tiny
+    assert choose_drafters(target)[0].of(EXACT) == PromptLookup()
+    assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
+    drafters, reason = choose_drafters(target, draft, "eagle3")
+    assert drafters.of(EXACT) == Eagle3(draft) and drafters.draft is None and reason == "--drafter eagle3"
+    assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
+    assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(), DraftModel(draft))
+    preset = DraftModel("old.gguf", draft_max=5)
+    assert choose_drafters(target, None, "auto", preset)[0].of(EXACT) == preset
+    assert choose_drafters(target, draft, "auto", preset)[0].of(EXACT) == DraftModel(draft, draft_max=5)
+    assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup()
+    assert choose_drafters(target, draft, "auto", PromptLookup(3))[0].of(EXACT) == DraftModel(draft)
+    for word, message in (("draft", "give one with --draft"), ("eagle3", "eagle3:FILE"), ("mpt", "Did you mean 'mtp'")):
+        with pytest.raises(ValueError, match=message):
+            choose_drafters(target, None, word)
+
+
+def test_rounds(generator):
+    setting = parse_setting("margin:1 reconverge")
+    got = generator.generate(generator.render(MESSAGES), setting, 60)
+    stats = got.stats
+    assert len(got.rounds) == stats.rounds > 1
+    for name in ("committed", "drafted", "matched", "loose_accepted"):
+        assert sum(getattr(r, name) for r in got.rounds) == getattr(stats, name)
+    seconds = sum(r.seconds for r in got.rounds)
+    assert 0 < seconds <= got.seconds_prompt + got.decode_seconds
+    assert all(r.drafted == 0 for r in generator.generate(generator.render(MESSAGES), PLAIN, 9).rounds)
 
 
 def test_sampling_is_seeded(generator):

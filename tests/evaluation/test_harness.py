@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +68,15 @@ def test_registered_under_its_name():
     from lm_eval.api.registry import get_model
 
     assert get_model("pyfly") is PyflyLM
+
+
+def test_the_entry_point_names_the_model():
+    """What releases with plug-ins look up (group `lm_eval.models`)."""
+    from importlib.metadata import EntryPoint
+
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'\[project\.entry-points\."lm_eval\.models"\]\n(\S+) = "(\S+)"', text)
+    assert found[1] == "pyfly" and EntryPoint("pyfly", found[2], "lm_eval.models").load() is PyflyLM
 
 
 def test_all_kinds_of_tasks(model, task_manager):

@@ -23,6 +23,10 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, 
             "margin:1 reconverge:8 in-round draft",
             Setting(Margin(1), Window(8, "reconverge", across_rounds=False), None, "draft"),
         ),
+        ("exact mtp k=2", Setting(draft_max=2, drafter="mtp")),
+        ("exact eagle3:models/head.gguf", Setting(drafter="eagle3:models/head.gguf")),
+        ('exact "draft:C:\\my models\\d.gguf" k=2', Setting(drafter="draft:C:\\my models\\d.gguf", draft_max=2)),
+        ("margin:0.3 reconverge both", Setting(Margin(0.3), Window(rule="reconverge"), None, "both")),
         ("all(margin:0.3,entropy:0.5) across", Setting(All(Margin(0.3), Entropy(0.5)), Window(across_rounds=True))),
     ],
 )  # fmt: skip
@@ -35,7 +39,7 @@ settings = st.one_of(
     st.just(PLAIN),
     st.builds(
         Setting, st.just(Exact()), st.just(Window()), st.none() | st.integers(1, 64),
-        st.sampled_from([None, "draft", "lookup"]),
+        st.sampled_from([None, "draft", "lookup", "both", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]),
     ),
     st.builds(
         Setting, st.builds(Margin, st.floats(0, 10)) | st.builds(Entropy, st.floats(0, 10), st.integers(1, 32)),
@@ -64,6 +68,10 @@ def test_every_setting_reads_back(setting):
         ("plain k=4", "takes no 'k=4'"),
         ("margin:x", "cannot read the gate"),
         ("exact mtp9", "unknown word"),
+        ("exact mpt", "Did you mean 'mtp'"),
+        ("exact eagle3:", "write eagle3:FILE, or eagle3 alone"),
+        ("exact lookup:x.gguf", "which takes no file"),
+        ("exact 'draft:x y.gguf", "quote is not closed"),
     ],
 )
 def test_errors(text, message):

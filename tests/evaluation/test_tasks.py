@@ -14,7 +14,7 @@ from mutations import returns_nothing, slightly_wrong
 
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.registry import TASKS, get_task
-from pyfly_cpp.evaluation.task import Item
+from pyfly_cpp.evaluation.task import Item, spread
 
 GOOD = {
     "gsm8k": {"id": "1", "question": "2+2?", "answer": "It is 4.\n#### 4", "answer_number": "4"},
@@ -191,3 +191,18 @@ def test_writing_counts_loops_and_breakdowns():
     looped = task.score(item, "again and again " * 20, [1, 2, 3] * 20)
     assert not looped.correct and looped.detail == {"loop": True, "period": 3}
     assert task.score(item, "", []).extracted == "empty"
+
+
+def test_a_part_is_spread(tmp_path):
+    rows = [{**GOOD["writing"], "id": f"{prompt}{i}", "prompt_id": prompt} for prompt in "abc" for i in range(3)]
+    task = get_task("writing")
+    items = task.read(write(tmp_path / "w.jsonl", *rows))
+    assert [item.id for item in spread(items, 4, task.kind)] == ["a0", "a1", "b0", "c0"]
+    assert spread(items, 99, task.kind) == spread(items, None, task.kind) == items
+    rows = [{**GOOD["mmlu"], "id": str(i), "subject": "law" if i < 3 else "art"} for i in range(5)]
+    task = get_task("mmlu")
+    assert [item.id for item in spread(task.read(write(tmp_path / "m.jsonl", *rows)), 2, task.kind)] == ["0", "3"]
+    rows = [{**GOOD["gsm8k"], "id": str(i)} for i in range(5)]
+    task = get_task("gsm8k")
+    first = spread(task.read(write(tmp_path / "g.jsonl", *rows)), 2, task.kind)
+    assert [item.id for item in first] == ["0", "1"], "items that are all alike: the first ones"

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, agreement, frontier, tune
+from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.files import OutputError
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.evaluation.statistics import Interval
@@ -53,7 +54,7 @@ def test_a_search(generator, monkeypatch):
     monkeypatch.setattr(module, "SIZES", (2,))
     prompts = [dataclasses.replace(p, answer="the") for p in read_prompts()[:4]]
     seen = []
-    tuned = tune(generator, prompts, Budget(0.3), 24, progress=lambda *call: seen.append(call))
+    tuned = tune(generator, prompts, Budget(0.3), 24, ["draft", "lookup"], progress=lambda *call: seen.append(call))
     assert tuned.n_prompts == 4 and tuned.chosen in tuned.candidates and tuned.chosen.within(Budget(0.3))
     best = max((c for c in tuned.candidates if c.within(Budget(0.3))), key=lambda c: c.speedup.estimate)
     assert tuned.chosen == best
@@ -63,7 +64,7 @@ def test_a_search(generator, monkeypatch):
         assert c.n_answers == 4 and (not c.setting.is_exact or c.agreement.estimate == 1)
         assert json.dumps(c.as_dict(), allow_nan=False)
     with pytest.raises(ValueError, match="at least 4"):
-        tune(generator, prompts[:3], Budget(), 24)
+        tune(generator, prompts[:3], Budget(), 24, ["lookup"])
 
 
 # ---- Presets ---------------------------------------------------------------------------------------------------------
@@ -71,6 +72,8 @@ def test_a_search(generator, monkeypatch):
 PRESETS = [
     Preset(),
     Preset(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7), None, {"n_prompts": 8}),
+    Preset(drafter=MTP(draft_max=2)),
+    Preset(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1))),
     Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2),
            "/m/target.gguf"),
 ]  # fmt: skip
@@ -102,8 +105,10 @@ def test_relative_paths_are_the_presets(tmp_path):
         ('{"format": 1, "window": {"sise": 3}}', "Did you mean 'size'"),
         ('{"format": 1, "window": {"size": -3}}', "must be an integer >= 0"),
         ('{"format": 1, "window": []}', "must be an object"),
-        ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be 'draft' or 'lookup'"),
+        ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be one of draft, lookup, mtp, eagle3"),
         ('{"format": 1, "drafter": {"kind": "draft"}}', "needs 'model_path'"),
+        ('{"format": 1, "drafter": [{"kind": "lookup"}, {"kind": "eagle3"}]}', "needs 'model_path'"),
+        ('{"format": 1, "drafter": []}', "'kind' must be one of"),
         ('{"format": 1, "drafter": {"kind": "lookup", "match": "first"}}', "must be 'latest' or 'earliest'"),
         ('{"format": 1, "draft_max": 2.5}', "'draft_max' must be"),
         ('{"format": 1, "model": 1}', "'model' must be a path"),
@@ -156,5 +161,5 @@ def test_plain_can_win():
     chosen = candidate("plain", 2.0, 1.0)
     tuned = types.SimpleNamespace(chosen=chosen, candidates=(chosen,), n_prompts=8)
     assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
-    preset = make_preset(chosen.setting, types.SimpleNamespace(model="t.gguf"), None)
+    preset = make_preset(chosen.setting, "t.gguf", Drafters())
     assert preset.drafter is None and preset.draft_max == 0

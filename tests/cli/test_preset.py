@@ -1,0 +1,116 @@
+"""`--preset` of chat and complete: what the file says is done, and what an option says goes before it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyfly_cpp import MTP, DraftModel, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp.presets import Preset, save_preset
+
+from .conftest import DRAFT, HYBRID, TARGET
+
+QUIET = ("--n-threads", 1, "--max-tokens", 24)
+
+
+@pytest.fixture
+def preset(tmp_path):
+    """preset(**fields) -> path"""
+
+    def write(**fields):
+        path = tmp_path / "p.json"
+        save_preset(Preset(**{"model": str(TARGET), **fields}), path, force=True)
+        return path
+
+    return write
+
+
+def settings(run, *arguments):
+    result = run("complete", *QUIET, "--json", *arguments, "Natalia sold")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+LOOSE = {
+    "gate": Margin(0.5),
+    "window": Window(4, "reconverge"),
+    "draft_max": 5,
+    "drafter": DraftModel(DRAFT, p_min=0.1),
+}
+
+
+def test_the_preset_is_followed(run, preset):
+    path = preset(**LOOSE)
+    said = settings(run, "--preset", path)
+    got = said["settings"]
+    assert (got["model"], got["gate"], got["window"], got["window_rule"]) == (
+        str(TARGET),
+        "margin:0.5",
+        4,
+        "reconverge",
+    )
+    assert (got["draft_max"], got["drafter"], got["adaptive"]) == (5, [f"draft model {DRAFT.name}"], False)
+    assert got["preset_drafter"][0]["p_min"] == 0.1
+    llm = FlyLlama.from_preset(path, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
+    assert said["text"] == llm.create_completion("Natalia sold", max_tokens=24, temperature=0.0)["choices"][0]["text"]
+    assert said["stats"]["rounds"] == llm.stats.rounds, "the very same rounds"
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--gate", "exact"], "gate", "exact"),
+        (["--window", 2], "window", 2),
+        (["--window-rule", "agree"], "window_rule", "agree"),
+        (["--draft-max", 3], "draft_max", 3),
+        (["--adaptive"], "adaptive", True),
+        (["--model", HYBRID], "model", str(HYBRID)),
+        (["--drafter", "none"], "drafter", []),
+        (["--drafter", "lookup"], "drafter", ["prompt lookup"]),
+        (["--draft", DRAFT, "--drafter", "both"], "drafter", ["prompt lookup", f"draft model {DRAFT.name}"]),
+    ],
+)
+def test_options_go_before_it(run, preset, arguments, name, value):
+    assert settings(run, "--preset", preset(**LOOSE), *arguments)["settings"][name] == value
+
+
+def test_options_change_its_drafter(run, preset, tmp_path):
+    path = preset(**{**LOOSE, "drafter": DraftModel(tmp_path / "moved.gguf", p_min=0.1)})
+    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["preset_drafter"]
+    assert (drafter["model_path"], drafter["p_min"]) == (str(DRAFT), 0.4)
+    path = preset(drafter=PromptLookup(3, 7))
+    (drafter,) = settings(run, "--preset", path, "--num-pred-tokens", 9)["settings"]["preset_drafter"]
+    assert (drafter["max_ngram_size"], drafter["num_pred_tokens"]) == (3, 9)
+    assert settings(run, "--preset", path, "--draft", DRAFT)["settings"]["drafter"] == [f"draft model {DRAFT.name}"]
+
+
+def test_a_plain_preset(run, preset):
+    path = preset(draft_max=0)
+    said = settings(run, "--preset", path)
+    assert said["settings"]["drafter"] == [] and said["stats"]["drafted"] == 0
+    assert settings(run, "--preset", path, "--draft", DRAFT)["stats"]["drafted"] > 0
+
+
+def test_a_head_in_a_preset(run, preset):
+    said = settings(run, "--preset", preset(model=str(HYBRID), drafter=MTP(draft_max=2)))
+    assert said["settings"]["drafter"] == ["MTP head"] and said["stats"]["drafted"] > 0
+
+
+def test_chat(run, preset):
+    result = run("chat", *QUIET, "--preset", preset(**LOOSE), stdin="How many apples?\n")
+    assert result.code == 0 and result.out.strip()
+    assert "gate: margin:0.5, window: " in result.err
+    assert f"drafter: draft model {DRAFT.name} (the preset p.json)" in result.err
+
+
+def test_errors(run, tmp_path):
+    result = run("complete", "--preset", tmp_path / "none.json", "x")
+    assert result.code == 1 and "cannot be read" in result.err and len(result.err.splitlines()) == 1
+    (tmp_path / "p.json").write_text('{"format": 1, "gat": "exact"}')
+    result = run("chat", "--preset", tmp_path / "p.json")
+    assert result.code == 1 and "Did you mean 'gate'?" in result.err
+    (tmp_path / "p.json").write_text('{"format": 1, "model": "gone.gguf"}')
+    result = run("complete", "--preset", tmp_path / "p.json", "x")
+    assert result.code == 1 and "there is no model file" in result.err and "gone.gguf" in result.err
