@@ -21,6 +21,7 @@ from typing import Any
 
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
+from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, only_writer, read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 
@@ -86,7 +87,7 @@ def load(args: argparse.Namespace) -> Generator:
     """The target, and the draft if one is given."""
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     llm = FlyLlama(args.target, n_ctx=args.ctx, verbose=False, **threads)
-    return Generator(llm, DraftModel(args.draft, n_threads=args.threads) if args.draft else None)
+    return Generator(llm, Drafters(DraftModel(args.draft, n_threads=args.threads) if args.draft else None))
 
 
 class Results:

@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> None:
 
 def can_defer(setting: Setting) -> bool:
     """Whether a window fits in a round, or may outlive it."""
-    return (
-        setting.window.outlives_round or setting.window.rule == "reconverge" or setting.draft_max > setting.window.size
-    )
+    fits = setting.draft_max is not None and setting.draft_max > setting.window.size
+    return fits or setting.window.outlives_round or setting.window.rule == "reconverge"
 
 
 def name_of(kind: Setting) -> str:
