@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts():
+    """A shell starts what runs in the background with SIGINT ignored, and so would be the interrupts of the tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _tiny(name):
