@@ -47,20 +47,17 @@ FIXED = {"lookup": (2, 4, 10), "draft": (2, 4, 8), "both": (4, 8)}
 TOOL = {"lookup": "ngram-simple", "draft": "draft-simple"}
 
 
-def choose_prompts(path: str, n: int, longest: int, llm: FlyLlama) -> list[BenchPrompt]:
-    """The first n prompts of each kind, of one turn and at most `longest` tokens."""
+def candidates(path: str, longest: int, llm: FlyLlama) -> dict[str, list[BenchPrompt]]:
+    """By kind: the prompts, of one turn and at most `longest` tokens, in the order of the file."""
     rows = read_prompts(path)
-    chosen = []
-    for kind, category in KINDS.items():
-        fitting = [
+    return {
+        kind: [
             BenchPrompt(row.id, kind, row.turns[:1])
             for row in rows
             if row.category == category and len(llm.tokenize(row.turns[0].encode("utf-8"))) <= longest
         ]
-        if len(fitting) < n:
-            raise SystemExit(f"{path} has {len(fitting)} prompts of category {category!r} that fit; lower --per-kind.")
-        chosen += fitting[:n]
-    return chosen
+        for kind, category in KINDS.items()
+    }
 
 
 class Decoder:
@@ -137,9 +134,11 @@ def run(args: argparse.Namespace) -> None:
     fixed = [Decoder(args.target, name, drafter, False) for name, drafter in sets.items()]
     out = Path(args.out)
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    done = {json.loads(line)["prompt"] for line in lines}
-    for prompt in choose_prompts(args.prompts, args.per_kind, args.longest, plain.llm):
-        if prompt.id in done:
+    done = [json.loads(line) for line in lines]
+    for prompt in (p for of_kind in candidates(args.prompts, args.longest, plain.llm).values() for p in of_kind):
+        of_kind = [r for r in done if r["kind"] == prompt.category and r["how"] == "plain" and r["group"] == 0]
+        n_tokens = sum(r["tokens"] for r in of_kind) / 2  # of both plain decoders
+        if n_tokens >= args.tokens_per_kind or any(r["prompt"] == prompt.id for r in of_kind):
             continue
         rendered = Generator(plain.llm).render([{"role": "user", "content": prompt.turns[0]}])
         known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
@@ -160,6 +159,7 @@ def run(args: argparse.Namespace) -> None:
                 )
         with out.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record) + "\n" for record in records))
+        done += records
         base = {r["group"]: speed_of([r]) for r in reversed(records) if r["how"] == "plain"}
         shown = [
             f"{r['drafters']} {r['how']}{r['k'] or ''} {speed_of([r]) / base[r['group']]:.2f}"
@@ -271,9 +271,9 @@ def main() -> None:
     measure.add_argument("--prompts", required=True, help="Spec-Bench's prompts, JSONL")
     measure.add_argument("--out", required=True, help="results, JSONL; what is in it is not measured again")
     measure.add_argument("--tool", help="llama.cpp's llama-speculative-simple")
-    measure.add_argument("--per-kind", type=int, default=2, help="prompts of each kind (default 2)")
+    measure.add_argument("--tokens-per-kind", type=int, default=180, help="how much of each kind (default 180)")
     measure.add_argument("--longest", type=int, default=600, help="longest prompt, tokens (default 600)")
-    measure.add_argument("--tokens", type=int, default=96, help="tokens for each prompt (default 96)")
+    measure.add_argument("--tokens", type=int, default=96, help="most tokens for a prompt (default 96)")
     measure.set_defaults(run=run)
     show = commands.add_parser("table", help="print results as Markdown")
     show.add_argument("results", nargs="+")

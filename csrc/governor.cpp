@@ -13,13 +13,15 @@ constexpr double forget = 0.2;       // what is kept of the counts then
 constexpr double carry_over = 0.3;   // what is kept of them when another text begins
 constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
 constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
+constexpr double trusted_after = 10; // measurements of a size after which the others follow it as far as that
 constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
 constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
 constexpr double plausible = 0.9;    // the same before it was tried: what it costs is only guessed
 constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
 constexpr double promising = 0.6;    // acceptance of a free drafter that is worth an attempt
-constexpr int64_t plain_every = 128; // rounds after which C(1) is measured again while drafting
+constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C(1) again while drafting
+constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
 constexpr double spent_on_retries = 0.02; // of the time since the last one, at most, on catching up
@@ -145,13 +147,12 @@ double Governor::speed(const Offer & offer, int32_t k, std::optional<double> acc
 
 Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted, double scale) const {
     Choice choice;
-    double best_speed = hysteresis / cost(1);
+    choice.speed = hysteresis / cost(1);
     for (const Offer & offer : offers) {
         for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
             const double v = speed(offer, k, accepted, scale);
-            if (v > best_speed) {
-                best_speed = v;
-                choice = {offer.drafter, k};
+            if (v > choice.speed) {
+                choice = {offer.drafter, k, v};
             }
         }
     }
@@ -209,17 +210,27 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     return {};
 }
 
+// Rounds between two measurements of C(1). A plain round yields one token in the time C(1) instead of 1 / v.
+double Governor::rounds_between_plain(const Choice & choice) const {
+    const double round = cost(choice.k + 1) + cost_of_drafting(choice.drafter) * choice.k;
+    const double lost = cost(1) - 1.0 / choice.speed;
+    return std::clamp(lost / (spent_on_plain * round), least_rounds, most_rounds);
+}
+
 Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     Choice choice;
     const bool is_slope_unknown = std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; });
-    if (offers.empty() || cost_[1] == 0.0 || ++rounds_since_plain_ >= plain_every) {
-        // Plain decoding is what everything is compared with: it is measured first, and again now and then.
-    } else {
+    rounds_since_plain_++;
+    // Plain decoding is what everything is compared with: it is measured first, and again now and then.
+    if (!offers.empty() && cost_[1] > 0.0) {
         choice = is_slope_unknown ? first_attempt(offers) : best(offers, std::nullopt);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {
             arm(choice.drafter).patience = first_patience;
+            if (static_cast<double>(rounds_since_plain_) >= rounds_between_plain(choice)) {
+                choice = {};
+            }
         }
     }
     for (const Offer & offer : offers) {
@@ -260,8 +271,10 @@ void Governor::observe_target(int32_t n_rows, double us) {
     }
     // One slow batch (another process woke up) must not outweigh all that was seen.
     const double ratio = std::clamp(us / cost_[n], 0.5, 2.0);
+    // Of a size that was rarely measured, the estimate was wrong; of one that is known well, the machine has changed.
+    const double trust = std::min(static_cast<double>(n_measured_[n] - n_confirmed) / trusted_after, 1.0);
     for (size_t i = 1; i < cost_.size(); i++) {
-        cost_[i] *= std::pow(ratio, i == n ? cost_rate : drift_rate);
+        cost_[i] *= std::pow(ratio, i == n ? cost_rate : trust * drift_rate);
     }
 }
 

@@ -38,6 +38,7 @@ class Governor {
     struct Choice {
         int32_t drafter = -1; // -1: plain decoding
         int32_t k = 0;
+        double speed = 0.0; // tokens per microsecond that it was chosen for
     };
 
     // What is known of a drafter beforehand: whether its proposals exist at no cost, or else what it costs to draft a
@@ -94,6 +95,7 @@ class Governor {
     Choice first_attempt(const std::vector<Offer> & offers);
     Choice retry(const std::vector<Offer> & offers);
     double cost_of_catching_up(const Offer & offer) const;
+    double rounds_between_plain(const Choice & choice) const;
     double speed(const Offer & offer, int32_t k, std::optional<double> acceptance, double scale = 1.0) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
 

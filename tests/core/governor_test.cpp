@@ -133,6 +133,34 @@ void test_one_slow_batch_does_not_stop_it() {
     assert(simulation.last_k.back() >= 3);
 }
 
+// Sizes whose first measurements were lucky do not move what is known of the others.
+void test_corrections_of_one_size_are_not_drift() {
+    Governor governor;
+    for (int32_t i = 0; i < 20; i++) {
+        governor.observe_target(1, 100.0);
+    }
+    for (int32_t round = 0; round < 12; round++) {
+        for (int32_t n = 2; n <= 6; n++) {
+            governor.observe_target(n, (round < 2 ? 0.85 : 1.0) * (100.0 + 20.0 * n));
+        }
+    }
+    assert(std::abs(governor.target_cost(1) / 100.0 - 1.0) < 0.15);
+    for (int32_t round = 0; round < 30; round++) { // all slower: they follow
+        governor.observe_target(4, 2.0 * 180.0);
+    }
+    assert(governor.target_cost(1) > 130.0);
+}
+
+// While drafting pays, plain decoding is measured often enough to know that it does, and costs next to nothing.
+void test_plain_decoding_is_measured_now_and_then() {
+    Simulation simulation(11);
+    const World world = {[](int32_t n) { return 100.0 + 12.0 * n; }, 10.0, 0.8, false};
+    simulation.run(world, 3000);
+    const auto n_plain = std::count(simulation.last_k.begin(), simulation.last_k.end(), 0);
+    const double share = static_cast<double>(n_plain) / static_cast<double>(simulation.last_k.size());
+    assert(share > 0.01 && share < 0.1);
+}
+
 void test_a_load_that_comes_and_goes() {
     World slow = {[](int32_t n) { return 10.0 * memory_bound(n); }, 1000.0, 0.9, false};
     World normal = {memory_bound, 100.0, 0.9, false};
@@ -258,6 +286,8 @@ int main() {
     test_it_is_close_to_the_best_fixed_length();
     test_it_reacts_when_the_text_changes();
     test_one_slow_batch_does_not_stop_it();
+    test_corrections_of_one_size_are_not_drift();
+    test_plain_decoding_is_measured_now_and_then();
     test_a_load_that_comes_and_goes();
     test_a_drafter_that_cannot_pay_is_left_alone();
     test_a_draft_as_dear_as_the_target_is_not_tried();
