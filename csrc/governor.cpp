@@ -20,7 +20,7 @@ constexpr double plausible = 0.9;    // the same before it was tried: what it co
 constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
 constexpr double promising = 0.6;    // acceptance of a free drafter that is worth an attempt
-constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C(1) again while drafting
+constexpr double spent_on_plain = 0.005;              // of the time, at most, on measuring C(1) again while drafting
 constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
@@ -34,6 +34,7 @@ struct Prior {
 };
 constexpr double most_expected = 0.9; // of a depth, from the depth before it: one long proposal is one observation
 constexpr Prior prior_of_model = {0.7, 0.5}, prior_of_free = {0.4, 1.5};
+constexpr Prior hope = {0.85, 1.5}; // of a model in a new text: it is not behind then, and dear to come back to later
 
 } // namespace
 
@@ -201,9 +202,7 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
             if (acceptance(offer.drafter, offer.proposal_class, 1) > promising) {
                 return attempt;
             }
-        } else if (const Choice hoped = best({offer}, optimistic); hoped.drafter >= 0) {
-            return hoped;
-        } else if (is_last_resort) {
+        } else if (is_last_resort || best({offer}, optimistic).drafter >= 0) {
             return attempt;
         }
     }
@@ -256,6 +255,10 @@ void Governor::begin_text() {
     for (Arm & a : arms_) {
         for (Acceptance & counts : a.classes) {
             fade(counts, carry_over);
+            for (size_t i = 0; !a.is_free && i < counts.seen.size(); i++) { // these counts decay, a prior does not
+                counts.seen[i] += hope.weight;
+                counts.accepted[i] += hope.weight * hope.acceptance;
+            }
         }
     }
 }

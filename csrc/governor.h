@@ -51,7 +51,7 @@ class Governor {
     // `scale` of what was measured: whether it is worth keeping up to date.
     bool can_pay(int32_t drafter, int32_t k_max, double scale = 1.0) const;
 
-    // Another text begins: what was accepted of the one before says less about it.
+    // Another text begins: what was accepted of the one before says less about it, and models get new credit.
     void begin_text();
 
     // What a round showed. Times in microseconds, > 0.

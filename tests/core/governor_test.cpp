@@ -40,6 +40,7 @@ struct Simulation {
         int64_t tokens = 0;
         last_k.clear();
         governor.expect(0, world.is_free, world.expected_cost);
+        governor.begin_text();
         while (tokens < n) {
             int32_t drafted = k;
             if (k < 0) {
