@@ -276,15 +276,12 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
                 }
                 governor_.observe_catch_up(choice.drafter, static_cast<int64_t>(n_behind), static_cast<double>(us));
             }
-            const int64_t n_evaluated = drafters_[i].drafter->n_evaluated();
             int64_t us = 0;
             {
                 const Stopwatch stopwatch(us);
                 draft_with(i, choice.k, chosen);
             }
-            const int64_t n_steps =
-                std::max(drafters_[i].drafter->n_evaluated() - n_evaluated, static_cast<int64_t>(chosen.tokens.size()));
-            governor_.observe_draft(choice.drafter, n_steps, static_cast<double>(us));
+            governor_.observe_draft(choice.drafter, choice.k, static_cast<double>(us));
         }
     }
     return chosen;

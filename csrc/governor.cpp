@@ -7,20 +7,17 @@ namespace pyfly {
 
 namespace {
 
-constexpr double decay = 0.9;        // of acceptance counts per observation: a memory of ten rounds
-constexpr double unlikely = 0.02;    // a run of equal outcomes less likely than this: the text has changed
-constexpr double forget = 0.2;       // what is kept of the counts then
-constexpr double carry_over = 0.3;   // what is kept of them when another text begins
-constexpr double cost_rate = 0.3;    // weight of a new time in its estimate
-constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
-constexpr double trusted_after = 10; // measurements of a size after which the others follow it as far as that
-constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
-constexpr double optimistic = 0.97;  // acceptance at which a drafter that cannot pay is left alone
-constexpr double plausible = 0.9;    // the same before it was tried: what it costs is only guessed
-constexpr double hysteresis = 1.04;  // gain over plain decoding that drafting must promise
-constexpr int32_t first_k = 3;       // draft length of the round that measures the slope of C
-constexpr double promising = 0.6;    // acceptance of a free drafter that is worth an attempt
-constexpr double spent_on_plain = 0.005;              // of the time, at most, on measuring C(1) again while drafting
+constexpr double decay = 0.9;            // of acceptance counts per observation: a memory of ten rounds
+constexpr double unlikely = 0.02;        // a run of equal outcomes less likely than this: the text has changed
+constexpr double forget = 0.2;           // what is kept of the counts then
+constexpr double carry_over = 0.3;       // what is kept of them when another text begins
+constexpr double catch_up_rate = 0.3;    // weight of a new time of catching up
+constexpr double optimistic = 0.97;      // acceptance at which a drafter that cannot pay is left alone
+constexpr double plausible = 0.9;        // the same before it was tried: what it costs is only guessed
+constexpr double hysteresis = 1.02;      // gain over plain decoding that drafting must promise
+constexpr int32_t first_k = 3;           // draft length of the round that measures the slope of C
+constexpr double promising = 0.6;        // acceptance of a free drafter that is worth an attempt
+constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C(1) again while drafting
 constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
@@ -34,7 +31,7 @@ struct Prior {
 };
 constexpr double most_expected = 0.9; // of a depth, from the depth before it: one long proposal is one observation
 constexpr Prior prior_of_model = {0.7, 0.5}, prior_of_free = {0.4, 1.5};
-constexpr Prior hope = {0.85, 1.5}; // of a model in a new text: it is not behind then, and dear to come back to later
+constexpr Prior hope = {0.85, 2.5}; // of a model in a new text: it is not behind then, and dear to come back to later
 
 } // namespace
 
@@ -57,47 +54,27 @@ void Governor::expect(int32_t drafter, bool is_free, double relative_cost) {
 }
 
 double Governor::target_cost(int32_t n_rows) const {
-    return cost_[1] == 0.0 ? 0.0 : cost(n_rows);
+    return target_.is_known(1) ? target_.at(n_rows) : 0.0;
+}
+
+double Governor::draft_cost(int32_t drafter, int32_t k) const {
+    const Arm * a = arm(drafter);
+    return a && a->draft.n_measured() > 0 ? a->draft.at(k) : 0.0;
 }
 
 // In microseconds; in units of C(1) before that was measured.
 double Governor::cost(int32_t n_rows) const {
-    const size_t n = static_cast<size_t>(std::max(n_rows, 1));
-    if (cost_[1] == 0.0) {
-        return 1.0 + prior_slope * static_cast<double>(n - 1);
-    }
-    if (n < cost_.size() && cost_[n] > 0.0) {
-        return cost_[n];
-    }
-    // Between two measured sizes: a straight line. Beyond the largest: the slope from C(1) to it.
-    size_t below = std::min(n, cost_.size() - 1), above = n + 1;
-    while (cost_[below] == 0.0) {
-        below--;
-    }
-    while (above < cost_.size() && cost_[above] == 0.0) {
-        above++;
-    }
-    const double low = cost_[below];
-    const double rows = static_cast<double>(n - below);
-    if (above < cost_.size()) {
-        return low + (cost_[above] - low) * rows / static_cast<double>(above - below);
-    }
-    const double slope = below > 1 ? (low - cost_[1]) / static_cast<double>(below - 1) : prior_slope * cost_[1];
-    return low + std::max(slope, 0.0) * rows;
-}
-
-double Governor::draft_cost(int32_t drafter) const {
-    const Arm * a = arm(drafter);
-    return a ? a->us_per_token : 0.0;
+    return target_.is_known(1) ? target_.at(n_rows) : 1.0 + prior_slope * (n_rows - 1);
 }
 
 // In the unit of cost(); before it was measured, what is expected.
-double Governor::cost_of_drafting(int32_t drafter) const {
+double Governor::cost_of_drafting(int32_t drafter, int32_t k) const {
     const Arm * a = arm(drafter);
     if (a == nullptr || a->is_free) {
         return 0.0;
     }
-    return a->us_per_token > 0.0 && cost_[1] > 0.0 ? a->us_per_token : a->expected_cost * cost(1);
+    const bool is_measured = a->draft.n_measured() > 0 && target_.is_known(1);
+    return is_measured ? a->draft.at(k) : a->expected_cost * cost(1) * k;
 }
 
 // Depths that were hardly seen take after the depth before them.
@@ -130,7 +107,7 @@ double Governor::acceptance(int32_t drafter, int32_t depth) const {
 // Of all tokens that it is behind. Before it was measured: half of what drafting them would cost.
 double Governor::cost_of_catching_up(const Offer & offer) const {
     const Arm * a = arm(offer.drafter);
-    const double us = a && a->us_per_caught_up > 0.0 ? a->us_per_caught_up : 0.5 * cost_of_drafting(offer.drafter);
+    const double us = a && a->us_per_caught_up > 0.0 ? a->us_per_caught_up : 0.5 * cost_of_drafting(offer.drafter, 1);
     return us * static_cast<double>(offer.n_behind);
 }
 
@@ -142,7 +119,7 @@ double Governor::speed(const Offer & offer, int32_t k, std::optional<double> acc
         tokens += reached;
     }
     const double more_rows = cost(k + 1) - cost(1);
-    const double drafting = cost_of_drafting(offer.drafter) * k;
+    const double drafting = cost_of_drafting(offer.drafter, k);
     return tokens / (cost(1) + scale * (more_rows + drafting) + cost_of_catching_up(offer) / stay);
 }
 
@@ -162,7 +139,7 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
 
 bool Governor::can_pay(int32_t drafter, int32_t k_max, double scale) const {
     const Arm * a = arm(drafter);
-    const bool is_measured = a && a->n_measured > 0;
+    const bool is_measured = a && a->draft.n_measured() > 0;
     return best({{drafter, k_max, 0}}, is_measured ? optimistic : plausible, scale).drafter >= 0;
 }
 
@@ -187,8 +164,8 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         Arm & a = arm(offer.drafter);
         const Choice attempt = {offer.drafter, std::min(offer.k_max, first_k)};
-        if (!a.is_free && a.n_measured < n_confirmed &&
-            can_pay(offer.drafter, offer.k_max, a.n_measured == 0 ? 1.0 : spoiled)) {
+        if (!a.is_free && a.draft.n_measured() < CostCurve::n_confirmed &&
+            can_pay(offer.drafter, offer.k_max, a.draft.n_measured() == 0 ? 1.0 : spoiled)) {
             return attempt;
         }
         const double us_idle = cost(1) * static_cast<double>(a.rounds_idle);
@@ -211,18 +188,17 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
 
 // Rounds between two measurements of C(1). A plain round yields one token in the time C(1) instead of 1 / v.
 double Governor::rounds_between_plain(const Choice & choice) const {
-    const double round = cost(choice.k + 1) + cost_of_drafting(choice.drafter) * choice.k;
+    const double round = cost(choice.k + 1) + cost_of_drafting(choice.drafter, choice.k);
     const double lost = cost(1) - 1.0 / choice.speed;
     return std::clamp(lost / (spent_on_plain * round), least_rounds, most_rounds);
 }
 
 Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     Choice choice;
-    const bool is_slope_unknown = std::all_of(cost_.begin() + 2, cost_.end(), [](double c) { return c == 0.0; });
     rounds_since_plain_++;
     // Plain decoding is what everything is compared with: it is measured first, and again now and then.
-    if (!offers.empty() && cost_[1] > 0.0) {
-        choice = is_slope_unknown ? first_attempt(offers) : best(offers, std::nullopt);
+    if (!offers.empty() && target_.is_known(1)) {
+        choice = !knows_slope_ ? first_attempt(offers) : best(offers, std::nullopt);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {
@@ -264,34 +240,12 @@ void Governor::begin_text() {
 }
 
 void Governor::observe_target(int32_t n_rows, double us) {
-    const size_t n = static_cast<size_t>(n_rows);
-    if (n >= cost_.size() || us <= 0.0) {
-        return;
-    }
-    if (++n_measured_[n] <= n_confirmed) {
-        cost_[n] = cost_[n] == 0.0 ? us : std::min(cost_[n], us);
-        return;
-    }
-    // One slow batch (another process woke up) must not outweigh all that was seen.
-    const double ratio = std::clamp(us / cost_[n], 0.5, 2.0);
-    // Of a size that was rarely measured, the estimate was wrong; of one that is known well, the machine has changed.
-    const double trust = std::min(static_cast<double>(n_measured_[n] - n_confirmed) / trusted_after, 1.0);
-    for (size_t i = 1; i < cost_.size(); i++) {
-        cost_[i] *= std::pow(ratio, i == n ? cost_rate : trust * drift_rate);
-    }
+    target_.observe(n_rows, us);
+    knows_slope_ = knows_slope_ || n_rows > 1;
 }
 
-void Governor::observe_draft(int32_t drafter, int64_t n_tokens, double us) {
-    if (n_tokens < 1) {
-        return;
-    }
-    Arm & a = arm(drafter);
-    const double cost = std::max(us / static_cast<double>(n_tokens), 1e-3);
-    if (++a.n_measured <= n_confirmed) {
-        a.us_per_token = a.us_per_token == 0.0 ? cost : std::min(a.us_per_token, cost);
-    } else {
-        a.us_per_token *= std::pow(std::clamp(cost / a.us_per_token, 0.5, 2.0), cost_rate);
-    }
+void Governor::observe_draft(int32_t drafter, int32_t k, double us) {
+    arm(drafter).draft.observe(k, us);
 }
 
 void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
@@ -300,7 +254,7 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
     }
     double & estimate = arm(drafter).us_per_caught_up;
     const double cost = us / static_cast<double>(n_tokens);
-    estimate = estimate == 0.0 ? cost : estimate + cost_rate * (cost - estimate);
+    estimate = estimate == 0.0 ? cost : estimate + catch_up_rate * (cost - estimate);
 }
 
 void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {

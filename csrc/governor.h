@@ -3,7 +3,7 @@
 //
 //     v(a, k) = (1 + sum_{i=1..k} A_a(i)) / (C(k + 1) + D_a(k)),    v(plain) = 1 / C(1)
 //
-//   C(n)    seconds of a target batch of n rows: measured, interpolated between measured sizes
+//   C(n)    seconds of a target batch of n rows (cost_curve.h)
 //   D_a(k)  seconds that drafter a takes for k tokens
 //   A_a(i)  probability that its first i drafts are all accepted, by class of proposal
 //
@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "cost_curve.h"
 #include "pyfly.h"
 
 namespace pyfly {
@@ -25,7 +26,6 @@ class Governor {
   public:
     static constexpr int32_t n_classes = 8;       // classes of proposals told apart, see Drafter::proposal_class
     static constexpr int64_t first_patience = 16; // idle rounds before a drafter is tried again, at first
-    static constexpr int32_t n_confirmed = 2; // measurements of a time of which the shortest counts: warming up is slow
 
     // What could be done in this round.
     struct Offer {
@@ -56,20 +56,20 @@ class Governor {
 
     // What a round showed. Times in microseconds, > 0.
     void observe_target(int32_t n_rows, double us);
-    void observe_draft(int32_t drafter, int64_t n_tokens, double us);
+    void observe_draft(int32_t drafter, int32_t k, double us);           // k tokens were asked for
     void observe_catch_up(int32_t drafter, int64_t n_tokens, double us); // n_tokens evaluated in batches
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     void observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
     // Estimates, for choosing and for whoever wants to look. Seconds are microseconds; 0 where nothing is known yet.
     double target_cost(int32_t n_rows) const;
-    double draft_cost(int32_t drafter) const;
+    double draft_cost(int32_t drafter, int32_t k) const;
     double acceptance(int32_t drafter, int32_t proposal_class, int32_t depth) const;
     double acceptance(int32_t drafter, int32_t depth) const; // of the class that was seen most of late
     int64_t rounds_at(int32_t k) const { return rounds_at_[static_cast<size_t>(k)]; }
 
   private:
-    static constexpr size_t max_rows = PYFLY_MAX_DEPTH + 1;
+    static constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
 
     // Accepted and seen drafts at each depth, decaying.
     struct Acceptance {
@@ -81,8 +81,7 @@ class Governor {
     struct Arm {
         bool is_free = false;
         double expected_cost = 0.0; // of drafting a token, relative to C(1); 0: not known
-        double us_per_token = 0.0;  // of drafting; 0: not measured
-        int64_t n_measured = 0;
+        CostCurve draft = CostCurve::from_zero();
         double us_per_caught_up = 0.0; // of evaluating a token in a batch; 0: not measured
         std::array<Acceptance, n_classes> classes = {};
         int64_t rounds_idle = 0;           // since it was last used
@@ -100,12 +99,12 @@ class Governor {
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
 
     double cost(int32_t n_rows) const;
-    double cost_of_drafting(int32_t drafter) const;
+    double cost_of_drafting(int32_t drafter, int32_t k) const;
 
-    std::array<double, max_rows + 1> cost_ = {}; // by rows; 0: not measured
-    std::array<int64_t, max_rows + 1> n_measured_ = {};
+    bool knows_slope_ = false; // whether a batch of several rows was measured
+    CostCurve target_ = CostCurve::from_one(prior_slope);
     std::vector<Arm> arms_;
-    std::array<int64_t, max_rows> rounds_at_ = {};
+    std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
     int64_t rounds_since_plain_ = 0;
 };
 

@@ -633,13 +633,17 @@ class Engine(_Handle):
         _lib.pyfly_engine_governor(self.pointer, state)
         depth = max((k for _, k in self._drafters), default=0)
         n_rows = min(depth, _lib.PYFLY_MAX_DEPTH) + 1
+
+        def by_drafter(values: Any, scale: float) -> tuple[tuple[str, tuple[float, ...]], ...]:
+            return tuple(
+                (d.name, tuple(values[i * _lib.PYFLY_MAX_DEPTH + j] * scale for j in range(min(k, n_rows))))
+                for i, (d, k) in enumerate(self._drafters)
+            )
+
         return _stats.Governor(
             target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
-            draft_seconds=tuple((d.name, state.draft_us[i] / 1e6) for i, (d, _) in enumerate(self._drafters)),
-            acceptance_at_depth=tuple(
-                (d.name, tuple(state.acceptance[i * _lib.PYFLY_MAX_DEPTH + j] for j in range(min(k, n_rows))))
-                for i, (d, k) in enumerate(self._drafters)
-            ),
+            draft_seconds=by_drafter(state.draft_us, 1e-6),
+            acceptance_at_depth=by_drafter(state.acceptance, 1.0),
             rounds_at=tuple(list(state.rounds_at)[:n_rows]),
         )
 

@@ -18,8 +18,8 @@ class Governor:
 
     target_seconds: tuple[float, ...] = ()
     """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
-    draft_seconds: tuple[tuple[str, float], ...] = ()
-    """Estimated cost of one drafted token, by drafter; 0 where unknown, or free."""
+    draft_seconds: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """Estimated cost of drafting 1, 2, ... tokens, by drafter; 0 where unknown, or free."""
     acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
