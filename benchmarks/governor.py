@@ -7,9 +7,10 @@
 
 `run` decodes every prompt greedily with prompt lookup, the draft model and both, each with the governor and with fixed
 draft lengths. Settings that are compared decode in lockstep with plain decoding: each has a model of its own, and they
-take turns of a quarter of a second, so that what else the machine does slows all of them alike. A second plain decoder
+take turns of a round or a few, so that what else the machine does slows all of them alike. A second plain decoder
 takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as
-in a chat. A run that is stopped goes on with the next prompt.
+in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until so many tokens were decoded.
+A run that is stopped goes on with the next prompt.
 
 Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
@@ -37,13 +38,13 @@ from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.generation import Generator
 
 N_CTX = 1536
-TURN = 0.25
-"""Seconds of a decoder's turn."""
+TURN = 0.05
+"""Seconds of a decoder's turn; a round is always finished."""
 KINDS = {"code": "coding", "math": "math_reasoning", "translation": "translation", "summary": "summarization",
          "story": "writing"}  # fmt: skip
 """Kinds of text, and what Spec-Bench calls them."""
-FIXED = {"lookup": (2, 4, 10), "draft": (2, 4, 8), "both": (4, 8)}
-"""Draft lengths that are tried without the governor."""
+FIXED = {"lookup": (2, 4), "draft": (2, 4), "both": (4, 8)}
+"""Draft lengths that are tried without the governor, two for each set of drafters."""
 TOOL = {"lookup": "ngram-simple", "draft": "draft-simple"}
 
 
@@ -68,6 +69,11 @@ class Decoder:
         self.adaptive = adaptive
         self.k: int | None = None
         self.llm = FlyLlama(target, n_ctx=N_CTX, verbose=False, drafter=drafter, adaptive=adaptive)
+
+    def draft_with(self, drafters: str, drafter: Any, k: int) -> None:
+        """Changes the drafters, which loads a draft model, and their draft length."""
+        self.llm.drafter = drafter
+        self.drafters, self.k = drafters, k
 
     @property
     def how(self) -> str:
@@ -129,27 +135,25 @@ def run(args: argparse.Namespace) -> None:
     describe_machine()
     lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
-    plain, plain_again = (Decoder(args.target, "none", None, False) for _ in range(2))
-    governed = [Decoder(args.target, name, drafter, True) for name, drafter in sets.items()]
-    fixed = [Decoder(args.target, name, drafter, False) for name, drafter in sets.items()]
+    plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(4))
+    governed = {name: Decoder(args.target, name, drafter, True) for name, drafter in sets.items()}
     out = Path(args.out)
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     done = [json.loads(line) for line in lines]
     for prompt in (p for of_kind in candidates(args.prompts, args.longest, plain.llm).values() for p in of_kind):
-        of_kind = [r for r in done if r["kind"] == prompt.category and r["how"] == "plain" and r["group"] == 0]
+        of_kind = [r for r in done if r["kind"] == prompt.category and r["how"] == "plain" and r["group"] == "lookup"]
         n_tokens = sum(r["tokens"] for r in of_kind) / 2  # of both plain decoders
         if n_tokens >= args.tokens_per_kind or any(r["prompt"] == prompt.id for r in of_kind):
             continue
         rendered = Generator(plain.llm).render([{"role": "user", "content": prompt.turns[0]}])
         known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
         records = []
-        for i in range(1 + max(map(len, FIXED.values()))):
-            group = governed if i == 0 else [d for d in fixed if i <= len(FIXED[d.drafters])]
-            for decoder in group if i > 0 else []:
-                decoder.k = FIXED[decoder.drafters][i - 1]
-            group = [plain, *group, *([plain_again] if i == 0 else [])]
+        for name, drafter in sets.items():
+            for decoder, k in zip(fixed, FIXED[name]):
+                decoder.draft_with(name, drafter, k)
+            group = [plain, governed[name], *fixed, *([plain_again] if name == "lookup" else [])]
             lockstep(group, rendered.tokens, args.tokens)
-            records += [decoder.record(**known, group=i) for decoder in group]
+            records += [decoder.record(**known, group=name) for decoder in group]
         text = plain.llm.detokenize(list(rendered.tokens), special=True).decode("utf-8")
         for kind in TOOL.values() if args.tool else ():
             reported = run_tool(args.tool, args.target, args.draft, text, args.tokens, kind)
@@ -164,11 +168,11 @@ def run(args: argparse.Namespace) -> None:
         shown = [
             f"{r['drafters']} {r['how']}{r['k'] or ''} {speed_of([r]) / base[r['group']]:.2f}"
             for r in records
-            if "group" in r
+            if "group" in r and r is not records[0]
         ]
         own = speed_of([r for r in records if r["how"] == "plain"])
         shown += [f"{r['how']} {speed_of([r]) / own:.2f}" for r in records if "group" not in r]
-        print(f"{prompt.category} {prompt.id}: plain {base[0]:.1f} t/s; " + "  ".join(shown), flush=True)
+        print(f"{prompt.category} {prompt.id}: plain {base['lookup']:.1f} t/s; " + "  ".join(shown), flush=True)
 
 
 def speed_of(records: list[dict[str, Any]]) -> float:
@@ -229,7 +233,7 @@ def table(args: argparse.Namespace) -> None:
     noise = []
     for of_prompt in ([r for r in records if r["prompt"] == p and r["target"] == t] for t in targets for p in
                       dict.fromkeys(r["prompt"] for r in records if r["target"] == t)):  # fmt: skip
-        first, second = [r for r in of_prompt if r["how"] == "plain" and r["group"] == 0]
+        first, second = [r for r in of_prompt if r["how"] == "plain" and r["group"] == "lookup"]
         noise.append(abs(math.log(speed_of([first]) / speed_of([second]))))
     print(
         f"noise: two plain decoders in lockstep differ by {math.expm1(statistics.median(noise)):.1%} (median), "

@@ -7,8 +7,8 @@ namespace pyfly {
 
 namespace {
 
-constexpr double rate = 0.3;         // weight of a new time in its estimate
-constexpr double drift_rate = 0.2;   // how far the other sizes follow: load and context length change them all alike
+constexpr double rate = 0.4;         // weight of a new time in its estimate
+constexpr double drift_rate = 0.1;   // how far the other sizes follow: load and context length change them all alike
 constexpr double trusted_after = 10; // measurements of a size after which the others follow it as far as that
 
 } // namespace

@@ -25,6 +25,7 @@ struct World {
     bool is_free;
     double noise = 0.05;
     double expected_cost = 0.0;
+    double draft_start_us = 0.0; // of a draft, besides its tokens
 };
 
 constexpr int32_t k_max = 10;
@@ -52,7 +53,7 @@ struct Simulation {
                 accepted++;
             }
             const double target = world.target_us(drafted + 1) * std::max(0.5, normal(rng));
-            const double draft = world.is_free ? 0.0 : world.draft_us * drafted;
+            const double draft = drafted == 0 || world.is_free ? 0.0 : world.draft_start_us + world.draft_us * drafted;
             us += target + draft;
             tokens += accepted + 1;
             last_k.push_back(drafted);
@@ -149,7 +150,20 @@ void test_corrections_of_one_size_are_not_drift() {
     for (int32_t round = 0; round < 30; round++) { // all slower: they follow
         governor.observe_target(4, 2.0 * 180.0);
     }
-    assert(governor.target_cost(1) > 130.0);
+    assert(governor.target_cost(1) > 115.0);
+}
+
+// A draft costs more than its tokens: short ones do not pay, longer ones do.
+void test_a_draft_has_a_start() {
+    const World world = {[](int32_t n) { return 950.0 + 50.0 * n; }, 100.0, 0.9, false, 0.05, 0.1, 800.0};
+    double best = 0.0;
+    for (int32_t k = 0; k <= k_max; k++) {
+        best = std::max(best, Simulation(1).run(world, 20000, k));
+    }
+    Simulation simulation(12);
+    assert(simulation.run(world, 4000) >= 0.93 * best);
+    const double drafted = simulation.governor.draft_cost(0, 8) / 1600.0;
+    assert(std::abs(drafted - 1.0) < 0.1);
 }
 
 // While drafting pays, plain decoding is measured often enough to know that it does, and costs next to nothing.
@@ -288,6 +302,7 @@ int main() {
     test_it_reacts_when_the_text_changes();
     test_one_slow_batch_does_not_stop_it();
     test_corrections_of_one_size_are_not_drift();
+    test_a_draft_has_a_start();
     test_plain_decoding_is_measured_now_and_then();
     test_a_load_that_comes_and_goes();
     test_a_drafter_that_cannot_pay_is_left_alone();
