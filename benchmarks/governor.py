@@ -9,8 +9,8 @@
 draft lengths. Settings that are compared decode in lockstep with plain decoding: each has a model of its own, and they
 take turns of a round or a few, so that what else the machine does slows all of them alike. A second plain decoder
 takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as
-in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until so many tokens were decoded.
-A run that is stopped goes on with the next prompt.
+in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until a number of tokens was
+decoded. A run that is stopped goes on with the next prompt.
 
 Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
