@@ -27,8 +27,9 @@ void CostCurve::observe(int32_t n, double us) {
     // measured, the estimate was wrong; of one that is known well, the machine has changed.
     const double ratio = std::clamp(us / own, 0.5, 2.0);
     const double trust = std::min(static_cast<double>(n_measured_[index(n)] - n_confirmed) / trusted_after, 1.0);
+    const double for_n = std::pow(ratio, rate), for_others = std::pow(ratio, trust * drift_rate);
     for (int32_t i = 1; i <= n_max; i++) {
-        us_[index(i)] *= std::pow(ratio, i == n ? rate : trust * drift_rate);
+        us_[index(i)] *= i == n ? for_n : for_others;
     }
 }
 

@@ -28,6 +28,7 @@ class CostCurve {
     double at(int32_t n) const;
 
     bool is_known(int32_t n) const { return n == 0 ? first_ == 0 : n <= n_max && n_measured_[index(n)] > 0; }
+    bool knows_more_than_one() const { return n_total_ > n_measured_[1]; }
     int64_t n_measured() const { return n_total_; } // of all sizes
 
   private:

@@ -111,24 +111,19 @@ double Governor::cost_of_catching_up(const Offer & offer) const {
     return us * static_cast<double>(offer.n_behind);
 }
 
-// v(a, k) in tokens per microsecond; with `accepted`, as if every draft were accepted with that probability.
-double Governor::speed(const Offer & offer, int32_t k, std::optional<double> accepted, double scale) const {
-    double tokens = 1.0, reached = 1.0;
-    for (int32_t i = 1; i <= k; i++) {
-        reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, i);
-        tokens += reached;
-    }
-    const double more_rows = cost(k + 1) - cost(1);
-    const double drafting = cost_of_drafting(offer.drafter, k);
-    return tokens / (cost(1) + scale * (more_rows + drafting) + cost_of_catching_up(offer) / stay);
-}
-
+// The largest v(a, k), in tokens per microsecond; with `accepted`, as if every draft were accepted with that
+// probability.
 Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted, double scale) const {
     Choice choice;
     choice.speed = hysteresis / cost(1);
     for (const Offer & offer : offers) {
+        double tokens = 1.0, reached = 1.0;
         for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
-            const double v = speed(offer, k, accepted, scale);
+            reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, k);
+            tokens += reached;
+            const double more_rows = cost(k + 1) - cost(1);
+            const double drafting = cost_of_drafting(offer.drafter, k);
+            const double v = tokens / (cost(1) + scale * (more_rows + drafting) + cost_of_catching_up(offer) / stay);
             if (v > choice.speed) {
                 choice = {offer.drafter, k, v};
             }
@@ -198,7 +193,7 @@ Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     rounds_since_plain_++;
     // Plain decoding is what everything is compared with: it is measured first, and again now and then.
     if (!offers.empty() && target_.is_known(1)) {
-        choice = !knows_slope_ ? first_attempt(offers) : best(offers, std::nullopt);
+        choice = target_.knows_more_than_one() ? best(offers, std::nullopt) : first_attempt(offers);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {
@@ -241,7 +236,6 @@ void Governor::begin_text() {
 
 void Governor::observe_target(int32_t n_rows, double us) {
     target_.observe(n_rows, us);
-    knows_slope_ = knows_slope_ || n_rows > 1;
 }
 
 void Governor::observe_draft(int32_t drafter, int32_t k, double us) {

@@ -95,13 +95,11 @@ class Governor {
     Choice retry(const std::vector<Offer> & offers);
     double cost_of_catching_up(const Offer & offer) const;
     double rounds_between_plain(const Choice & choice) const;
-    double speed(const Offer & offer, int32_t k, std::optional<double> acceptance, double scale = 1.0) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
 
     double cost(int32_t n_rows) const;
     double cost_of_drafting(int32_t drafter, int32_t k) const;
 
-    bool knows_slope_ = false; // whether a batch of several rows was measured
     CostCurve target_ = CostCurve::from_one(prior_slope);
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};

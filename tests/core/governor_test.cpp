@@ -14,6 +14,7 @@
 
 namespace {
 
+using pyfly::CostCurve;
 using pyfly::Governor;
 using pyfly::LoopGuard;
 
@@ -133,6 +134,32 @@ void test_one_slow_batch_does_not_stop_it() {
     simulation.governor.observe_target(8, 500000.0); // another process woke up
     simulation.run(world, 300);
     assert(simulation.last_k.back() >= 3);
+}
+
+bool near(double value, double wanted) {
+    return std::abs(value / wanted - 1.0) < 1e-9;
+}
+
+void test_costs_between_and_beyond_what_was_measured() {
+    CostCurve rows = CostCurve::from_one(0.25);
+    rows.observe(1, 100.0);
+    assert(near(rows.at(3), 150.0) && !rows.knows_more_than_one());
+    rows.observe(5, 180.0);
+    assert(near(rows.at(3), 140.0) && near(rows.at(7), 220.0) && rows.knows_more_than_one());
+    CostCurve drafts = CostCurve::from_zero(); // 80 to start, and 20 for each token
+    drafts.observe(2, 120.0);
+    assert(near(drafts.at(1), 60.0) && near(drafts.at(3), 180.0));
+    drafts.observe(4, 160.0);
+    assert(near(drafts.at(3), 140.0) && near(drafts.at(8), 320.0) && drafts.n_measured() == 2);
+}
+
+void test_of_two_first_times_the_shorter_counts() {
+    CostCurve curve = CostCurve::from_one(0.0);
+    curve.observe(1, 900.0);
+    curve.observe(1, 100.0);
+    assert(near(curve.at(1), 100.0));
+    curve.observe(1, 1e9); // one slow time counts for at most twice the usual
+    assert(curve.at(1) < 200.0);
 }
 
 // Sizes whose first measurements were lucky do not move what is known of the others.
@@ -301,6 +328,8 @@ int main() {
     test_it_is_close_to_the_best_fixed_length();
     test_it_reacts_when_the_text_changes();
     test_one_slow_batch_does_not_stop_it();
+    test_costs_between_and_beyond_what_was_measured();
+    test_of_two_first_times_the_shorter_counts();
     test_corrections_of_one_size_are_not_drift();
     test_a_draft_has_a_start();
     test_plain_decoding_is_measured_now_and_then();
