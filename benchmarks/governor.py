@@ -22,15 +22,15 @@ decode the same prompts.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any
 
 import llama_cpp
+from resumable import Results, markdown, model_conditions
 from speed import describe_machine, run_tool
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, Window
@@ -131,59 +131,57 @@ def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measures; one JSON line for each generation."""
+    """Measures; one JSON line for each prompt."""
     describe_machine()
     lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
     plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(4))
     governed = {name: Decoder(args.target, name, drafter, True) for name, drafter in sets.items()}
-    out = Path(args.out)
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    done = [json.loads(line) for line in lines]
-    for prompt in (p for of_kind in candidates(args.prompts, args.longest, plain.llm).values() for p in of_kind):
-        of_kind = [r for r in done if r["kind"] == prompt.category and r["how"] == "plain" and r["group"] == "lookup"]
-        n_tokens = sum(r["tokens"] for r in of_kind) / 2  # of both plain decoders
-        if n_tokens >= args.tokens_per_kind or any(r["prompt"] == prompt.id for r in of_kind):
-            continue
-        rendered = Generator(plain.llm).render([{"role": "user", "content": prompt.turns[0]}])
-        known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
-        records = []
-        for name, drafter in sets.items():
-            for decoder, k in zip(fixed, FIXED[name]):
-                decoder.draft_with(name, drafter, k)
-            group = [plain, governed[name], *fixed, *([plain_again] if name == "lookup" else [])]
-            lockstep(group, rendered.tokens, args.tokens)
-            records += [decoder.record(**known, group=name) for decoder in group]
-        text = plain.llm.detokenize(list(rendered.tokens), special=True).decode("utf-8")
-        for kind in TOOL.values() if args.tool else ():
-            reported = run_tool(args.tool, args.target, args.draft, text, args.tokens, kind)
-            if reported is not None:
-                records.append(
-                    {**known, "drafters": "", "how": kind, "k": None, "tokens": reported[0], "seconds": reported[1]}
-                )
-        with out.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in records))
-        done += records
-        base = {r["group"]: speed_of([r]) for r in reversed(records) if r["how"] == "plain"}
-        shown = [
-            f"{r['drafters']} {r['how']}{r['k'] or ''} {speed_of([r]) / base[r['group']]:.2f}"
-            for r in records
-            if "group" in r and r is not records[0]
-        ]
-        own = speed_of([r for r in records if r["how"] == "plain"])
-        shown += [f"{r['how']} {speed_of([r]) / own:.2f}" for r in records if "group" not in r]
-        print(f"{prompt.category} {prompt.id}: plain {base['lookup']:.1f} t/s; " + "  ".join(shown), flush=True)
+    results = Results(Path(args.out))
+    with results.writing({**model_conditions(args), "tokens": args.tokens, "longest": args.longest}):
+        of_kind = candidates(args.prompts, args.longest, plain.llm)
+        for prompt in (prompt for prompts in of_kind.values() for prompt in prompts):
+            done = [row for row in results.rows if row["kind"] == prompt.category]
+            n_tokens = sum(row["records"][0]["tokens"] for row in done)  # of plain decoding
+            if n_tokens >= args.tokens_per_kind or any(row["prompt"] == prompt.id for row in done):
+                continue
+            rendered = Generator(plain.llm).render([{"role": "user", "content": prompt.turns[0]}])
+            known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
+            records = []
+            for name, drafter in sets.items():
+                for decoder, k in zip(fixed, FIXED[name]):
+                    decoder.draft_with(name, drafter, k)
+                group = [plain, governed[name], *fixed, *([plain_again] if name == "lookup" else [])]
+                lockstep(group, rendered.tokens, args.tokens)
+                records += [decoder.record(**known, group=name) for decoder in group]
+            text = plain.llm.detokenize(list(rendered.tokens), special=True).decode("utf-8")
+            for kind in TOOL.values() if args.tool else ():
+                reported = run_tool(args.tool, args.target, args.draft, text, args.tokens, kind)
+                if reported is not None:
+                    records.append(
+                        {**known, "drafters": "", "how": kind, "k": None, "tokens": reported[0], "seconds": reported[1]}
+                    )
+            results.add({"prompt": prompt.id, "kind": prompt.category, "records": records})
+            print(f"{prompt.category} {prompt.id}: {summary(records)}", flush=True)
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """How fast the ways to decode one prompt were, relative to plain decoding."""
+    base = {r["group"]: speed_of([r]) for r in reversed(records) if r["how"] == "plain"}
+    shown = [
+        f"{r['drafters']} {r['how']}{r['k'] or ''} {speed_of([r]) / base[r['group']]:.2f}"
+        for r in records
+        if "group" in r and r is not records[0]
+    ]
+    own = speed_of([r for r in records if r["how"] == "plain"])
+    shown += [f"{r['how']} {speed_of([r]) / own:.2f}" for r in records if "group" not in r]
+    return f"plain {base['lookup']:.1f} t/s; " + "  ".join(shown)
 
 
 def speed_of(records: list[dict[str, Any]]) -> float:
     """Total tokens over total seconds."""
     seconds = sum(r["seconds"] for r in records)
     return sum(r["tokens"] for r in records) / seconds if seconds else math.nan
-
-
-def geometric_mean(values: list[float]) -> float:
-    """Of positive numbers."""
-    return math.exp(statistics.fmean(math.log(v) for v in values))
 
 
 def relative(records: Sequence[dict[str, Any]], drafters: str, how: str, k: int | None) -> float:
@@ -199,12 +197,11 @@ def relative(records: Sequence[dict[str, Any]], drafters: str, how: str, k: int 
 def table(args: argparse.Namespace) -> None:
     """Prints the matrix as Markdown."""
     records = [
-        json.loads(line) for file in args.results for line in Path(file).read_text(encoding="utf-8").splitlines()
+        record for file in args.results for row in Results.measured(Path(file)).rows for record in row["records"]
     ]
     targets = list(dict.fromkeys(r["target"] for r in records))
     cells: dict[tuple[str, str, str, int | None], list[float]] = {}
-    print("| target | drafters | " + " | ".join(KINDS) + " | geometric mean | best fixed K | llama.cpp |")
-    print("| --- | --- |" + " --- |" * (len(KINDS) + 3))
+    lines = []
     for target in targets:
         by_kind = [[r for r in records if (r["target"], r["kind"]) == (target, kind)] for kind in KINDS]
         theirs = {
@@ -220,10 +217,17 @@ def table(args: argparse.Namespace) -> None:
             best = max(FIXED[drafters], key=lambda k: geometric_mean(cells[target, drafters, "fixed", k]))
             fixed = cells[target, drafters, "fixed", best]
             tools = [f"{name} {v:.2f}" for name, v in theirs.items() if TOOL.get(drafters, name) == name]
-            print(
-                f"| {target} | {drafters} | {' | '.join(f'{v:.2f}' for v in row)} | **{geometric_mean(row):.3f}** | "
-                f"K={best}: {geometric_mean(fixed):.3f} ({min(fixed):.2f}..{max(fixed):.2f}) | {', '.join(tools)} |"
+            lines.append(
+                [
+                    target,
+                    drafters,
+                    *(f"{v:.2f}" for v in row),
+                    f"**{geometric_mean(row):.3f}**",
+                    f"K={best}: {geometric_mean(fixed):.3f} ({min(fixed):.2f}..{max(fixed):.2f})",
+                    ", ".join(tools),
+                ]
             )
+    print(markdown(["target", "drafters", *KINDS, "geometric mean", "best fixed K", "llama.cpp"], lines))
     governed = [v for (_, _, how, _), row in cells.items() if how == "governor" for v in row]
     print(f"\n{len(governed)} cells: worst {min(governed):.3f}, geometric mean {geometric_mean(governed):.3f}")
     for drafters, lengths in FIXED.items():
@@ -236,7 +240,7 @@ def table(args: argparse.Namespace) -> None:
         first, second = [r for r in of_prompt if r["how"] == "plain" and r["group"] == "lookup"]
         noise.append(abs(math.log(speed_of([first]) / speed_of([second]))))
     print(
-        f"noise: two plain decoders in lockstep differ by {math.expm1(statistics.median(noise)):.1%} (median), "
+        f"noise: two plain decoders in lockstep differ by {math.expm1(median(noise)):.1%} (median), "
         f"{math.expm1(max(noise)):.1%} (most), {len(noise)} prompts"
     )
 

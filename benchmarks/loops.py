@@ -298,10 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts(args)
         return
     if args.table:
-        results = Results(args.out)
-        if not results.rows:
-            raise SystemExit(f"{args.out} has no results yet.")
-        (print_run if args.command == "run" else print_alarms)(results)
+        (print_run if args.command == "run" else print_alarms)(Results.measured(args.out))
         return
     if not (args.target and args.prompts):
         parser.error("--target and --prompts are needed (or --table)")

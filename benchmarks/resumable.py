@@ -1,4 +1,4 @@
-"""What windows.py and loops.py have in common: prompts of several files, and a results file that a run appends to.
+"""What windows.py, loops.py and governor.py have in common: a results file that a run appends to, and the prompts.
 
 The file is JSONL. Its first line says what every other line depends on (models, lengths); a run with other conditions
 is refused. Files of the same conditions may be joined with cat. Every result is a line of its own, written whole and
@@ -100,8 +100,16 @@ class Results:
         self.conditions: Row = conditions[0] if conditions else {}
         if any(other != self.conditions for other in conditions):
             raise SystemExit(f"{path} holds results of different conditions, which do not belong into one table.")
-        self.rows: list[Row] = [line for line in lines if "setting" in line]
+        self.rows: list[Row] = [line for line in lines if "prompt" in line]
         self.left_out: list[Row] = [line for line in lines if "left_out" in line]
+
+    @classmethod
+    def measured(cls, path: Path) -> Results:
+        """Those of a file that has some, for a table."""
+        results = cls(path)
+        if not results.rows:
+            raise SystemExit(f"{path} has no results yet.")
+        return results
 
     @contextlib.contextmanager
     def writing(self, conditions: Row) -> Iterator[None]:
@@ -121,7 +129,7 @@ class Results:
     def add(self, row: Row) -> None:
         """Appends a result."""
         self._write(row)
-        (self.rows if "setting" in row else self.left_out).append(row)
+        (self.rows if "prompt" in row else self.left_out).append(row)
 
     def _write(self, row: Row) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
