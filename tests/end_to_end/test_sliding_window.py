@@ -78,7 +78,6 @@ def test_another_prompt_of_the_same_beginning(model, reference, text, drafter):
     for prompt in (text, [*text[:300], 300, 301], [*text[:299], 5, 6], text):
         assert worst_gap(reference, prompt, take(llm.generate(prompt, temp=0.0), 20)) < TOLERANCE[LLAMA]
     # The end of what was just generated is still there.
-    llm.reset_stats()
     longer = [*text, *take(llm.generate(text, temp=0.0), 20), 300]
     llm.reset_stats()
     assert worst_gap(reference, longer, take(llm.generate(longer, temp=0.0), 10)) < TOLERANCE[LLAMA]
