@@ -86,7 +86,7 @@ class Decoder:
         self.llm.reset_stats()
         self.stream = self.llm.generate(list(tokens), temp=0.0)
         self.left = n_tokens
-        self.decoded, self.seconds = 0, 0.0
+        self.decoded, self.seconds, self.slowest = 0, 0.0, 0.0
         next(self.stream)
         while self.llm.stats.committed > n_tokens - self.left + 1:
             next(self.stream)  # the first round's other tokens
@@ -97,8 +97,10 @@ class Decoder:
         """Decodes for so long. Returns whether there is more to do."""
         started = now = time.perf_counter()
         while self.left > 0 and now - started < seconds:
+            before = now
             token = next(self.stream)
             now = time.perf_counter()
+            self.slowest = max(self.slowest, now - before)
             self.decoded += 1
             self.left -= 1
             if llama_cpp.llama_vocab_is_eog(self.llm._model.vocab, token):
@@ -112,7 +114,8 @@ class Decoder:
         stats = self.llm.stats
         out = {
             **known, "drafters": self.drafters, "how": self.how, "k": self.k, "tokens": self.decoded,
-            "seconds": self.seconds, "drafted": stats.drafted, "accepted": stats.matched, "rounds": stats.rounds,
+            "seconds": self.seconds, "slowest": self.slowest, "rounds": stats.rounds,
+            "drafted": stats.drafted, "accepted": stats.matched,
         }  # fmt: skip
         if stats.governor is not None:
             out["rounds_at"] = list(stats.governor.rounds_at)
