@@ -101,7 +101,7 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     shadows_.clear();
     governor_.begin_text();
     loop_guard_.begin(history_.size());
-    last_loose_ = -1;
+    committed_loose_ = -1;
     strict_until_ = 0;
     round_ = 0;
     is_active_ = has_sequence_ = true;
@@ -403,8 +403,12 @@ bool Engine::guard_loop() {
     loop_guard_.follow(history_, history_.size());
     const int64_t n = static_cast<int64_t>(history_.size());
     const int64_t begin = loop_guard_.loop_begin();
-    if (begin < 0 || last_loose_ < 0 || last_loose_ < begin - 2 * LoopGuard::max_period) {
-        return false; // no loop, or one that no loose accept led to
+    if (begin < 0) {
+        return false;
+    }
+    const int64_t loose = last_loose();
+    if (loose < 0 || loose < begin - 2 * LoopGuard::max_period) {
+        return false; // no loose accept led to it
     }
     if (n > strict_until_) {
         stats_.loops++;
@@ -412,10 +416,14 @@ bool Engine::guard_loop() {
     strict_until_ = n + 2 * LoopGuard::max_period;
     const Window::Outcome outcome = window_.break_youngest(PYFLY_REASON_LOOP);
     settle(outcome);
-    if (outcome) {
-        loop_guard_.follow(history_, static_cast<size_t>(outcome->position));
-    }
     return outcome.has_value();
+}
+
+// Position of the last loose accept, or -1.
+int64_t Engine::last_loose() const {
+    const auto last = std::find_if(pending_.rbegin(), pending_.rend(),
+                                   [](const Pending & p) { return p.record.origin == PYFLY_ORIGIN_LOOSE; });
+    return last == pending_.rend() ? committed_loose_ : last->record.position;
 }
 
 // A mismatch that the target could not come back to after another round is not left open: its window falls back to the
@@ -513,7 +521,6 @@ bool Engine::verify_position(const Proposal & proposal, size_t i, const float * 
         loose.drafter = proposal.drafter;
         loose.logprob = record.logprob + (static_cast<double>(sampler_->shaped_row()[token]) -
                                           static_cast<double>(sampler_->shaped_row()[choice]));
-        last_loose_ = position;
         sampler_->accept(token);
         push(loose, row, {});
         return true;
@@ -570,14 +577,13 @@ void Engine::roll_back(const Window::Rejection & rejection) {
     std::vector<float> row = std::move(first->row);
     pending_.erase(first, pending_.end());
     history_.resize(n_keep);
+    if (config_.loop_guard) {
+        loop_guard_.follow(history_, n_keep);
+    }
     sampler_ = std::move(open->sampler);
     pyfly_record record = open->choice;
     record.reason = rejection.reason;
     open_.erase(open, open_.end());
-    last_loose_ = -1;
-    for (const Pending & p : pending_) {
-        last_loose_ = p.record.origin == PYFLY_ORIGIN_LOOSE ? p.record.position : last_loose_;
-    }
     count_rejection(record);
     push(record, row.empty() ? nullptr : row.data(), std::move(rejected));
 }
@@ -632,6 +638,7 @@ void Engine::commit() {
         stats_.matched += record.origin == PYFLY_ORIGIN_MATCHED;
         if (record.origin == PYFLY_ORIGIN_LOOSE) {
             stats_.loose_accepted++;
+            committed_loose_ = record.position;
             stats_.sum_margin_loose += record.margin;
         }
         if (record.depth > 0) {

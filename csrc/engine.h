@@ -104,6 +104,7 @@ class Engine {
     void verify(const Proposal & proposal, size_t first_row);
     bool verify_position(const Proposal & proposal, size_t i, const float * row);
     bool guard_loop();
+    int64_t last_loose() const;
     void fall_back();
     void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
     void settle(const Window::Outcome & outcome);
@@ -119,8 +120,8 @@ class Engine {
     Governor governor_;
     std::vector<Shadow> shadows_;
     LoopGuard loop_guard_;
-    int64_t last_loose_ = -1;  // position of the last loose accept
-    int64_t strict_until_ = 0; // the loop guard rejects loose accepts before this position
+    int64_t committed_loose_ = -1; // position of the last loose accept that cannot be taken back any more
+    int64_t strict_until_ = 0;     // the loop guard rejects loose accepts before this position
     Window window_;
     std::unique_ptr<Sampler> sampler_;
     std::vector<int32_t> history_;

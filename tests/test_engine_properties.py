@@ -378,6 +378,50 @@ def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
         assert engine.counters()["loops"] == 0
 
 
+@pytest.mark.parametrize("undone, noticed", [(36, True), (38, False)])
+def test_a_rollback_within_a_loop(undone, noticed):
+    """A loose accept at position 10 leads into a loop of period 8, which the target goes on with by itself. At position
+    `undone` another token is accepted loosely and taken back. The guard still knows the first one, and sees the text as
+    it is: in the second case the target's own token at that place is not the loop's, and the loop begins anew."""
+    begin = len(PROMPT) + 8
+
+    def unit(position):
+        return LOOP + (position - begin) % 8
+
+    def row(history):
+        out = np.zeros(400, dtype=np.float32)
+        position = len(history)
+        if position <= begin or history[begin] != LOOP:
+            out[100 + position] = 5.0
+            out[LOOP] = 4.9 if position == begin else 0.0
+        elif position == undone:
+            out[unit(position) if noticed else 300] = 5.0
+            out[301 if noticed else unit(position)] = 4.9
+        else:
+            out[unit(position)] = 5.0
+        return out
+
+    def draft(history):
+        position = len(history)
+        if undone - 4 < position < undone:
+            return [unit(p) for p in range(position, undone - 1)]  # a round begins there
+        if position == undone:
+            return [301 if noticed else unit(position), 302, 303]
+        return [unit(p) for p in range(position, position + 3)] if position >= begin else []
+
+    with ScriptedTarget(row, 400) as target, Engine(target) as engine:
+        engine.configure(
+            Margin(0.3), Window(2, rule="agree"), [(CallbackDrafter(draft), 3)], loop_guard=True, trace=True
+        )
+        engine.begin(PROMPT)
+        while len(engine.history()) < begin + 8 + 24 + 4:
+            engine.round()
+        assert engine.history()[begin] == LOOP
+        counters = engine.counters()
+        assert counters["rollbacks"] == 1
+        assert counters["loops"] == noticed
+
+
 @pytest.mark.parametrize("period", [1, 8, 12, 64])
 def test_the_guard_can_be_shown_a_text(period):
     text = list(range(1000, 1040)) + [i % period for i in range(300)]
