@@ -99,7 +99,9 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     record_rows_.clear();
     prompt_row_begin_ = prompt_row_end_ = 0;
     shadows_.clear();
-    governor_.begin_text();
+    if (config_.adaptive) {
+        governor_.begin_text();
+    }
     loop_guard_.begin(history_.size());
     committed_loose_ = -1;
     strict_until_ = 0;

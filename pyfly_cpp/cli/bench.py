@@ -30,9 +30,9 @@ Example:
   pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both.
-Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format); without --prompts, twelve of
-our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
+across or in-round, k=N, adaptive (the governor, as in chat), and the drafter: lookup, draft[:FILE], mtp[:FILE],
+eagle3[:FILE] or both. Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
+without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 

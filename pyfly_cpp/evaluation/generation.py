@@ -65,8 +65,8 @@ class Generator:
     def __init__(self, llm: FlyLlama, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
         """
         Args:
-            llm: The target; its drafter, gate, window and draft_max are set by every generation. Settings that use its
-                own MTP head need it loaded with that head.
+            llm: The target; gate, window, drafter, draft_max and adaptive are set by every generation. Settings that
+                use its own MTP head need it loaded with that head.
             drafters: What the drafter words of settings stand for.
         """
         self.llm = llm
@@ -139,7 +139,7 @@ class Generator:
     def configure(self, setting: Setting) -> None:
         """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
-        llm.gate, llm.window = setting.gate, setting.window
+        llm.gate, llm.window, llm.adaptive = setting.gate, setting.window, setting.adaptive
         if setting.is_plain:
             llm.draft_max = 0
             if any(isinstance(drafter, (MTP, Eagle3)) for drafter in require_drafters(llm.drafter)):

@@ -2,8 +2,9 @@
 
 A setting is a gate and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
-a round), and the drafter: `lookup`, `draft[:FILE]`, `mtp[:FILE]`, `eagle3[:FILE]` or `both` (quotes around a FILE with
-spaces). What is not said is the default. `plain` drafts nothing.
+a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`), and the drafter:
+`lookup`, `draft[:FILE]`, `mtp[:FILE]`, `eagle3[:FILE]` or `both` (quotes around a FILE with spaces). What is not said
+is the default. `plain` drafts nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Setting:
     """K; None: what the drafter says."""
     drafter: str | None = None
     """One of `DRAFTERS`, with `:FILE` behind it where the word takes one, or `"none"`; None: the default."""
+    adaptive: bool = False
+    """Whether the governor chooses; what is drafted then depends on measured times and cannot be repeated."""
 
     @property
     def is_plain(self) -> bool:
@@ -59,6 +62,8 @@ class Setting:
                 words.append("across" if self.window.across_rounds else "in-round")
         if self.draft_max is not None:
             words.append(f"k={self.draft_max}")
+        if self.adaptive:
+            words.append("adaptive")
         if self.drafter is not None:
             words.append(_quoted(self.drafter))
         return " ".join(words)
@@ -81,6 +86,7 @@ def parse_setting(text: str) -> Setting:
     rule, size, tail, across = "agree", 6, None, None
     draft_max: int | None = None
     drafter: str | None = None
+    adaptive = False
     for word in words[1:]:
         name, separator, value = word.replace("=", ":", 1).partition(":")
         if word.partition(":")[0] in DRAFTERS:
@@ -98,11 +104,13 @@ def parse_setting(text: str) -> Setting:
                 size = number
         elif word in ("across", "in-round"):
             across = word == "across"
+        elif word == "adaptive":
+            adaptive = True
         else:
             raise ValueError(f"cannot read the setting {text!r}: unknown word {word!r}.{_hint(name)}")
     if draft_max == 0:
         raise ValueError(f"cannot read the setting {text!r}: k=0 drafts nothing; write plain.")
-    return Setting(gate, Window(size, rule, tail, across), draft_max, drafter)
+    return Setting(gate, Window(size, rule, tail, across), draft_max, drafter, adaptive)
 
 
 def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...] = (PLAIN, EXACT)) -> list[Setting]:
@@ -147,7 +155,7 @@ def _whole(text: str, word: str, value: str) -> int:
 
 
 def _hint(name: str) -> str:
-    words = [*RULES, "across", "in-round", *DRAFTERS, "k=", "tail=", "window="]
+    words = [*RULES, "across", "in-round", "adaptive", *DRAFTERS, "k=", "tail=", "window="]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
     known = f" The words are {', '.join(words)}."
     return (f" Did you mean {near[0]!r}?" if near else "") + known

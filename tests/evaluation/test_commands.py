@@ -104,6 +104,7 @@ def test_eval_refusals(run, data, tmp_path):
     refused(
         run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
     )
+    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 adaptive", *output), "leave out 'adaptive'")
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
     refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")

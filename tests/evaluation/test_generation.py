@@ -25,6 +25,18 @@ def test_it_is_the_text_of_create_chat_completion(generator):
         assert len(got.tokens) + (got.finish == "eog") == got.stats.committed
 
 
+def test_the_governor_is_of_adaptive_settings_and_keeps_what_it_knows(generator):
+    prompt, adaptive = generator.render(MESSAGES), parse_setting("exact adaptive")
+    governors = []
+    for setting in (adaptive, EXACT, PLAIN, adaptive):
+        got = generator.generate(prompt, setting, 40)
+        assert (got.stats.governor is not None) == setting.adaptive
+        if got.stats.governor is not None:
+            governors.append(sum(got.stats.governor.rounds_at))
+    first, second = governors
+    assert second > first >= 10, "rounds since the drafters were loaded, fixed ones not counted"
+
+
 def test_limits_and_stops(generator):
     prompt = generator.render(MESSAGES)
     whole = generator.generate(prompt, EXACT, 60)

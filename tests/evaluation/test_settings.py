@@ -26,6 +26,7 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, 
         ("exact mtp k=2", Setting(draft_max=2, drafter="mtp")),
         ("exact eagle3:models/head.gguf", Setting(drafter="eagle3:models/head.gguf")),
         ('exact "draft:C:\\my models\\d.gguf" k=2', Setting(drafter="draft:C:\\my models\\d.gguf", draft_max=2)),
+        ("margin:0.3 adaptive k=8", Setting(Margin(0.3), draft_max=8, adaptive=True)),
         ("margin:0.3 reconverge both", Setting(Margin(0.3), Window(rule="reconverge"), None, "both")),
         ("all(margin:0.3,entropy:0.5) across", Setting(All(Margin(0.3), Entropy(0.5)), Window(across_rounds=True))),
     ],
@@ -39,13 +40,13 @@ settings = st.one_of(
     st.just(PLAIN),
     st.builds(
         Setting, st.just(Exact()), st.just(Window()), st.none() | st.integers(1, 64),
-        st.sampled_from([None, "draft", "lookup", "both", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]),
+        st.sampled_from([None, "draft", "lookup", "both", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]), st.booleans(),
     ),
     st.builds(
         Setting, st.builds(Margin, st.floats(0, 10)) | st.builds(Entropy, st.floats(0, 10), st.integers(1, 32)),
         st.builds(Window, st.integers(0, 99), st.sampled_from(["agree", "reconverge"]), st.none() | st.integers(0, 9),
                   st.sampled_from([None, True, False])),
-        st.none() | st.integers(1, 64), st.sampled_from([None, "draft", "lookup"]),
+        st.none() | st.integers(1, 64), st.sampled_from([None, "draft", "lookup"]), st.booleans(),
     ),
 )  # fmt: skip
 
