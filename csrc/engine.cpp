@@ -291,6 +291,7 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
 
 // Tells the governor what became of this round's draft and of the proposals that were not verified.
 void Engine::learn(const Proposal & proposal, size_t n_before) {
+    governor_.observe_length(static_cast<int64_t>(history_.size()) - static_cast<int64_t>(n_before));
     if (!proposal.tokens.empty()) {
         size_t n_accepted = 0;
         while (n_accepted < proposal.tokens.size() && n_before + n_accepted < history_.size() &&

@@ -21,7 +21,12 @@ constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C
 constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
-constexpr double spent_on_retries = 0.02; // of the time since the last one, at most, on catching up
+constexpr double spent_on_retries = 0.02; // of the time, at most, on models that do not seem to pay
+constexpr double most_saved = 40.0;       // of it for later, in units of C(1)
+constexpr double chance = 0.25;           // that such a model would pay after all,
+constexpr double hoped_for = 0.95;        // its acceptance then
+constexpr double rest_of_long = 0.3;      // of a text that is longer than usual, that is still to come
+constexpr double length_rate = 0.4;       // weight of a text's length in the usual one
 constexpr double spoiled = 0.6;           // of a first time may be what the next ones are
 
 // What is believed of a drafter's acceptance before it was seen, and how many observations that weighs. A drafter that
@@ -151,10 +156,28 @@ Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
     return {};
 }
 
+// Whether a model that does not seem to pay is tried once more: if that costs less than what it may bring in the rest
+// of the text, and has been saved up. Every token that passes makes it dearer, because the model has to catch up.
+bool Governor::is_worth_a_retry(const Offer & offer) {
+    Arm & a = arm(offer.drafter);
+    const Choice hoped = best({offer}, hoped_for);
+    if (a.rounds_idle < a.patience || hoped.drafter < 0) {
+        return false;
+    }
+    const int32_t k = std::min(offer.k_max, first_k);
+    const double price =
+        cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) - cost(1); // if all is rejected
+    const double rest = std::max(n_typical_ - n_text_, rest_of_long * n_text_);
+    if (price > savings_ || price > chance * rest * (cost(1) - 1.0 / hoped.speed)) {
+        return false;
+    }
+    savings_ -= price;
+    return true;
+}
+
 // Nothing seems to pay: what was measured may be wrong by now. A drafter is tried again, more and more rarely while
 // that changes nothing: a free one if it would have been right (its acceptance is known without trying), another if it
-// could pay and catching up costs next to nothing (it is not behind when a request begins), and in the end any, in case
-// the times themselves were wrong.
+// is worth the price.
 Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         Arm & a = arm(offer.drafter);
@@ -163,18 +186,13 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
             can_pay(offer.drafter, offer.k_max, a.draft.n_measured() == 0 ? 1.0 : spoiled)) {
             return attempt;
         }
-        const double us_idle = cost(1) * static_cast<double>(a.rounds_idle);
-        if (a.rounds_idle < a.patience || cost_of_catching_up(offer) > spent_on_retries * us_idle) {
+        is_retry_ = !a.is_free && is_worth_a_retry(offer);
+        if (!is_retry_ && (!a.is_free || a.rounds_idle < a.patience)) {
             continue;
         }
-        const bool is_last_resort = a.patience >= most_patience;
         a.patience = std::min(2 * a.patience, most_patience);
         a.rounds_idle = 0;
-        if (a.is_free) {
-            if (acceptance(offer.drafter, offer.proposal_class, 1) > promising) {
-                return attempt;
-            }
-        } else if (is_last_resort || best({offer}, optimistic).drafter >= 0) {
+        if (is_retry_ || acceptance(offer.drafter, offer.proposal_class, 1) > promising) {
             return attempt;
         }
     }
@@ -191,13 +209,15 @@ double Governor::rounds_between_plain(const Choice & choice) const {
 Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     Choice choice;
     rounds_since_plain_++;
+    is_retry_ = false;
+    savings_ = std::min(savings_ + spent_on_retries * cost(1), most_saved * cost(1));
     // Plain decoding is what everything is compared with: it is measured first, and again now and then.
     if (!offers.empty() && target_.is_known(1)) {
         choice = target_.knows_more_than_one() ? best(offers, std::nullopt) : first_attempt(offers);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {
-            arm(choice.drafter).patience = first_patience;
+            arm(choice.drafter).patience = arm(choice.drafter).least_patience();
             if (static_cast<double>(rounds_since_plain_) >= rounds_between_plain(choice)) {
                 choice = {};
             }
@@ -223,7 +243,12 @@ void Governor::fade(Acceptance & counts, double kept) {
 }
 
 void Governor::begin_text() {
+    if (n_text_ > 0.0) {
+        n_typical_ += length_rate * (n_text_ - n_typical_);
+    }
+    n_text_ = 0.0;
     for (Arm & a : arms_) {
+        a.patience = a.is_free ? a.patience : a.least_patience();
         for (Acceptance & counts : a.classes) {
             fade(counts, carry_over);
             for (size_t i = 0; !a.is_free && i < counts.seen.size(); i++) { // these counts decay, a prior does not
@@ -251,6 +276,10 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
     estimate = estimate == 0.0 ? cost : estimate + catch_up_rate * (cost - estimate);
 }
 
+void Governor::observe_length(int64_t n_tokens) {
+    n_text_ += static_cast<double>(n_tokens);
+}
+
 void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
     Acceptance & counts = arm(drafter).classes[static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1))];
     if (n_drafted > 0) {
@@ -262,6 +291,9 @@ void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32
         if (counts.run_likelihood < unlikely) {
             fade(counts, forget);
         }
+    }
+    if (is_retry_ && !arm(drafter).is_free) {
+        savings_ += n_accepted * cost(1); // it was not all rejected
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
     for (size_t i = 0; i < static_cast<size_t>(std::max(n_seen, 0)); i++) {

@@ -58,6 +58,7 @@ class Governor {
     void observe_target(int32_t n_rows, double us);
     void observe_draft(int32_t drafter, int32_t k, double us);           // k tokens were asked for
     void observe_catch_up(int32_t drafter, int64_t n_tokens, double us); // n_tokens evaluated in batches
+    void observe_length(int64_t n_tokens);                               // n_tokens more of the text are there
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     void observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
@@ -69,7 +70,8 @@ class Governor {
     int64_t rounds_at(int32_t k) const { return rounds_at_[static_cast<size_t>(k)]; }
 
   private:
-    static constexpr double prior_slope = 0.25; // of C(n) / C(1) per row before a second size was measured
+    static constexpr double typical_length = 100.0; // tokens of a text, before there was one
+    static constexpr double prior_slope = 0.25;     // of C(n) / C(1) per row before a second size was measured
 
     // Accepted and seen drafts at each depth, decaying.
     struct Acceptance {
@@ -86,6 +88,7 @@ class Governor {
         std::array<Acceptance, n_classes> classes = {};
         int64_t rounds_idle = 0;           // since it was last used
         int64_t patience = first_patience; // idle rounds before it is tried again though it does not seem to pay
+        int64_t least_patience() const { return is_free ? first_patience : 1; }
     };
 
     static void fade(Acceptance & counts, double kept);
@@ -93,6 +96,7 @@ class Governor {
     Arm & arm(int32_t drafter);
     Choice first_attempt(const std::vector<Offer> & offers);
     Choice retry(const std::vector<Offer> & offers);
+    bool is_worth_a_retry(const Offer & offer);
     double cost_of_catching_up(const Offer & offer) const;
     double rounds_between_plain(const Choice & choice) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
@@ -104,6 +108,9 @@ class Governor {
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
     int64_t rounds_since_plain_ = 0;
+    double n_text_ = 0.0, n_typical_ = typical_length; // tokens of this text, and of a usual one
+    double savings_ = 0.0;                             // microseconds that may be spent on retries
+    bool is_retry_ = false;                            // whether the last choice was paid for by them
 };
 
 } // namespace pyfly
