@@ -158,17 +158,16 @@ Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
 
 // Whether a model that does not seem to pay is tried once more: if that costs less than what it may bring in the rest
 // of the text, and has been saved up. Every token that passes makes it dearer, because the model has to catch up.
-bool Governor::is_worth_a_retry(const Offer & offer) {
-    Arm & a = arm(offer.drafter);
-    const Choice hoped = best({offer}, hoped_for);
-    if (a.rounds_idle < a.patience || hoped.drafter < 0) {
-        return false;
-    }
-    const int32_t k = std::min(offer.k_max, first_k);
+bool Governor::is_worth_a_retry(const Offer & offer, int32_t k) {
+    const Arm & a = arm(offer.drafter);
     const double price =
         cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) - cost(1); // if all is rejected
+    if (a.rounds_idle < a.patience || price > savings_) {
+        return false;
+    }
+    const Choice hoped = best({offer}, hoped_for);
     const double rest = std::max(n_typical_ - n_text_, rest_of_long * n_text_);
-    if (price > savings_ || price > chance * rest * (cost(1) - 1.0 / hoped.speed)) {
+    if (hoped.drafter < 0 || price > chance * rest * (cost(1) - 1.0 / hoped.speed)) {
         return false;
     }
     savings_ -= price;
@@ -186,12 +185,12 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
             can_pay(offer.drafter, offer.k_max, a.draft.n_measured() == 0 ? 1.0 : spoiled)) {
             return attempt;
         }
-        is_retry_ = !a.is_free && is_worth_a_retry(offer);
-        if (!is_retry_ && (!a.is_free || a.rounds_idle < a.patience)) {
+        if (a.is_free ? a.rounds_idle < a.patience : !is_worth_a_retry(offer, attempt.k)) {
             continue;
         }
         a.patience = std::min(2 * a.patience, most_patience);
         a.rounds_idle = 0;
+        is_retry_ = !a.is_free;
         if (is_retry_ || acceptance(offer.drafter, offer.proposal_class, 1) > promising) {
             return attempt;
         }

@@ -58,7 +58,7 @@ class Governor {
     void observe_target(int32_t n_rows, double us);
     void observe_draft(int32_t drafter, int32_t k, double us);           // k tokens were asked for
     void observe_catch_up(int32_t drafter, int64_t n_tokens, double us); // n_tokens evaluated in batches
-    void observe_length(int64_t n_tokens);                               // n_tokens more of the text are there
+    void observe_length(int64_t n_tokens);                               // tokens that came; < 0: taken back
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     void observe_acceptance(int32_t drafter, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
@@ -96,7 +96,7 @@ class Governor {
     Arm & arm(int32_t drafter);
     Choice first_attempt(const std::vector<Offer> & offers);
     Choice retry(const std::vector<Offer> & offers);
-    bool is_worth_a_retry(const Offer & offer);
+    bool is_worth_a_retry(const Offer & offer, int32_t k); // pays for it if so
     double cost_of_catching_up(const Offer & offer) const;
     double rounds_between_plain(const Choice & choice) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;

@@ -380,7 +380,7 @@ def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
 
 @pytest.mark.parametrize("undone, noticed", [(36, True), (38, False)])
 def test_a_rollback_within_a_loop(undone, noticed):
-    """A loose accept at position 10 leads into a loop of period 8, which the target goes on with by itself. At position
+    """A loose accept at position 11 leads into a loop of period 8, which the target goes on with by itself. At position
     `undone` another token is accepted loosely and taken back. The guard still knows the first one, and sees the text as
     it is: in the second case the target's own token at that place is not the loop's, and the loop begins anew."""
     begin = len(PROMPT) + 8
