@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import available_layers
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable
 from pyfly_cpp.evaluation.task import Item, Task, spread
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
@@ -96,7 +95,7 @@ def command(
         task = get_task(task_name)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
-        _require_repeatable(chosen)
+        require_repeatable(chosen)
         runner.require_permission(task, allow_code_execution)
         items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
@@ -141,15 +140,6 @@ def command(
             for note in report.notes(table):
                 click.echo(note)
         click.echo(f"Written to {folder}.", err=True)
-
-
-def _require_repeatable(settings: Sequence[Setting]) -> None:
-    for setting in settings:
-        if setting.adaptive:
-            raise ValueError(
-                f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "
-                "'adaptive' here, and measure its speed with bench."
-            )
 
 
 def _read_items(

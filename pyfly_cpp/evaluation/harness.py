@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
-from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting
+from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting, require_repeatable
 from pyfly_cpp.llama import FlyLlama, _Request
 from pyfly_cpp.logprobs import LogprobCollector
 
@@ -92,6 +92,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else ""]
             setting = " ".join(words)
         self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
+        require_repeatable([self.setting])
         n_threads = int(threads) if threads is not None else None
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
         llm = load_target(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyfly_cpp.gates import Exact, Gate, parse_gate
@@ -117,6 +118,16 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...
     """`first` and then the settings that are written, each once."""
     settings = [*first, *(parse_setting(text) for text in texts)]
     return list(dict.fromkeys(settings))
+
+
+def require_repeatable(settings: Iterable[Setting]) -> None:
+    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
+    for setting in settings:
+        if setting.adaptive:
+            raise ValueError(
+                f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "
+                "'adaptive' here, and measure its speed with bench."
+            )
 
 
 def parse_drafter(word: str, where: str = "") -> str:

@@ -159,6 +159,7 @@ def test_generation_is_that_of_the_setting(model, tiny):
         ({"gat": "exact"}, "no argument 'gat'"),
         ({"gate": "margn:1"}, "Did you mean 'margin'"),
         ({"drafter": "draft"}, "needs a draft model"),
+        ({"setting": "margin:0.3 adaptive"}, "leave out 'adaptive'"),
     ],
 )
 def test_wrong_arguments(arguments, message, tiny):
