@@ -36,7 +36,7 @@ Example:
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
 across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
-same command goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
+same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
 setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
@@ -54,7 +54,7 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
     "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
 )
 @click.option(
-    "--without-plain", is_flag=True, help="Leave plain decoding out (it is slow, and exact answers the same)."
+    "--without-plain", is_flag=True, help="Leave plain decoding out (slow, and but for near-ties exact answers the same)."
 )
 @click.option(
     "--limit",
@@ -62,7 +62,7 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
     help="Take N items, evenly over what the task spreads them over (prompts, subjects, languages).",
 )
 @click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
-@click.option("--force", is_flag=True, help="Start over if the folder holds a run.")
+@click.option("--force", is_flag=True, help="Start over: delete the run in the folder.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling, and of needle.")
@@ -91,7 +91,7 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors("The same command goes on from here."):
+    with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
         task = get_task(task_name)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))

@@ -21,10 +21,9 @@ _IGNORED = [re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### ", r"\
 """`regexes_to_ignore` of gsm8k.yaml, applied in this order to prediction and reference."""
 
 
-def strict_number(text: str, pattern: re.Pattern[str] = STRICT_NUMBER) -> str:
-    """The number after the first `#### ` (or what else the pattern's group says), normalised; empty if there is
-    none."""
-    match = pattern.search(text)
+def strict_number(text: str) -> str:
+    """The number after the first `#### `, normalised; empty if there is none."""
+    match = STRICT_NUMBER.search(text)
     return normalise_number(match[1].strip()) if match else ""
 
 
@@ -78,7 +77,8 @@ _ANSWER_IS = re.compile(
     r"(?i)\b(?:the\s+)?(?:final\s+|correct\s+|best\s+)?(?:answer|option|choice)(?:\s+is|\s*:)\s*:?\s*[\s*_`\"'(\[]*([A-Z])\b(?![\w'’])"
 )
 _PARENTHESISED = re.compile(r"\(([A-Z])\)")
-_LEADING = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].:,]|\Z)")
+_LEADING = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)(?!(?<=A )[a-z])")  # "A dog" is no answer A
+_ALONE = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])[*_`\"')\].:,]*(?:[^\S\n]+(.*))?\Z")
 _AFTER_COLON = re.compile(r":[\s]*\(?([A-Z])\b")
 
 
@@ -87,18 +87,26 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
 
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
     choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the
-    answer is X", too. In order, the first that yields a letter in range: the output *is* a letter and little else at
-    its start; the last "answer is X"; the last `(X)`; the last `: X`; the last choice whose whole text occurs (longest
-    first).
+    answer is X", too. In order, the first that yields a letter in range: the last "answer is X"; the output, or its
+    first line, is a letter and nothing else, or the output is a letter and that choice's text; the last `(X)`; a letter
+    at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
     """
     letters = [chr(ord("A") + i) for i in range(len(choices))]
-    leading = _LEADING.search(text)
-    if leading and leading[1] in letters and not (leading[1] == "A" and re.match(r"\s*A\s+[a-z]", text)):
-        return leading[1]
-    for pattern in (_ANSWER_IS, _PARENTHESISED, _AFTER_COLON):
+
+    def last(pattern: re.Pattern[str]) -> str:
         found = [letter for letter in pattern.findall(text) if letter in letters]
-        if found:
-            return str(found[-1])
+        return str(found[-1]) if found else ""
+
+    leading = _LEADING.search(text)
+    letter = (
+        last(_ANSWER_IS)
+        or _lone_letter(text, dict(zip(letters, choices)))
+        or last(_PARENTHESISED)
+        or (leading[1] if leading and leading[1] in letters else "")
+        or last(_AFTER_COLON)
+    )
+    if letter:
+        return letter
     by_text = {choice.strip().lower(): letter for choice, letter in zip(choices, letters)}
     texts = sorted((text for text in by_text if text), key=len, reverse=True)
     if texts:
@@ -106,6 +114,17 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
         found = whole.findall(text.lower())
         if found:
             return by_text[found[-1]]
+    return ""
+
+
+def _lone_letter(text: str, choices: dict[str, str]) -> str:
+    """The letter that a text consists of, with the text of its choice or without, or that its first line does."""
+    for part, bare in ((text.strip(), False), (text.strip().partition("\n")[0], True)):
+        alone = _ALONE.search(part)
+        if alone and alone[1] in choices:
+            rest = (alone[2] or "").strip(" *_`\"'.").lower()
+            if rest == "" or (not bare and rest == choices[alone[1]].strip(" .").lower()):
+                return alone[1]
     return ""
 
 

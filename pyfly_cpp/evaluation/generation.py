@@ -19,7 +19,7 @@ from llama_cpp import llama_chat_format
 from pyfly_cpp.drafters import MTP, Eagle3, require_drafters
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.llama import FlyLlama, _Request
 from pyfly_cpp.stats import Record, Round, Stats
 
@@ -122,12 +122,30 @@ class Generator:
         for prompt in prompts[1:]:
             n = next((i for i in range(n) if prompt.tokens[i] != first[i]), n)
         self.llm.reset()
-        self.configure(Setting(drafter="none"))
-        stream = self.llm.generate(first[: n + 1], temp=0.0)
-        next(stream)
-        stream.close()
+        self._first_round(first[: n + 1], PLAIN)
         self.forget(n)
         return n
+
+    def hold(self, prompt: Prompt, settings: Sequence[Setting]) -> int:
+        """Evaluates all of `prompt` but its last token, with the target and with what drafts for the first of
+        `settings` that drafts. Whichever setting then begins finds the same caches: kernels round differently in
+        batches of different sizes, and a near-tie in the prompt's end must not hang on who evaluated it.
+
+        Returns:
+            Its length; pass it to `forget` before every generation from `prompt`.
+        """
+        n = len(prompt.tokens) - 1
+        if self.llm.can_speculate:  # a memory that cannot go back is filled anew each time
+            for setting in (PLAIN, *[s for s in settings if not s.is_plain][:1]):
+                self._first_round(prompt.tokens, setting)
+                self.forget(n)
+        return n
+
+    def _first_round(self, tokens: Sequence[int], setting: Setting) -> None:
+        self.configure(setting)
+        stream = self.llm.generate(list(tokens), temp=0.0)
+        next(stream)
+        stream.close()
 
     def forget(self, n_keep: int) -> None:
         """Leaves at most the first `n_keep` tokens of the context; none where the model's memory (recurrent layers)

@@ -5,8 +5,8 @@ A run is a folder: `run.json` says what it is, `items.jsonl` has one line for ea
 process left of a line is cut off when the run goes on. A folder of another run is refused.
 
 Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
-of them. Every item starts from one and the same cache (`Generator.share_prefix`), so what comes out does not depend on
-where the run was interrupted.
+of them. All settings start an item from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so what
+comes out depends neither on who begins nor on where the run was interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.task import Item, Task, Verdict
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
-_OURS = (RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN, ".lock")
 
 Progress = Callable[[int, int, Row], None]
 """Called with (lines there are, lines there will be, the newest line)."""
@@ -94,7 +93,7 @@ def run(
 
     Args:
         folder: Of the run; made if need be.
-        force: Start over if the folder holds a run; nothing else in the folder is touched.
+        force: Start over if the folder holds a run. Other files are neither touched nor a reason to go on.
         machine: Noted in run.json with every start, for the record.
 
     Raises:
@@ -145,23 +144,22 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
 def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | None) -> list[Row]:
     """The lines there are; afterwards run.json is there and items.jsonl ends with a whole line."""
     identity = json.loads(json.dumps(plan.identity()))
-    if force:
-        for name in _OURS[:-1]:
-            (path / name).unlink(missing_ok=True)
-    strangers = sorted(
-        entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith(".")
-    )
+    others = sorted(entry.name for entry in path.iterdir() if entry.name != RUN and not entry.name.startswith("."))
     sessions: list[Any] = []
     if (path / RUN).exists():
         try:
             known = json.loads((path / RUN).read_text(encoding="utf-8"))
             there, sessions = known["identity"], list(known["sessions"])
         except (ValueError, KeyError, TypeError):
-            raise OutputError(f"{path / RUN} is not readable as a run; start over with --force.") from None
-        _require_same(path, there, identity)
-    elif (path / ITEMS).exists() or strangers:
-        what = ITEMS if (path / ITEMS).exists() else strangers[0]
-        raise OutputError(f"{path} is no folder of a run, but holds {what}; give an empty or a new one.")
+            raise OutputError(f"{path / RUN} is not one of ours; give an empty or a new folder.") from None
+        if force:
+            sessions = []
+            for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
+                (path / name).unlink(missing_ok=True)
+        else:
+            _require_same(path, there, identity)
+    elif others:
+        raise OutputError(f"{path} is no folder of a run, but holds {others[0]}; give an empty or a new one.")
     lines, length = read_lines_so_far(path / ITEMS)
     if (path / ITEMS).exists():
         os.truncate(path / ITEMS, length)
@@ -194,9 +192,11 @@ def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done:
         if all((item.id, str(setting)) in done for setting in settings):
             continue
         generator.forget(n_shared)
+        n_held = generator.hold(prompt, plan.settings)
         for setting in settings:
             if (item.id, str(setting)) in done:
                 continue
+            generator.forget(n_held)
             seed = plan.seed + i if plan.temperature > 0 else None
             generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, seed)
             verdict = plan.task.score(item, generated.text, generated.tokens)

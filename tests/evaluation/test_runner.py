@@ -28,9 +28,8 @@ def plan(data, n=3, max_tokens=24, **changes):
 
 def without_time(line):
     kept = {k: v for k, v in line.items() if "seconds" not in k}
-    # What of a prompt was in the cache already, and which drafters had been loaded, depends on what ran before.
-    changes = ("prefilled", "accepted_by_drafter")
-    kept["stats"] = {k: v for k, v in line["stats"].items() if "seconds" not in k and k not in changes}
+    # Which drafters had been loaded depends on what ran before.
+    kept["stats"] = {k: v for k, v in line["stats"].items() if "seconds" not in k and k != "accepted_by_drafter"}
     return kept
 
 
@@ -110,6 +109,32 @@ def test_strange_folders_are_left_alone(data, generator, tmp_path):
     with pytest.raises(OutputError, match="cannot be written to"):
         runner.run(plan(data), generator, tmp_path / "file")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_files_of_the_same_name_are_left_alone(data, generator, tmp_path, force):
+    (tmp_path / "items.jsonl").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds items\.jsonl"):
+        runner.run(plan(data), generator, tmp_path, force=force)
+    (tmp_path / "run.json").write_text('{"mine": 1}')
+    with pytest.raises(OutputError, match="is not one of ours"):
+        runner.run(plan(data), generator, tmp_path, force=force)
+    assert (tmp_path / "items.jsonl").read_text() == "mine" and (tmp_path / "run.json").read_text() == '{"mine": 1}'
+
+
+def test_force_starts_over_beside_other_files(data, generator, tmp_path):
+    lines = runner.run(plan(data), generator, tmp_path)
+    (tmp_path / "log.txt").write_text("mine")
+    again = runner.run(plan(data), generator, tmp_path, force=True)
+    assert [without_time(line) for line in again] == [without_time(line) for line in lines]
+    assert (tmp_path / "log.txt").read_text() == "mine"
+    assert len((tmp_path / "items.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_all_settings_start_from_the_same_cache(data, generator, tmp_path):
+    lines = runner.run(plan(data), generator, tmp_path)
+    prefilled = {line["stats"]["prefilled"] for line in lines}
+    assert len(prefilled) == 1, "whoever begins an item evaluates no more of its prompt than the others"
 
 
 def test_two_writers(data, generator, tmp_path):
