@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
-from speed import describe_machine
+from speed import print_machine
 
 from pyfly_cpp import MTP, Eagle3, FlyLlama
 
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
     parser.add_argument("--memory", action="store_true", help="measure memory, not speed")
     args = parser.parse_args()
-    describe_machine()
+    print_machine()
     if args.memory:
         measure_memory(args)
         return

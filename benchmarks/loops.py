@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> None:
     results = Results(args.out)
     generator = load(args)
     generator.require(loose)
-    n_verified = sum(row.get("verified", False) for row in results.rows)
     with results.writing({**model_conditions(args), "tokens": args.tokens}):
+        n_verified = sum(row.get("verified", False) for row in results.rows)
         done = {(row["setting"], row["prompt"], row["guard"]) for row in results.rows}
         wanted = [(str(EXACT), True), *((str(setting), guard) for setting in loose for guard in (True, False))]
         prompts = [p for p in prompts if any((name, p.id, guard) not in done for name, guard in wanted)]

@@ -94,8 +94,12 @@ class Results:
     """The lines of a results file, by what they are about."""
 
     def __init__(self, path: Path) -> None:
-        lines, self._length = read_lines_so_far(path)
         self.path = path
+        self._read()
+
+    def _read(self) -> None:
+        path = self.path
+        lines, self._length = read_lines_so_far(path)
         conditions = [line["conditions"] for line in lines if "conditions" in line]
         self.conditions: Row = conditions[0] if conditions else {}
         if any(other != self.conditions for other in conditions):
@@ -115,6 +119,7 @@ class Results:
     def writing(self, conditions: Row) -> Iterator[None]:
         """Opens the file for `add`; refuses one of other conditions."""
         with only_writer(self.path.with_suffix(".lock")):
+            self._read()  # another run may have added to it
             if self.conditions and self.conditions != conditions:
                 raise SystemExit(
                     f"{self.path} holds results of {self.conditions}, not {conditions}; name another --out."

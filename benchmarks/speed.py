@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import platform
 import re
 import statistics
@@ -28,8 +27,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-import pyfly_cpp
 from pyfly_cpp import DraftModel, FlyLlama, _native
+from pyfly_cpp.evaluation.machine import describe_machine
 from pyfly_cpp.threads import physical_cores
 
 HERE = Path(__file__).parent
@@ -42,18 +41,14 @@ def code_prompts(n: int) -> list[str]:
     return [CHATML.format(json.loads(row)["prompt"]) for row in rows[:n]]
 
 
-def describe_machine() -> None:
+def print_machine() -> None:
     """What the numbers below depend on."""
-    cpu = platform.processor() or platform.machine()
-    if sys.platform.startswith("linux"):
-        match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        cpu = match[1] if match else cpu
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    machine = describe_machine()
     print(
-        f"machine: {cpu}, {physical_cores()} physical cores, {platform.system()}; load before the run {load:.2f}\n"
-        f"software: pyfly-cpp {pyfly_cpp.__version__} ({_native.simd_level}), "
-        f"llama-cpp-python {llama_cpp.__version__}, "
-        f"Python {platform.python_version()}"
+        f"machine: {machine['cpu']}, {machine['physical_cores']} physical cores, {platform.system()}; load before the "
+        f"run {machine['load_before']}\n"
+        f"software: pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python "
+        f"{machine['llama_cpp_python']}, Python {machine['python']}"
     )
 
 
@@ -256,7 +251,7 @@ def measure_draft(
     sums = {name: sum(values) for name, values in totals.items()}
     with_tool = [(p, t) for p, t in zip(totals["pyfly"], totals["tool"]) if t == t]
     print(
-        f"  total: {sums['plain'] / sums['pyfly']:.2f} x plain (total tokens over total seconds), per prompt "
+        f"  total: {sums['plain'] / sums['pyfly']:.2f} x plain (seconds a token, mean of the prompts), per prompt "
         f"{spread([a / b for a, b in zip(totals['plain'], totals['pyfly'])])}"
     )
     if with_tool:
@@ -325,7 +320,7 @@ def main() -> None:
         parser.error("--target is needed")
     if args.what == "draft" and not args.draft:
         parser.error("--draft is needed")
-    describe_machine()
+    print_machine()
     if args.what == "rows":
         measure_rows(args.vocab, 300)
     elif args.what == "plain":

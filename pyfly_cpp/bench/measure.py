@@ -106,7 +106,9 @@ def measure(
     """
     generator.require(settings)
     for prompt in prompts:
-        _render(generator, prompt, [{"role": "user", "content": prompt.turns[0]}], max_tokens)
+        # With answers of full length; nothing is lost in the middle because the last turn does not fit.
+        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": ""}] for text in prompt.turns]
+        _render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
     _warm_up(generator, prompts[0], settings)
     measured: list[Measured] = []
     for repeat in range(repeats):
@@ -151,6 +153,7 @@ class Summary:
 
     setting: str
     n_prompts: int
+    """Forms of one prompt counted once."""
     tokens_per_second: Interval
     speedup_plain: Interval | None
     speedup_exact: Interval | None
@@ -184,7 +187,7 @@ def summarise(measured: Sequence[Measured], category: str | None = None) -> list
 def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Measured]]) -> Summary:
     mine = by_setting[setting]
     keys = list(mine)
-    groups = [key[0] for key in keys]
+    groups = [mine[key].prompt.unit for key in keys]
     results = [mine[key].result for key in keys]
 
     def speeds(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -32,6 +32,11 @@ class BenchPrompt:
     group: str = ""
     """Prompts of one group are forms of one prompt, and not independent; empty: this one stands alone."""
 
+    @property
+    def unit(self) -> str:
+        """What is independent of other units: the group, or the prompt itself."""
+        return self.group or self.id
+
 
 def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
     """All prompts of a file, in its order. Raises DataError with file, line and field; never skips a row."""
@@ -65,5 +70,5 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
 
 
 def pick_prompts(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:
-    """At most n prompts, evenly over the categories."""
-    return spread(prompts, n, lambda prompt: prompt.category)
+    """At most n prompts, evenly over the categories, and within one over the groups."""
+    return spread(prompts, n, lambda prompt: prompt.category, lambda prompt: prompt.unit)

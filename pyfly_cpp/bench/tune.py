@@ -95,6 +95,7 @@ class Tuned:
     confirmation: tuple[Measured, ...]
     """plain, exact and the choice, measured afresh."""
     n_prompts: int
+    """Forms of one prompt counted once."""
 
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
@@ -113,7 +114,7 @@ def assess(measured: Sequence[Measured], setting: Setting, reference: Setting = 
     key = lambda m: (m.prompt.id, m.turn, m.repeat)  # noqa: E731
     mine = sorted(by_setting[str(setting)], key=key)
     theirs = sorted(by_setting[str(reference)], key=key)
-    groups = [m.prompt.id for m in mine]
+    groups = [m.prompt.unit for m in mine]
     speeds = [
         [a.result.decode_tokens, a.result.decode_seconds, b.result.decode_tokens, b.result.decode_seconds]
         for a, b in zip(mine, theirs)
@@ -183,8 +184,9 @@ def tune(
     Raises:
         ValueError: fewer than `MIN_PROMPTS` prompts, or a prompt does not fit in the context.
     """
-    if len(prompts) < MIN_PROMPTS:
-        raise ValueError(f"tuning on {len(prompts)} prompts says nothing; give at least {MIN_PROMPTS}, better 8-16.")
+    n_prompts = len({prompt.unit for prompt in prompts})
+    if n_prompts < MIN_PROMPTS:
+        raise ValueError(f"tuning on {n_prompts} prompts says nothing; give at least {MIN_PROMPTS}, better 8-16.")
     candidates: dict[Setting, Candidate] = {}
 
     def run(stage: str, settings: Sequence[Setting]) -> None:
@@ -213,4 +215,4 @@ def tune(
     run("3/3 window and K", [s for s in around if s not in candidates])
     chosen = best(list(candidates))
     confirmation = measure(generator, prompts, list(dict.fromkeys([PLAIN, EXACT, chosen.setting])), max_tokens)
-    return Tuned(chosen, tuple(candidates.values()), tuple(confirmation), len(prompts))
+    return Tuned(chosen, tuple(candidates.values()), tuple(confirmation), n_prompts)

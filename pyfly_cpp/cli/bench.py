@@ -82,6 +82,13 @@ def command(
             f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
             *session.facts(),
         ]
+        for fact in facts:
+            click.echo(fact)
+        show_table("", *report.speed_cells(summaries))
+        show_table("", *report.time_cells(summaries, memory))
+        if report.categories(measured):
+            show_table("", *report.category_cells(measured))
+        click.echo(report.NOTE)
         if json_file:
             record = {
                 "format": 1,
@@ -100,10 +107,3 @@ def command(
             write_atomically(markdown_file, report.markdown(title, facts, measured, memory))
         if plot_file:
             write_atomically(plot_file, report.plot(measured, title))
-        for fact in facts:
-            click.echo(fact)
-        show_table("", *report.speed_cells(summaries))
-        show_table("", *report.time_cells(summaries, memory))
-        if report.categories(measured):
-            show_table("", *report.category_cells(measured))
-        click.echo(report.NOTE)

@@ -36,8 +36,8 @@ Example:
 
 A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
 across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
-same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for each item and
-setting), table.json and table.md. needle is generated; writing has no data set on the hub.
+same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for
+each item and setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
 on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
@@ -48,13 +48,17 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 @click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, by the package `datasets`]")
 @click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
 @click.option(
-    "--few-shot", type=click.IntRange(0), help="Worked examples before an item.  [default: the task's convention]"
+    "--few-shot",
+    type=click.IntRange(0),
+    help="Worked examples before an item.  [default: the task's convention with --examples, else 0]",
 )
 @click.option(
     "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
 )
 @click.option(
-    "--without-plain", is_flag=True, help="Leave plain decoding out (slow, and but for near-ties exact answers the same)."
+    "--without-plain",
+    is_flag=True,
+    help="Leave plain decoding out: slow, and exact answers the same but for near-ties.",
 )
 @click.option(
     "--limit",
@@ -99,7 +103,7 @@ def command(
         runner.require_permission(task, allow_code_execution)
         items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
-        items = spread(items, limit, task.kind)
+        items = spread(items, limit, task.kind, lambda item: item.unit)
         session = models.open(chosen)
         machine = session.machine
         conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
@@ -166,9 +170,12 @@ def _read_examples(
         return [], items, 0
     n = task.few_shot if few_shot is None else few_shot
     examples = task.read(path) if path is not None else task.read_hub(examples=True)
-    if n:
+    if n or few_shot is None:
         task.worked_answer(examples[0])  # raises where the task has none
     picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}
+    n_least = min(len(task.pick_examples(item, examples, n)) for item in items)
+    if n_least < n:
+        raise DataError(f"there are only {n_least} worked examples for some items, not {n}; give --few-shot {n_least}.")
     left = [item for item in items if item.id not in picked]
     if len(left) < len(items):
         click.echo(f"{len(items) - len(left)} items are worked examples and are not evaluated.", err=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
+import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli.loading import reasons_from, silence
@@ -62,6 +63,8 @@ class Models:
         Args:
             draft_max: The largest K that later settings may have.
         """
+        machine = describe_machine()  # before this program is the load
+        warn_of_load(machine)
         drafters, reason = self.drafters()
         log = silence()
         with reasons_from(log):
@@ -81,8 +84,6 @@ class Models:
             "gpu_layers": self.gpu_layers,
             "chat_format": llm.chat_format,
         }
-        machine = describe_machine()
-        warn_of_load(machine)
         return Session(generator, machine, models, f"{' and '.join(map(str, require_drafters(default)))} ({reason})")
 
 
@@ -107,10 +108,11 @@ class Session:
         """The conditions of a measurement, for people."""
         machine, models = self.machine, self.models
         files = [models["model"], *models["draft_files"]]
+        layers = "all" if models["gpu_layers"] < 0 else models["gpu_layers"]
         names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
         return [
             f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
-            f"{models['n_threads']} threads, {models['gpu_layers']} layers on the GPU",
+            f"{models['n_threads']} threads, {layers} layers on the GPU",
             f"drafter, where a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
             f"{machine['load_before']}",
@@ -137,11 +139,16 @@ def model_options(command: Command) -> Command:
             help="Preset of `tune`: its models and drafter where none are given, and its setting too.",
         ),
         click.option(
-            "--ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True, help="Context, tokens."
+            "--ctx", "--n-ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True,
+            help="Context, tokens.",
         ),
-        click.option("--threads", "-t", type=click.IntRange(1), help="Threads.  [default: the physical cores]"),
         click.option(
-            "--gpu-layers", type=click.IntRange(-1), default=0, show_default=True, help="Layers on the GPU, -1: all."
+            "--threads", "--n-threads", "-t", "threads", type=click.IntRange(1),
+            help="Threads.  [default: the physical cores]",
+        ),
+        click.option(
+            "--gpu-layers", "--n-gpu-layers", "gpu_layers", type=click.IntRange(-1), default=-1,
+            help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
         ),
         click.option(
             "--chat-format", metavar="NAME", help="llama-cpp-python's name of a chat format.  [default: the model's]"
@@ -168,6 +175,7 @@ def model_options(command: Command) -> Command:
                 raise click.UsageError("Missing option '--model' / '-m' (or a --preset that names a model).")
             model = str(resolve_model(model))
             draft = None if draft is None else str(resolve_model(draft))
+        gpu_layers = gpu_layers if llama_cpp.llama_supports_gpu_offload() else 0
         models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded)
         return command(models=models, **rest)
 

@@ -106,10 +106,6 @@ class Generator:
             tokens += llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)
         return Prompt(tuple(tokens), tuple(dict.fromkeys([*stop, *listener.stop])))
 
-    def render_text(self, text: str) -> Prompt:
-        """A prompt without a chat template."""
-        return Prompt(tuple(self.llm.tokenize(text.encode("utf-8"), add_bos=True, special=True)), ())
-
     def share_prefix(self, prompts: Sequence[Prompt]) -> int:
         """Evaluates what all prompts begin with, once, so that every one of them starts from the very same cache, in
         whatever order and after however many interruptions they are run. Warms up on the way.

@@ -36,6 +36,7 @@ _OPTIONS = (
     "k",
     "drafter",
     "n_ctx",
+    "max_length",
     "threads",
     "gpu_layers",
     "max_gen_toks",
@@ -55,6 +56,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         k: int | str | None = None,
         drafter: str | None = None,
         n_ctx: int | str = 4096,
+        max_length: int | str | None = None,
         threads: int | str | None = None,
         gpu_layers: int | str = 0,
         max_gen_toks: int | str = 256,
@@ -71,7 +73,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             k: Tokens drafted in a round.
             drafter: `lookup`, `draft`, `mtp`, `eagle3` (these three with `:FILE`, or the file in `draft`), `both` or
                 `none`; else the model's MTP head, or the draft model, or prompt lookup.
-            n_ctx: Context, tokens.
+            n_ctx: Context, tokens; `max_length`, the harness's usual word for it, goes before.
             max_gen_toks: Longest answer, where a task says nothing.
             **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.
 
@@ -79,11 +81,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             ValueError: an argument is missing, unknown or wrong.
         """
         super().__init__()
-        unknown = [
-            name
-            for name in rest
-            if name not in ("device", "batch_size", "max_batch_size", "max_length", "trust_remote_code")
-        ]
+        unknown = [name for name in rest if name not in ("device", "batch_size", "max_batch_size", "trust_remote_code")]
         if unknown:
             raise ValueError(f"the model pyfly has no argument {unknown[0]!r}; it has {', '.join(_OPTIONS)}.")
         if not model:
@@ -99,7 +97,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             model,
             drafters,
             [self.setting],
-            n_ctx=int(n_ctx),
+            n_ctx=int(n_ctx if max_length is None else max_length),
             n_threads=n_threads,
             n_threads_batch=n_threads,
             n_gpu_layers=int(gpu_layers),

@@ -33,7 +33,8 @@ _LANGUAGES = {
 
 
 class Mgsm(Task):
-    """Rows: `id`, `language` (de, fr, th), `question`, `answer_number`."""
+    """Rows: `id`, `language` (de, fr, th), `question`, `answer_number`; `gsm8k_test_id` (the problem, the same in all
+    languages) if you like."""
 
     name = "mgsm"
     title = "MGSM word problems in de, fr, th, last number (strict: after 'the answer is')"
@@ -43,6 +44,7 @@ class Mgsm(Task):
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """See Task."""
         row = {"id": f"mgsm-{split.config}-{where.line - 1}", "language": split.config}
+        row["gsm8k_test_id"] = f"gsm8k-test-{where.line - 1}"
         return {**row, "question": where.text("question"), "answer_number": str(where.integer("answer_number"))}
 
     def parse(self, where: Where) -> Item:
@@ -53,6 +55,7 @@ class Mgsm(Task):
         return Item(
             where.text("id"),
             {"language": language, "question": where.text("question"), "answer_number": where.text("answer_number")},
+            where.text("gsm8k_test_id") if "gsm8k_test_id" in where.row else "",
         )
 
     def kind(self, item: Item) -> str:

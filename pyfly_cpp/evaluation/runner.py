@@ -210,7 +210,7 @@ def _line(
     return {
         "item": item.id,
         "setting": str(setting),
-        "group": item.group or item.id,
+        "group": item.unit,
         "correct": verdict.correct,
         "extracted": verdict.extracted,
         "expected": verdict.expected,

@@ -115,9 +115,11 @@ def parse_setting(text: str) -> Setting:
 
 
 def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...] = (PLAIN, EXACT)) -> list[Setting]:
-    """`first` and then the settings that are written, each once."""
-    settings = [*first, *(parse_setting(text) for text in texts)]
-    return list(dict.fromkeys(settings))
+    """`first` and then the settings that are written, each once (`exact reconverge` is `exact`)."""
+    settings: dict[str, Setting] = {}
+    for setting in (*first, *(parse_setting(text) for text in texts)):
+        settings.setdefault(str(setting), setting)
+    return list(settings.values())
 
 
 def require_repeatable(settings: Iterable[Setting]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -31,18 +32,33 @@ class Item:
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
 
+    @property
+    def unit(self) -> str:
+        """What is independent of other units: the group, or the item itself."""
+        return self.group or self.id
 
-def spread(entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str]) -> list[_Entry]:
-    """At most n entries (None: all), evenly over their kinds: one of each in turn, kept in their order."""
+
+def spread(
+    entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str], group: Callable[[_Entry], str]
+) -> list[_Entry]:
+    """At most n entries (None: all), evenly over their kinds, one of each in turn, and within a kind those first of
+    whose group fewest were taken; kept in their order."""
     if n is None or n >= len(entries):
         return list(entries)
-    seen: dict[str, int] = {}
-    ranked = []
+    left: dict[str, list[int]] = {}
     for i, entry in enumerate(entries):
-        rank = seen.get(kind(entry), 0)
-        seen[kind(entry)] = rank + 1
-        ranked.append((rank, i))
-    return [entries[i] for i in sorted(i for _, i in sorted(ranked)[:n])]
+        left.setdefault(kind(entry), []).append(i)
+    taken: Counter[str] = Counter()
+    chosen: list[int] = []
+    while len(chosen) < n:
+        for indices in [indices for indices in left.values() if indices][: n - len(chosen)]:
+            counts = (taken[group(entries[i])] for i in indices)
+            fewest = next((place for place, count in enumerate(counts) if count == 0), None)
+            if fewest is None:
+                fewest = min(range(len(indices)), key=[taken[group(entries[i])] for i in indices].__getitem__)
+            taken[group(entries[indices[fewest]])] += 1
+            chosen.append(indices.pop(fewest))
+    return [entries[i] for i in sorted(chosen)]
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,7 @@ class Task(ABC):
 
     def kind(self, item: Item) -> str:
         """What a part of the items is spread over: its group, unless the task has more to say."""
-        return item.group or item.id
+        return item.unit
 
     def read(self, path: str | os.PathLike[str]) -> list[Item]:
         """All rows of a data file (JSONL). Raises DataError with file, line and field; never skips a row."""

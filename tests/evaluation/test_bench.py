@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,19 @@ def test_the_built_in_prompts():
     assert len(prompts) == 12 and len({p.category for p in prompts}) == 6 and all(len(p.turns) == 1 for p in prompts)
     assert len({p.category for p in pick_prompts(prompts, 6)}) == 6
     assert pick_prompts(prompts, 99) == prompts
+
+
+def test_forms_of_one_prompt_are_one_prompt(measured):
+    forms = [BenchPrompt(f"{group}{i}", "story", ("Tell.",), group=group) for group in "ab" for i in range(3)]
+    assert [p.id for p in pick_prompts([*forms, BenchPrompt("c", "story", ("Tell.",))], 3)] == ["a0", "b0", "c"]
+    same = [replace(m, prompt=replace(m.prompt, group="one")) for m in measured]
+    assert summarise(same)[1].n_prompts == 1 and math.isnan(summarise(same)[1].tokens_per_second.low)
+
+
+def test_a_later_turn_that_cannot_fit_is_known_before_anything_is_measured(generator):
+    long = BenchPrompt("talk", "", ("Hello.",) * 8)
+    with pytest.raises(ValueError, match=r"'talk'.*does not fit"):
+        measure(generator, [read_prompts()[0], long], [PLAIN], generator.llm.n_ctx() // 8)
 
 
 def test_reads_turns_and_categories(tmp_path):

@@ -193,16 +193,29 @@ def test_writing_counts_loops_and_breakdowns():
     assert task.score(item, "", []).extracted == "empty"
 
 
+def part(task, items, n):
+    return spread(items, n, task.kind, lambda item: item.unit)
+
+
 def test_a_part_is_spread(tmp_path):
     rows = [{**GOOD["writing"], "id": f"{prompt}{i}", "prompt_id": prompt} for prompt in "abc" for i in range(3)]
     task = get_task("writing")
     items = task.read(write(tmp_path / "w.jsonl", *rows))
-    assert [item.id for item in spread(items, 4, task.kind)] == ["a0", "a1", "b0", "c0"]
-    assert spread(items, 99, task.kind) == spread(items, None, task.kind) == items
+    assert [item.id for item in part(task, items, 4)] == ["a0", "a1", "b0", "c0"]
+    assert part(task, items, 99) == part(task, items, None) == items
     rows = [{**GOOD["mmlu"], "id": str(i), "subject": "law" if i < 3 else "art"} for i in range(5)]
     task = get_task("mmlu")
-    assert [item.id for item in spread(task.read(write(tmp_path / "m.jsonl", *rows)), 2, task.kind)] == ["0", "3"]
+    assert [item.id for item in part(task, task.read(write(tmp_path / "m.jsonl", *rows)), 2)] == ["0", "3"]
     rows = [{**GOOD["gsm8k"], "id": str(i)} for i in range(5)]
     task = get_task("gsm8k")
-    first = spread(task.read(write(tmp_path / "g.jsonl", *rows)), 2, task.kind)
+    first = part(task, task.read(write(tmp_path / "g.jsonl", *rows)), 2)
     assert [item.id for item in first] == ["0", "1"], "items that are all alike: the first ones"
+    rows = [
+        {**GOOD["mgsm"], "id": f"{language}{i}", "language": language, "gsm8k_test_id": str(i)}
+        for language in ("de", "fr")
+        for i in range(4)
+    ]
+    task = get_task("mgsm")
+    chosen = part(task, task.read(write(tmp_path / "l.jsonl", *rows)), 4)
+    assert [item.id for item in chosen] == ["de0", "de2", "fr1", "fr3"], "no problem twice, as long as there are others"
+    assert [item.unit for item in chosen] == ["0", "2", "1", "3"]
