@@ -226,7 +226,11 @@ pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_
 }
 
 const float * pyfly_engine_prompt_row(const pyfly_engine * engine, int32_t position) {
-    return engine->impl.prompt_row(position);
+    try {
+        return engine->impl.prompt_row(position);
+    } catch (...) {
+        return nullptr; // the target did not keep it
+    }
 }
 
 pyfly_status pyfly_engine_round(pyfly_engine * engine, int32_t n_room, size_t * n_records, pyfly_error * error) {

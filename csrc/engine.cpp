@@ -107,14 +107,18 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     strict_until_ = 0;
     round_ = 0;
     is_active_ = has_sequence_ = true;
+    is_broken_ = false;
 }
 
 // Evaluates tokens[n] behind what the memory holds.
 void Engine::evaluate(const int32_t * tokens, size_t n, size_t first_row) {
     const int32_t n_past = static_cast<int32_t>(n_memory_);
+    prompt_row_begin_ = prompt_row_end_ = 0;
     try {
         target_.evaluate(tokens, n, n_past, first_row);
     } catch (...) {
+        is_active_ = false;
+        is_broken_ = true;
         n_memory_ = static_cast<size_t>(target_.truncate(n_past));
         throw;
     }
@@ -165,9 +169,12 @@ size_t Engine::prefill(bool all_rows) {
     size_t n_left = history_.size() - n_memory_;
     if (n_left > n_first_round) {
         const size_t n = std::min(n_batch, n_left - 1);
-        prompt_row_begin_ = static_cast<int32_t>(n_memory_);
-        evaluate(history_.data() + n_memory_, n, all_rows ? 0 : n);
-        prompt_row_end_ = all_rows ? static_cast<int32_t>(n_memory_) : prompt_row_begin_;
+        const size_t begin = n_memory_;
+        evaluate(history_.data() + begin, n, all_rows ? 0 : n);
+        if (all_rows) {
+            prompt_row_begin_ = static_cast<int32_t>(begin);
+            prompt_row_end_ = static_cast<int32_t>(n_memory_);
+        }
         stats_.prefilled += static_cast<int64_t>(n);
         n_left -= n;
         return n_left; // > 0: the caller reads the rows before it asks again
@@ -197,9 +204,10 @@ const float * Engine::prompt_row(int32_t position) const {
 
 Engine::Proposal Engine::propose(int32_t n_room) {
     const int64_t n_unevaluated = static_cast<int64_t>(history_.size() - n_memory_);
+    // An open window is decided by what is drafted, also where nobody wants that any more.
+    const int64_t n_wanted = window_.oldest_open() ? INT32_MAX : static_cast<int64_t>(n_room) - 1;
     const int64_t n_max =
-        std::min({static_cast<int64_t>(n_room) - 1 - static_cast<int64_t>(pending_.size()),
-                  target_.n_ctx() - static_cast<int64_t>(history_.size()), target_.n_batch() - n_unevaluated,
+        std::min({n_wanted, target_.n_ctx() - static_cast<int64_t>(history_.size()), target_.n_batch() - n_unevaluated,
                   static_cast<int64_t>(target_.can_checkpoint() ? Target::unlimited : target_.rewind_depth())});
     if (drafters_.empty() || n_max < 1 || !target_.can_rewind()) {
         return {};
@@ -283,6 +291,8 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
                 const Stopwatch stopwatch(us);
                 draft_with(i, choice.k, chosen);
             }
+            chosen.drafter = choice.drafter;
+            chosen.n_asked = choice.k;
             governor_.observe_draft(choice.drafter, choice.k, static_cast<double>(us));
         }
     }
@@ -292,15 +302,18 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
 // Tells the governor what became of this round's draft and of the proposals that were not verified.
 void Engine::learn(const Proposal & proposal, size_t n_before) {
     governor_.observe_length(static_cast<int64_t>(history_.size()) - static_cast<int64_t>(n_before));
-    if (!proposal.tokens.empty()) {
+    if (proposal.drafter >= 0) {
         size_t n_accepted = 0;
         while (n_accepted < proposal.tokens.size() && n_before + n_accepted < history_.size() &&
                history_[n_before + n_accepted] == proposal.tokens[n_accepted]) {
             n_accepted++;
         }
-        const bool is_end = target_.is_eog(history_.back()); // what was drafted behind the end was not wrong
+        // What was drafted behind the end was not wrong. A draft that ended early is one that failed there: it was paid
+        // for, and brought no more.
+        const size_t n_drafted = std::max(proposal.tokens.size(), static_cast<size_t>(proposal.n_asked));
+        const bool is_end = target_.is_eog(history_.back());
         governor_.observe_acceptance(proposal.drafter, proposal.proposal_class,
-                                     static_cast<int32_t>(is_end ? n_accepted : proposal.tokens.size()),
+                                     static_cast<int32_t>(is_end ? n_accepted : n_drafted),
                                      static_cast<int32_t>(n_accepted));
     }
     for (size_t i = 0; i < shadows_.size();) {
@@ -363,6 +376,9 @@ size_t Engine::round(int32_t n_room) {
         }
         const Stopwatch stopwatch(stats_.us_gate);
         verify(proposal, first_row);
+        if (history_.size() > static_cast<size_t>(target_.n_ctx())) {
+            settle(window_.give_up()); // no round can follow that would decide it
+        }
         fall_back();
         const std::optional<int64_t> open = window_.oldest_open();
         if (is_limited() && open && *open >= static_cast<int64_t>(n_before)) {
@@ -419,6 +435,9 @@ bool Engine::guard_loop() {
     strict_until_ = n + 2 * LoopGuard::max_period;
     const Window::Outcome outcome = window_.break_youngest(PYFLY_REASON_LOOP);
     settle(outcome);
+    if (outcome) {
+        settle(window_.end_of_round());
+    }
     return outcome.has_value();
 }
 
@@ -662,10 +681,13 @@ void Engine::truncate_memory(size_t n) {
     }
 }
 
-// Leaves n positions in the target's memory, for others to use; fewer if it held fewer, unless it had to forget them.
+// Leaves n positions in the target's memory, for others to use. What it does not hold of them is evaluated, unless that
+// has just failed.
 void Engine::keep(size_t n) {
     truncate_memory(n);
-    catch_up(std::min(n, history_.size()));
+    if (!is_broken_) {
+        catch_up(std::min(n, history_.size()));
+    }
     target_.settle();
 }
 

@@ -80,6 +80,7 @@ class Engine {
     // What a round drafts.
     struct Proposal {
         int32_t drafter = -1; // index, -1: none
+        int32_t n_asked = 0;  // by the governor, of a drafter that is not free
         int32_t proposal_class = 0;
         std::vector<int32_t> tokens;
     };
@@ -129,6 +130,7 @@ class Engine {
     std::vector<int32_t> checkpoint_; // the tokens whose state the target's checkpoint is
     bool is_active_ = false;          // rounds may follow
     bool has_sequence_ = false;       // from begin() to end(), also after an error
+    bool is_broken_ = false;          // evaluating failed
     int32_t round_ = 0;
     std::vector<Pending> pending_;
     std::vector<Open> open_;

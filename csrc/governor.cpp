@@ -143,12 +143,14 @@ bool Governor::can_pay(int32_t drafter, int32_t k_max, double scale) const {
     return best({{drafter, k_max, 0}}, is_measured ? optimistic : plausible, scale).drafter >= 0;
 }
 
-// What a batch of several rows costs is not known yet.
+// What a batch of several rows costs is not known yet. A model that was asked for a draft and gave none is judged by
+// what such a batch may cost.
 Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
-        const bool is_worth_it = arm(offer.drafter).is_free
-                                     ? acceptance(offer.drafter, offer.proposal_class, 1) > promising
-                                     : can_pay(offer.drafter, offer.k_max);
+        const Arm & a = arm(offer.drafter);
+        const bool has_declined = !a.is_free && a.draft.n_measured() > 0 && best({offer}, std::nullopt).drafter < 0;
+        const bool is_worth_it = a.is_free ? acceptance(offer.drafter, offer.proposal_class, 1) > promising
+                                           : can_pay(offer.drafter, offer.k_max) && !has_declined;
         if (is_worth_it) {
             return {offer.drafter, std::min(offer.k_max, first_k)};
         }

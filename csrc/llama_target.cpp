@@ -171,13 +171,13 @@ int32_t LlamaTarget::truncate(int32_t n) {
     if (rollback_) {
         return rollback_->truncate(n_held(), n);
     }
-    if (n >= n_held()) {
-        return n_held();
-    }
-    if (needs(n, n_pruned())) {
-        // llama.cpp would cut its cache all the same and go on with what is missing.
+    if (needs(std::min(n, n_held()), n_pruned())) {
+        // llama.cpp would cut its cache all the same (as it does when a batch fails) and go on with what is missing.
         llama_memory_seq_rm(llama_get_memory(context_), 0, -1, -1);
         return 0;
+    }
+    if (n >= n_held()) {
+        return n_held();
     }
     if (!llama_memory_seq_rm(llama_get_memory(context_), 0, n, -1)) {
         throw Error(PYFLY_STATUS_NATIVE,

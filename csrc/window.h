@@ -22,7 +22,7 @@ class Window {
     // A rejected mismatch: the sequence must roll back to it, and the target's choice there be emitted.
     struct Rejection {
         int64_t position;
-        pyfly_reason reason; // PYFLY_REASON_WINDOW or PYFLY_REASON_BOUNDARY
+        pyfly_reason reason; // PYFLY_REASON_WINDOW, _BOUNDARY, or what break_youngest() was given
     };
     using Outcome = std::optional<Rejection>; // after a rejection no window from there on is open
 

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,17 +110,20 @@ def _check(call: Callable[..., int], *arguments: Any) -> None:
     status = call(*arguments, error)
     if status == _lib.PYFLY_OK:
         return
-    if status == _lib.PYFLY_STATUS_CALLBACK and _CallbackFailure.pending is not None:
-        failure, _CallbackFailure.pending = _CallbackFailure.pending, None
+    if status == _lib.PYFLY_STATUS_CALLBACK and _callback_failure.pending is not None:
+        failure, _callback_failure.pending = _callback_failure.pending, None
         raise failure
     message = _ffi.string(error.message).decode("utf-8", errors="replace")
     raise _EXCEPTIONS.get(status, PyflyError)(message + ".")
 
 
-class _CallbackFailure:
-    """What a Python callback raised while C was calling it; raised again when the call has returned."""
+class _CallbackFailure(threading.local):
+    """What a Python callback raised while C was calling it on this thread; raised again when the call has returned."""
 
     pending: BaseException | None = None
+
+
+_callback_failure = _CallbackFailure()
 
 
 def _floats(name: str, values: Any, shape: tuple[int | None, ...]) -> FloatArray:
@@ -264,7 +268,7 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
 
 
 def _on_error(exception: Any, value: BaseException | None, traceback: Any) -> None:
-    _CallbackFailure.pending = value
+    _callback_failure.pending = value
 
 
 @_ffi.def_extern(error=1, onerror=_on_error)  # type: ignore[untyped-decorator]
@@ -631,12 +635,12 @@ class Engine(_Handle):
         """What the governor has learned."""
         state = _ffi.new("pyfly_governor_state *")
         _lib.pyfly_engine_governor(self.pointer, state)
-        depth = max((k for _, k in self._drafters), default=0)
-        n_rows = min(depth, _lib.PYFLY_MAX_DEPTH) + 1
+        most = _lib.PYFLY_MAX_DEPTH
+        n_rows = min(max((k for _, k in self._drafters), default=0), most) + 1
 
         def by_drafter(values: Any, scale: float) -> tuple[tuple[str, tuple[float, ...]], ...]:
             return tuple(
-                (d.name, tuple(values[i * _lib.PYFLY_MAX_DEPTH + j] * scale for j in range(min(k, n_rows))))
+                (d.name, tuple(values[i * most + j] * scale for j in range(min(k, most))))
                 for i, (d, k) in enumerate(self._drafters)
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -66,7 +68,7 @@ class Oracle:
         w, text, rest, n = self.window, list(text), list(rest), 0
         while n < w.size:
             if len(text) > self.n_ctx:
-                return None  # the context ends before the window does: never decided
+                return False  # the context ends before the window does
             choice = self.script.choice(text)
             n += 1
             if not rest:  # the target's own token; then the next round
@@ -109,8 +111,6 @@ class Oracle:
                     keeps = self.defers(text, token, choice, len(draft) - 1 - i)
                     if keeps and self.window.size:
                         keeps = self.stands([*text, token], draft[i + 1 :])
-                        if keeps is None:
-                            return out  # provisional for ever
                     if not keeps:
                         token = choice
                 text.append(token)
@@ -285,6 +285,22 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
 
 
+def test_an_open_window_gets_its_drafts_where_nobody_wants_more_tokens():
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4, 4])
+        engine.configure(Margin(0.3), Window(6, rule="reconverge"), [(drafter, 4)])
+        engine.begin(PROMPT)
+        assert engine.round(2) == 0  # 5 and the target's own
+        assert engine.round(2) >= 2  # a draft matched: 5 stands
+        assert engine.tokens()[:2] == [(3, 5), (4, 4)]
+        assert engine.round(1) == 1 and engine.counters()["drafted"] == 3, "no window is open: nothing is drafted"
+
+
 def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
@@ -376,6 +392,51 @@ def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
         while len(engine.history()) < 100:
             engine.round()
         assert engine.counters()["loops"] == 0
+
+
+def test_the_guard_ends_a_round_as_a_rejection_does():
+    """Two windows are open when a loop is noticed; the guard breaks the younger, and the older may not outlive it."""
+    begin, noticed = len(PROMPT), len(PROMPT) + 1 + 24
+
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[5] = 1.0
+        out[6] = 1.1 if len(history) >= noticed - 2 else -5.0
+        return out
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        drafter = CallbackDrafter(lambda h: [5, 5, 5] if len(h) == noticed - 2 else [])
+        window = Window(4, rule="reconverge", across_rounds=False)
+        engine.configure(Margin(0.3), window, [(drafter, 3)], loop_guard=True)
+        engine.begin(PROMPT)
+        while len(engine.history()) < noticed - 2:
+            engine.round()
+        assert engine.round() == 1 and engine.tokens() == [(noticed - 2, 6)]
+        assert engine.history()[begin:].tolist() == [5] * 23 + [6]
+        counters = engine.counters()
+        assert (counters["loops"], counters["rejected_loop"], counters["rejected_boundary"]) == (1, 1, 1)
+
+
+def test_the_governor_leaves_a_drafter_that_takes_its_time_and_declines():
+    calls = [0]
+
+    def draft(history):
+        calls[0] += 1
+        time.sleep(2e-3)
+        return []
+
+    def row(history):
+        time.sleep(1e-3)
+        return np.eye(N_VOCAB, dtype=np.float32)[5]
+
+    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+        engine.configure(Exact(), Window(), [(CallbackDrafter(draft), 100)], adaptive=True)
+        engine.begin(PROMPT)
+        for _ in range(120):
+            engine.round()
+        assert calls[0] < 30
+        ((_, acceptance),) = engine.governor().acceptance_at_depth
+        assert len(acceptance) == 64 and acceptance[0] < 0.5
 
 
 @pytest.mark.parametrize("undone, noticed", [(36, True), (38, False)])

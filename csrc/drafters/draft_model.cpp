@@ -85,7 +85,13 @@ void DraftModel::make_room(size_t n_history, size_t n_new) {
 }
 
 void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
-    decode_tokens(context_.get(), "draft model", tokens, n, static_cast<int32_t>(cached_.size()), with_row ? n - 1 : n);
+    try {
+        decode_tokens(context_.get(), "draft model", tokens, n, static_cast<int32_t>(cached_.size()),
+                      with_row ? n - 1 : n);
+    } catch (...) {
+        forget_all(); // the memory may have lost more than this batch
+        throw;
+    }
     cached_.insert(cached_.end(), tokens, tokens + n);
     n_evaluated_ += static_cast<int64_t>(n);
 }

@@ -128,8 +128,13 @@ void HeadDrafter::gather_inputs(size_t entry, size_t n) {
 // Evaluates tokens[n] with the first n of inputs_, as entries from `entry` on. Rows are produced for all or none: where
 // they are wanted of some tokens only, the heads' graphs answer with those of the first ones.
 void HeadDrafter::evaluate(const int32_t * tokens, size_t n, size_t entry, bool with_rows) {
-    decode_tokens(context(), shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry),
-                  with_rows ? 0 : n, inputs_.data());
+    try {
+        decode_tokens(context(), shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry),
+                      with_rows ? 0 : n, inputs_.data());
+    } catch (...) {
+        restart(entries_begin_); // the memory may have lost more than this batch
+        throw;
+    }
     n_evaluated_ += static_cast<int64_t>(n);
 }
 
@@ -181,10 +186,12 @@ void HeadDrafter::draft(const std::vector<int32_t> & history, int32_t n_max, std
         const float * row = llama_get_logits_ith(context(), i);
         const float * own = llama_get_embeddings_nextn_ith(context(), i);
         if (row == nullptr || own == nullptr) {
+            restart(entries_begin_);
             throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape_.name);
         }
         const RowMax max = row_max(row, static_cast<size_t>(n_vocab_));
         if (!max.finite) {
+            restart(entries_begin_);
             throw Error(PYFLY_STATUS_NOT_FINITE, std::string("the ") + shape_.name +
                                                      " produced a logits row without a distribution; check its file");
         }

@@ -23,7 +23,7 @@ PromptLookup::PromptLookup(int32_t max_ngram, int32_t min_ngram, int32_t num_pre
 
 // FNV-1a over the token ids of the n-gram that ends before `end`.
 uint64_t PromptLookup::hash_at(int32_t n, size_t end) const {
-    uint64_t hash = 1469598103934665603u;
+    uint64_t hash = 14695981039346656037u;
     for (size_t i = end - static_cast<size_t>(n); i < end; i++) {
         hash = (hash ^ static_cast<uint32_t>(tokens_[i])) * 1099511628211u;
     }

@@ -205,7 +205,7 @@ pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_mo
                                      pyfly_drafter ** out, pyfly_error * error);
 
 /* Multi-token prediction with the NextN blocks of the target's own file (config->model_path NULL, `is_loaded` 1: the
- * model was loaded with load_mtp) or of a companion file. config->n_ctx and n_batch are ignored. At most draft_max
+ * model was loaded with load_mtp) or of a companion file. At most draft_max
  * tokens will be asked for: chained blocks draft one each. Fails as pyfly_drafter_model_new does;
  * PYFLY_STATUS_INCOMPATIBLE also where there is no head, or one of another model. */
 pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
@@ -347,7 +347,9 @@ pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_
 const float * pyfly_engine_prompt_row(const pyfly_engine * engine, int32_t position);
 
 /* One round: draft, evaluate, verify, commit. At most n_room more tokens are wanted (>= 1), so no more than n_room - 1
- * are drafted. *n_records receives how many tokens were committed; 0 is possible while a window is open. */
+ * are drafted, unless a window is open: it needs drafts to be decided, and then more than n_room tokens may come.
+ * *n_records receives how many tokens were committed; 0 is possible while a window is open. A window that is open when
+ * the context is full is rejected. */
 pyfly_status pyfly_engine_round(pyfly_engine * engine, int32_t n_room, size_t * n_records, pyfly_error * error);
 
 /* The records of the last round [n_records] and the rejected drafts they point to. Valid until the next call. */
@@ -365,12 +367,14 @@ const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_his
  * pyfly_engine_begin. */
 size_t pyfly_engine_n_evaluated(const pyfly_engine * engine);
 
-/* Makes the target's memory hold exactly the first n_keep positions, fewer if it held fewer, so that somebody else may
- * look at it between two rounds (to save its state, say). The next round evaluates again what it misses. */
+/* Makes the target's memory hold exactly the first n_keep positions, so that somebody else may look at it between two
+ * rounds (to save its state, say); what it does not hold of them is evaluated. The next round evaluates again what it
+ * misses. */
 pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
 
-/* Ends the sequence: provisional tokens are dropped and the target keeps the first n_keep positions of its memory,
- * fewer if it held fewer. */
+/* Ends the sequence: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it
+ * does not hold of them is evaluated, unless the sequence ended because evaluating failed: then it holds fewer
+ * (pyfly_engine_n_evaluated). */
 pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
 
 void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out);
