@@ -31,7 +31,7 @@ from typing import Any
 
 import llama_cpp
 from resumable import Results, markdown, model_conditions
-from speed import describe_machine, run_tool
+from speed import print_machine, run_tool
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, Window
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
@@ -135,7 +135,7 @@ def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) 
 
 def run(args: argparse.Namespace) -> None:
     """Measures; one JSON line for each prompt."""
-    describe_machine()
+    print_machine()
     lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
     plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(4))
@@ -250,7 +250,7 @@ def table(args: argparse.Namespace) -> None:
 
 def overhead(args: argparse.Namespace) -> None:
     """Prints own work in microseconds a round and in percent of decoding."""
-    describe_machine()
+    print_machine()
     loose: dict[str, Any] = {"gate": "margin:0.3", "window": Window(6, "reconverge"), "drafter": PromptLookup()}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
