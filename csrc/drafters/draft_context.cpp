@@ -1,9 +1,11 @@
 #include "draft_context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "error.h"
+#include "rows.h"
 
 namespace pyfly {
 
@@ -42,6 +44,18 @@ double require_p_min(double p_min) {
         throw Error(PYFLY_STATUS_INVALID, "p_min must be in [0, 1]");
     }
     return p_min;
+}
+
+std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who) {
+    const RowMax max = row_max(row, n_vocab);
+    if (!max.finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE,
+                    std::string("the ") + who + " produced a logits row without a distribution; check its file");
+    }
+    if (p_min > 0.0 && std::exp(row_stats(row, n_vocab, 0).log_prob(max.logit)) < p_min) {
+        return std::nullopt;
+    }
+    return max.token;
 }
 
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,

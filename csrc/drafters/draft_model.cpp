@@ -1,11 +1,9 @@
 #include "draft_model.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "error.h"
 #include "model_file.h"
-#include "rows.h"
 
 namespace pyfly {
 
@@ -127,18 +125,11 @@ void DraftModel::draft(const std::vector<int32_t> & history, int32_t n_max, std:
     while (static_cast<int32_t>(out.size()) < n_max) {
         evaluate(next, n_next, true);
         const float * row = llama_get_logits_ith(context_.get(), static_cast<int32_t>(n_next) - 1);
-        const RowMax max = row_max(row, static_cast<size_t>(n_vocab_));
-        if (!max.finite) {
-            throw Error(PYFLY_STATUS_NOT_FINITE,
-                        "the draft model produced a logits row without a distribution; check its file");
+        const std::optional<int32_t> token = draft_token(row, static_cast<size_t>(n_vocab_), p_min_, "draft model");
+        if (!token) {
+            return;
         }
-        if (p_min_ > 0.0) {
-            const RowStats stats = row_stats(row, static_cast<size_t>(n_vocab_), 0);
-            if (std::exp(stats.log_prob(max.logit)) < p_min_) {
-                return;
-            }
-        }
-        out.push_back(max.token);
+        out.push_back(*token);
         next = &out.back();
         n_next = 1;
     }

@@ -1,11 +1,9 @@
 #include "head.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "error.h"
 #include "llama_ext.h"
-#include "rows.h"
 
 namespace pyfly {
 
@@ -185,23 +183,20 @@ void HeadDrafter::draft(const std::vector<int32_t> & history, int32_t n_max, std
         const int32_t i = static_cast<int32_t>(tokens.size()) - 1;
         const float * row = llama_get_logits_ith(context(), i);
         const float * own = llama_get_embeddings_nextn_ith(context(), i);
-        if (row == nullptr || own == nullptr) {
-            restart(entries_begin_);
-            throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape_.name);
-        }
-        const RowMax max = row_max(row, static_cast<size_t>(n_vocab_));
-        if (!max.finite) {
-            restart(entries_begin_);
-            throw Error(PYFLY_STATUS_NOT_FINITE, std::string("the ") + shape_.name +
-                                                     " produced a logits row without a distribution; check its file");
-        }
-        if (p_min_ > 0.0) {
-            const RowStats stats = row_stats(row, static_cast<size_t>(n_vocab_), 0);
-            if (std::exp(stats.log_prob(max.logit)) < p_min_) {
-                break;
+        std::optional<int32_t> token;
+        try {
+            if (row == nullptr || own == nullptr) {
+                throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape_.name);
             }
+            token = draft_token(row, static_cast<size_t>(n_vocab_), p_min_, shape_.name);
+        } catch (...) {
+            restart(entries_begin_); // its memory holds more than entries_ says
+            throw;
         }
-        out.push_back(max.token);
+        if (!token) {
+            break;
+        }
+        out.push_back(*token);
         if (static_cast<int32_t>(out.size()) == n_max) {
             break;
         }
@@ -210,7 +205,7 @@ void HeadDrafter::draft(const std::vector<int32_t> & history, int32_t n_max, std
             tokens.clear();
             inputs_.clear();
         }
-        tokens.push_back(max.token);
+        tokens.push_back(*token);
         inputs_.insert(inputs_.end(), own, own + shape_.input_width);
     }
     select(0);

@@ -263,7 +263,7 @@ typedef struct pyfly_record {
     int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
     int32_t round;   /* number of the round that produced it, from 0 at begin */
     int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
-    int32_t rejected_begin, rejected_end; /* the drafts rejected here, as a slice of pyfly_engine_rejected */
+    int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_engine_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
     double logprob; /* ln p(token), nats; NaN where not measured */
