@@ -518,8 +518,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         finally:
             if self._generation == generation and engine.pointer is not None:
                 # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
-                engine.end(self.n_tokens)
-                self.n_tokens = min(self.n_tokens, engine.n_evaluated)  # fewer after a failure of the backend
+                try:
+                    engine.end(self.n_tokens)
+                finally:
+                    self.n_tokens = min(self.n_tokens, engine.n_evaluated)  # fewer after a failure of the backend
             del sampler  # its callbacks had to outlive the engine's copy of the chain
 
     def _prepare_history(self, tokens: list[int], reset: bool, request: _Request) -> list[int]:

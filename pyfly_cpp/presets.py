@@ -50,9 +50,14 @@ class Preset:
     """What was measured, on how many prompts, on which machine."""
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model."""
+        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
+        says how many it was measured with."""
         out = {"gate": self.gate, "window": self.window, "draft_max": self.draft_max, "drafter": self.drafter}
-        return {**out, "model_path": self.model} if self.model is not None else out
+        if self.model is not None:
+            out["model_path"] = self.model
+        models = self.claim.get("models")
+        n_gpu_layers = models.get("gpu_layers") if isinstance(models, dict) else None
+        return {**out, "n_gpu_layers": n_gpu_layers} if isinstance(n_gpu_layers, int) else out
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

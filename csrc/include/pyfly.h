@@ -368,8 +368,8 @@ const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_his
 size_t pyfly_engine_n_evaluated(const pyfly_engine * engine);
 
 /* Makes the target's memory hold exactly the first n_keep positions, so that somebody else may look at it between two
- * rounds (to save its state, say); what it does not hold of them is evaluated. The next round evaluates again what it
- * misses. */
+ * rounds (to save its state, say); what it does not hold of them is evaluated, unless evaluating has just failed. The
+ * next round evaluates again what it misses. */
 pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
 
 /* Ends the sequence: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it

@@ -107,7 +107,7 @@ def measure(
     generator.require(settings)
     for prompt in prompts:
         # With answers of full length; nothing is lost in the middle because the last turn does not fit.
-        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": ""}] for text in prompt.turns]
+        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in prompt.turns]
         _render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
     _warm_up(generator, prompts[0], settings)
     measured: list[Measured] = []
@@ -118,8 +118,10 @@ def measure(
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})
                 rendered = _render(generator, prompt, messages, max_tokens)
+                n_held = generator.hold(rendered, settings)
                 begin = (i + repeat) % len(settings)
                 for setting in [*settings[begin:], *settings[:begin]]:
+                    generator.forget(n_held)
                     result = generator.generate(rendered, setting, max_tokens)
                     result = replace(result, records=())
                     measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
@@ -130,13 +132,13 @@ def measure(
     return measured
 
 
-def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], max_tokens: int) -> Prompt:
+def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
     rendered = generator.render(messages)
     room = generator.llm.n_ctx()
-    if len(rendered.tokens) + max_tokens > room:
+    if len(rendered.tokens) + n_answers > room:
         raise ValueError(
-            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {max_tokens} of an answer does not "
-            f"fit in the context of {room}; raise --ctx, or lower --max-tokens."
+            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
+            f"in the context of {room}; raise --ctx, or lower --max-tokens."
         )
     return rendered
 

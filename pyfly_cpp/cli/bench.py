@@ -82,28 +82,33 @@ def command(
             f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
             *session.facts(),
         ]
-        for fact in facts:
-            click.echo(fact)
-        show_table("", *report.speed_cells(summaries))
-        show_table("", *report.time_cells(summaries, memory))
-        if report.categories(measured):
-            show_table("", *report.category_cells(measured))
-        click.echo(report.NOTE)
-        if json_file:
-            record = {
-                "format": 1,
-                "machine": session.machine,
-                "models": session.models,
-                "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
-                "max_tokens": max_tokens,
-                "repeats": repeats,
-                "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
-                "summaries": [s.as_dict() for s in summaries],
-                "by_category": {c: [s.as_dict() for s in summarise(measured, c)] for c in report.categories(measured)},
-                "measured": [m.as_dict() for m in measured],
-            }
-            write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        if markdown_file:
-            write_atomically(markdown_file, report.markdown(title, facts, measured, memory))
-        if plot_file:
-            write_atomically(plot_file, report.plot(measured, title))
+        try:
+            if json_file:
+                record = {
+                    "format": 1,
+                    "machine": session.machine,
+                    "models": session.models,
+                    "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
+                    "max_tokens": max_tokens,
+                    "repeats": repeats,
+                    "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
+                    "summaries": [s.as_dict() for s in summaries],
+                    "by_category": {
+                        category: [s.as_dict() for s in summarise(measured, category)]
+                        for category in report.categories(measured)
+                    },
+                    "measured": [m.as_dict() for m in measured],
+                }
+                write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            if markdown_file:
+                write_atomically(markdown_file, report.markdown(title, facts, measured, memory))
+            if plot_file:
+                write_atomically(plot_file, report.plot(measured, title))
+        finally:  # also where a file could not be written
+            for fact in facts:
+                click.echo(fact)
+            show_table("", *report.speed_cells(summaries))
+            show_table("", *report.time_cells(summaries, memory))
+            if report.categories(measured):
+                show_table("", *report.category_cells(measured))
+            click.echo(report.NOTE)

@@ -104,6 +104,11 @@ def command(
         items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)
         items = spread(items, limit, task.kind, lambda item: item.unit)
+        n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
+        if n_least < few_shot:
+            raise DataError(
+                f"there are only {n_least} worked examples for some items, not {few_shot}; give --few-shot {n_least}."
+            )
         session = models.open(chosen)
         machine = session.machine
         conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
@@ -173,9 +178,6 @@ def _read_examples(
     if n or few_shot is None:
         task.worked_answer(examples[0])  # raises where the task has none
     picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}
-    n_least = min(len(task.pick_examples(item, examples, n)) for item in items)
-    if n_least < n:
-        raise DataError(f"there are only {n_least} worked examples for some items, not {n}; give --few-shot {n_least}.")
     left = [item for item in items if item.id not in picked]
     if len(left) < len(items):
         click.echo(f"{len(items) - len(left)} items are worked examples and are not evaluated.", err=True)

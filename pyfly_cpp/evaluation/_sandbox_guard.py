@@ -217,7 +217,9 @@ def stage_enter(config: dict[str, object]) -> None:
     layers: list[str] = []
     failure = ""
     folder = str(config["folder"])
-    if config["namespaces"] and sys.platform.startswith("linux"):
+    if not (config["namespaces"] and sys.platform.startswith("linux")):
+        failure = "they are not tried for"
+    else:
         try:
             enter_namespaces(folder, int(str(config["file_bytes"])) * 4)
             layers.append("namespaces")

@@ -87,9 +87,9 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
 
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
     choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the
-    answer is X", too. In order, the first that yields a letter in range: the last "answer is X"; the output, or its
-    first line, is a letter and nothing else, or the output is a letter and that choice's text; the last `(X)`; a letter
-    at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
+    answer is X", too. In order, the first that yields a letter in range: the last "answer is X"; the first line, if it
+    is a letter alone or with its choice's text (and the next one is not: that would be a list of the choices); the last
+    `(X)`; a letter at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
     """
     letters = [chr(ord("A") + i) for i in range(len(choices))]
 
@@ -118,14 +118,16 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
 
 
 def _lone_letter(text: str, choices: dict[str, str]) -> str:
-    """The letter that a text consists of, with the text of its choice or without, or that its first line does."""
-    for part, bare in ((text.strip(), False), (text.strip().partition("\n")[0], True)):
-        alone = _ALONE.search(part)
-        if alone and alone[1] in choices:
-            rest = (alone[2] or "").strip(" *_`\"'.").lower()
-            if rest == "" or (not bare and rest == choices[alone[1]].strip(" .").lower()):
-                return alone[1]
-    return ""
+    """The letter that the first line of a text consists of, with the text of its choice or without; empty if the next
+    line consists of one, too."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = []
+    for line in lines[:2]:
+        alone = _ALONE.search(line)
+        rest = ((alone[2] if alone else "") or "").strip(" *_`\"'.").lower()
+        is_one = alone and alone[1] in choices and rest in ("", choices[alone[1]].strip(" .").lower())
+        found.append(alone[1] if alone and is_one else "")
+    return found[0] if found and not any(found[1:]) else ""
 
 
 # ---- Code ------------------------------------------------------------------------------------------------------------

@@ -123,19 +123,25 @@ class Generator:
         return n
 
     def hold(self, prompt: Prompt, settings: Sequence[Setting]) -> int:
-        """Evaluates all of `prompt` but its last token, with the target and with what drafts for the first of
-        `settings` that drafts. Whichever setting then begins finds the same caches: kernels round differently in
-        batches of different sizes, and a near-tie in the prompt's end must not hang on who evaluated it.
+        """Makes ready for generations from `prompt` with all of `settings`, in whatever order: evaluates all of it but
+        its last token, with the target and with what drafts for the first setting that drafts. Kernels round by the
+        size of a batch, and a near-tie in the prompt's end must not hang on who evaluated it.
+
+        Nothing is held where a setting has a head, which must see the target evaluate the prompt, or where the memory
+        (recurrent layers) cannot go back: then every generation evaluates the prompt anew.
 
         Returns:
-            Its length; pass it to `forget` before every generation from `prompt`.
+            How much to keep; pass it to `forget` before every generation from `prompt`.
         """
-        n = len(prompt.tokens) - 1
-        if self.llm.can_speculate:  # a memory that cannot go back is filled anew each time
-            for setting in (PLAIN, *[s for s in settings if not s.is_plain][:1]):
-                self._first_round(prompt.tokens, setting)
-                self.forget(n)
-        return n
+        drafting = [setting for setting in settings if not setting.is_plain]
+        drafters = [drafter for setting in drafting for drafter in require_drafters(self.drafters.of(setting))]
+        if not self.llm.can_speculate or any(isinstance(drafter, (MTP, Eagle3)) for drafter in drafters):
+            return 0
+        # An adaptive setting would take this for a text.
+        for setting in (PLAIN, *[setting for setting in drafting if not setting.adaptive][:1]):
+            self._first_round(prompt.tokens, setting)
+            self.forget(len(prompt.tokens) - 1)
+        return len(prompt.tokens) - 1
 
     def _first_round(self, tokens: Sequence[int], setting: Setting) -> None:
         self.configure(setting)

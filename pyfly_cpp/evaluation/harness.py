@@ -58,7 +58,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         n_ctx: int | str = 4096,
         max_length: int | str | None = None,
         threads: int | str | None = None,
-        gpu_layers: int | str = 0,
+        gpu_layers: int | str = -1,
         max_gen_toks: int | str = 256,
         **rest: Any,
     ) -> None:
@@ -73,6 +73,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             k: Tokens drafted in a round.
             drafter: `lookup`, `draft`, `mtp`, `eagle3` (these three with `:FILE`, or the file in `draft`), `both` or
                 `none`; else the model's MTP head, or the draft model, or prompt lookup.
+            gpu_layers: Layers on the GPU, -1 for all.
             n_ctx: Context, tokens; `max_length`, the harness's usual word for it, goes before.
             max_gen_toks: Longest answer, where a task says nothing.
             **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.

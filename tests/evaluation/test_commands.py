@@ -108,8 +108,10 @@ def test_eval_refusals(run, data, tmp_path):
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
     refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", stories, "--examples", stories, *output), "has no worked examples")
-    few = ["--examples", data / "gsm8k_sample.jsonl", "--few-shot", 500]
-    refused(run(evaluate, "gsm8k", "--data", sample, *few, *output), "worked examples for some items, not 500")
+    two = tmp_path / "two.jsonl"
+    two.write_text("".join(sample.read_text(encoding="utf-8").splitlines(keepends=True)[:2]), encoding="utf-8")
+    few = ["--data", sample, "--examples", two, "--few-shot", 3]
+    refused(run(evaluate, "gsm8k", *few, *output), "only 2 worked examples", "give --few-shot 2")
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")

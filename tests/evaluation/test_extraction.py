@@ -135,6 +135,8 @@ CHOICES = ["a dog", "the old dog", "a cat", "none"]
         ("A", "A"),
         ("D\n\nThis is because (A) barks.", "D"),
         ("B. The dog is old.", "B"),
+        ("B. the old dog\n\n(A) is wrong because it is young.", "B"),
+        ("A\nB\nC\nD\nIt is (C)", "C"),
         ("B) the old dog.", "B"),
         ("B: the old dog", "B"),
         ("It must be the old dog", "B"),

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, IncompatibleDraftError, PromptLookup
-from pyfly_cpp.evaluation.drafting import choose_drafters, load_target
+from pyfly_cpp.evaluation.drafting import Drafters, choose_drafters, load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
@@ -73,6 +73,30 @@ def test_a_shared_prefix_changes_nothing(generator):
     for prompt, tokens in zip(prompts, expected):
         generator.forget(n)
         assert generator.generate(prompt, EXACT, 30).tokens == tokens
+
+
+@pytest.mark.parametrize("settings", [[PLAIN, EXACT], [EXACT, PLAIN, EXACT]])
+def test_a_head_has_seen_the_prompt_whoever_ran_before(tiny, settings):
+    from pyfly_cpp import FlyLlama
+
+    target, head = (tiny[0].with_name(f"tiny-llama-{name}-f16.gguf") for name in ("target", "eagle3"))
+    if not head.exists():
+        pytest.skip(f"{head.name} is not there")
+    llm = FlyLlama(str(target), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+    generator = Generator(llm, Drafters(eagle3=Eagle3(str(head))))
+    exact = parse_setting("exact eagle3")
+    settings = [exact if setting == EXACT else setting for setting in settings]
+    prompt = generator.render(MESSAGES)
+    expected = generator.generate(prompt, exact, 40).stats
+    n = generator.hold(prompt, settings)
+    for setting in settings:
+        generator.forget(n)
+        stats = generator.generate(prompt, setting, 40).stats
+        assert stats.prefilled == expected.prefilled, "the whole prompt"
+        assert (
+            setting.is_plain or abs(stats.matched - expected.matched) <= 2
+        )  # but for the rounding of the head's batches
+    llm.close()
 
 
 def test_a_recurrent_model_starts_over(tiny):

@@ -137,6 +137,8 @@ def test_from_preset(tiny, tmp_path):
     save_preset(
         Preset(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft)), str(target)), tmp_path / "p.json"
     )
+    assert "n_gpu_layers" not in Preset().arguments()
+    assert Preset(claim={"models": {"gpu_layers": -1}}).arguments()["n_gpu_layers"] == -1, "as it was measured"
     quiet = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     llm = FlyLlama.from_preset(tmp_path / "p.json", **quiet)
     assert (llm.gate, llm.window.rule, llm.draft_max, llm.drafter.model_path) == (
