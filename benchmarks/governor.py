@@ -138,7 +138,8 @@ def run(args: argparse.Namespace) -> None:
     print_machine()
     lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
-    plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(4))
+    n_fixed = 0 if args.without_fixed else 2
+    plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(2 + n_fixed))
     governed = {name: Decoder(args.target, name, drafter, True) for name, drafter in sets.items()}
     results = Results(Path(args.out))
     with results.writing({**model_conditions(args), "tokens": args.tokens, "longest": args.longest}):
@@ -188,20 +189,32 @@ def speed_of(records: list[dict[str, Any]]) -> float:
 
 
 def relative(records: Sequence[dict[str, Any]], drafters: str, how: str, k: int | None) -> float:
-    """Speed of a setting over that of the plain decoding beside which it ran; of a tool, over all plain decoding."""
+    """Speed of a setting over that of the plain decoding beside which it ran; of a tool, over all plain decoding of the
+    same file."""
     mine = [r for r in records if (r["drafters"], r["how"], r["k"]) == (drafters, how, k)]
     if how in TOOL.values():
-        return speed_of(mine) / speed_of([r for r in records if r["how"] == "plain"])
-    beside = {(r["prompt"], r["group"]) for r in mine}
-    plain = {(r["prompt"], r["group"]): r for r in reversed(records) if r["how"] == "plain"}
+        files = {r["file"] for r in mine}
+        return speed_of(mine) / speed_of([r for r in records if r["how"] == "plain" and r["file"] in files])
+    beside = {(r["file"], r["prompt"], r["group"]) for r in mine}
+    plain = {(r["file"], r["prompt"], r["group"]): r for r in reversed(records) if r["how"] == "plain"}
     return speed_of(mine) / speed_of([r for key, r in plain.items() if key in beside])
+
+
+def cell_of(record: dict[str, Any]) -> tuple[Any, ...]:
+    """What is measured once: where two files have it, the later one counts."""
+    return tuple(record[name] for name in ("target", "kind", "drafters", "how", "k"))
 
 
 def table(args: argparse.Namespace) -> None:
     """Prints the matrix as Markdown."""
     records = [
-        record for file in args.results for row in Results.measured(Path(file)).rows for record in row["records"]
+        {**record, "file": i}
+        for i, file in enumerate(args.results)
+        for row in Results.measured(Path(file)).rows
+        for record in row["records"]
     ]
+    latest = {cell_of(r): r["file"] for r in records}
+    records = [r for r in records if r["how"] == "plain" or r["file"] == latest[cell_of(r)]]
     targets = list(dict.fromkeys(r["target"] for r in records))
     cells: dict[tuple[str, str, str, int | None], list[float]] = {}
     lines = []
@@ -238,9 +251,9 @@ def table(args: argparse.Namespace) -> None:
         means = {k: geometric_mean([v for t in targets for v in cells[t, drafters, "fixed", k]]) for k in lengths}
         print(f"{drafters}: governor {mine:.3f}; " + ", ".join(f"K={k} {v:.3f}" for k, v in means.items()))
     noise = []
-    for of_prompt in ([r for r in records if r["prompt"] == p and r["target"] == t] for t in targets for p in
-                      dict.fromkeys(r["prompt"] for r in records if r["target"] == t)):  # fmt: skip
-        first, second = [r for r in of_prompt if r["how"] == "plain" and r["group"] == "lookup"]
+    plain = [r for r in records if r["how"] == "plain" and r["group"] == "lookup"]
+    for pair in dict.fromkeys((r["file"], r["target"], r["prompt"]) for r in plain):
+        first, second = [r for r in plain if (r["file"], r["target"], r["prompt"]) == pair]
         noise.append(abs(math.log(speed_of([first]) / speed_of([second]))))
     print(
         f"noise: two plain decoders in lockstep differ by {math.expm1(median(noise)):.1%} (median), "
@@ -281,12 +294,13 @@ def main() -> None:
     measure.add_argument("--draft", required=True, help="GGUF of the draft")
     measure.add_argument("--prompts", required=True, help="Spec-Bench's prompts, JSONL")
     measure.add_argument("--out", required=True, help="results, JSONL; what is in it is not measured again")
+    measure.add_argument("--without-fixed", action="store_true", help="leave the fixed draft lengths out")
     measure.add_argument("--tool", help="llama.cpp's llama-speculative-simple")
     measure.add_argument("--tokens-per-kind", type=int, default=180, help="how much of each kind (default 180)")
     measure.add_argument("--longest", type=int, default=600, help="longest prompt, tokens (default 600)")
     measure.add_argument("--tokens", type=int, default=96, help="most tokens for a prompt (default 96)")
     measure.set_defaults(run=run)
-    show = commands.add_parser("table", help="print results as Markdown")
+    show = commands.add_parser("table", help="print results as Markdown; of a cell in several files the last counts")
     show.add_argument("results", nargs="+")
     show.set_defaults(run=table)
     own = commands.add_parser("overhead", help="measure the governor's and the loop guard's own work")
