@@ -98,12 +98,11 @@ class Results:
         self._read()
 
     def _read(self) -> None:
-        path = self.path
-        lines, self._length = read_lines_so_far(path)
+        lines, self._length = read_lines_so_far(self.path)
         conditions = [line["conditions"] for line in lines if "conditions" in line]
         self.conditions: Row = conditions[0] if conditions else {}
         if any(other != self.conditions for other in conditions):
-            raise SystemExit(f"{path} holds results of different conditions, which do not belong into one table.")
+            raise SystemExit(f"{self.path} holds results of different conditions, which do not belong into one table.")
         self.rows: list[Row] = [line for line in lines if "prompt" in line]
         self.left_out: list[Row] = [line for line in lines if "left_out" in line]
 

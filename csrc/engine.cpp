@@ -205,7 +205,7 @@ const float * Engine::prompt_row(int32_t position) const {
 Engine::Proposal Engine::propose(int32_t n_room) {
     const int64_t n_unevaluated = static_cast<int64_t>(history_.size() - n_memory_);
     // An open window is decided by what is drafted, also where nobody wants that any more.
-    const int64_t n_wanted = window_.oldest_open() ? INT32_MAX : static_cast<int64_t>(n_room) - 1;
+    const int64_t n_wanted = window_.oldest_open() ? Target::unlimited : static_cast<int64_t>(n_room) - 1;
     const int64_t n_max =
         std::min({n_wanted, target_.n_ctx() - static_cast<int64_t>(history_.size()), target_.n_batch() - n_unevaluated,
                   static_cast<int64_t>(target_.can_checkpoint() ? Target::unlimited : target_.rewind_depth())});

@@ -77,7 +77,7 @@ _ANSWER_IS = re.compile(
     r"(?i)\b(?:the\s+)?(?:final\s+|correct\s+|best\s+)?(?:answer|option|choice)(?:\s+is|\s*:)\s*:?\s*[\s*_`\"'(\[]*([A-Z])\b(?![\w'’])"
 )
 _PARENTHESISED = re.compile(r"\(([A-Z])\)")
-_LEADING = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)(?!(?<=A )[a-z])")  # "A dog" is no answer A
+_LEADING = re.compile(r"\A(?!\s*A\s+[a-z])[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)")  # "A dog" is no answer A
 _ALONE = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])[*_`\"')\].:,]*(?:[^\S\n]+(.*))?\Z")
 _AFTER_COLON = re.compile(r":[\s]*\(?([A-Z])\b")
 
@@ -100,7 +100,7 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     leading = _LEADING.search(text)
     letter = (
         last(_ANSWER_IS)
-        or _lone_letter(text, dict(zip(letters, choices)))
+        or _first_line_letter(text, dict(zip(letters, choices)))
         or last(_PARENTHESISED)
         or (leading[1] if leading and leading[1] in letters else "")
         or last(_AFTER_COLON)
@@ -117,17 +117,20 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     return ""
 
 
-def _lone_letter(text: str, choices: dict[str, str]) -> str:
-    """The letter that the first line of a text consists of, with the text of its choice or without; empty if the next
-    line consists of one, too."""
+def _first_line_letter(text: str, choices: dict[str, str]) -> str:
+    """The letter that is all of a text's first line; empty if there is none, or the next line is one, too."""
     lines = [line for line in text.splitlines() if line.strip()]
-    found = []
-    for line in lines[:2]:
-        alone = _ALONE.search(line)
-        rest = ((alone[2] if alone else "") or "").strip(" *_`\"'.").lower()
-        is_one = alone and alone[1] in choices and rest in ("", choices[alone[1]].strip(" .").lower())
-        found.append(alone[1] if alone and is_one else "")
-    return found[0] if found and not any(found[1:]) else ""
+    first, second = [*(_lone_letter(line, choices) for line in lines[:2]), "", ""][:2]
+    return "" if second else first
+
+
+def _lone_letter(line: str, choices: dict[str, str]) -> str:
+    """The letter that a line consists of, with the text of its choice or without; empty if it says more."""
+    alone = _ALONE.search(line)
+    if alone is None or alone[1] not in choices:
+        return ""
+    rest = (alone[2] or "").strip(" *_`\"'.").lower()
+    return alone[1] if rest in ("", choices[alone[1]].strip(" .").lower()) else ""
 
 
 # ---- Code ------------------------------------------------------------------------------------------------------------

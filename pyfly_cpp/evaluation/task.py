@@ -52,12 +52,10 @@ def spread(
     chosen: list[int] = []
     while len(chosen) < n:
         for indices in [indices for indices in left.values() if indices][: n - len(chosen)]:
-            counts = (taken[group(entries[i])] for i in indices)
-            fewest = next((place for place, count in enumerate(counts) if count == 0), None)
-            if fewest is None:
-                fewest = min(range(len(indices)), key=[taken[group(entries[i])] for i in indices].__getitem__)
-            taken[group(entries[indices[fewest]])] += 1
-            chosen.append(indices.pop(fewest))
+            fewest = min(indices, key=lambda i: taken[group(entries[i])])
+            taken[group(entries[fewest])] += 1
+            indices.remove(fewest)
+            chosen.append(fewest)
     return [entries[i] for i in sorted(chosen)]
 
 
