@@ -281,6 +281,7 @@ void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * o
         out->rounds_at[i] = governor.rounds_at(i);
     }
     for (int32_t drafter = 0; drafter < PYFLY_MAX_DRAFTERS; drafter++) {
+        out->catch_up_us[drafter] = governor.catch_up_cost(drafter);
         for (int32_t depth = 0; depth < PYFLY_MAX_DEPTH; depth++) {
             out->draft_us[drafter * PYFLY_MAX_DEPTH + depth] = governor.draft_cost(drafter, depth + 1);
             out->acceptance[drafter * PYFLY_MAX_DEPTH + depth] = governor.acceptance(drafter, depth + 1);

@@ -49,7 +49,12 @@ double CostCurve::at(int32_t n) const {
     if (above <= n_max) {
         slope = (us_[index(above)] - low) / static_cast<double>(above - below);
     } else if (below > first_) {
-        slope = std::max((low - us_[index(first_)]) / static_cast<double>(below - first_), 0.0);
+        int32_t start = 1;
+        while (start < below && !is_known(start)) {
+            start++;
+        }
+        start = start < below ? start : first_;
+        slope = std::max((low - us_[index(start)]) / static_cast<double>(below - start), 0.0);
     }
     return low + slope * static_cast<double>(n - below);
 }

@@ -23,8 +23,9 @@ class CostCurve {
     // Microseconds > 0 that n took, 1 <= n; ignored beyond n_max.
     void observe(int32_t n, double us);
 
-    // Microseconds expected of n >= 1: measured, a straight line between measured sizes, and the overall slope behind
-    // the largest. Requires a measurement, of one if the curve begins there.
+    // Microseconds expected of n >= 1: measured, a straight line between measured sizes, and behind the largest one the
+    // slope from the smallest (of a single size, from where the curve begins). Requires a measurement, of one if the
+    // curve begins there.
     double at(int32_t n) const;
 
     bool is_known(int32_t n) const { return n == 0 ? first_ == 0 : n <= n_max && n_measured_[index(n)] > 0; }

@@ -188,7 +188,7 @@ size_t Engine::prefill(bool all_rows) {
         if (d.draft_max < 1 || (config_.adaptive && !governor_.can_pay(static_cast<int32_t>(i), d.draft_max))) {
             continue; // it will not be asked soon
         }
-        if (const size_t n_behind = d.drafter->prepare(history_)) {
+        if (const size_t n_behind = prepare(i)) {
             return n_behind;
         }
     }
@@ -222,6 +222,21 @@ Engine::Proposal Engine::propose(int32_t n_room) {
         }
     }
     return proposal;
+}
+
+// Lets a drafter catch up with one batch of the history. Returns how many tokens are left; call again until it is 0.
+size_t Engine::prepare(size_t drafter) {
+    Drafter & d = *drafters_[drafter].drafter;
+    const int64_t n_before = static_cast<int64_t>(d.n_behind(history_));
+    size_t n_left = 0;
+    int64_t us = 0;
+    {
+        const Stopwatch stopwatch(us);
+        n_left = d.prepare(history_);
+    }
+    governor_.observe_catch_up(static_cast<int32_t>(drafter), n_before - static_cast<int64_t>(n_left),
+                               static_cast<double>(us));
+    return n_left;
 }
 
 // Asks one drafter for at most n_max tokens.
@@ -277,14 +292,7 @@ Engine::Proposal Engine::draft_best(int64_t n_max) {
             chosen = std::move(proposals[i]);
             chosen.tokens.resize(static_cast<size_t>(choice.k));
         } else {
-            if (const size_t n_behind = drafters_[i].drafter->n_behind(history_)) {
-                int64_t us = 0;
-                {
-                    const Stopwatch stopwatch(us);
-                    while (drafters_[i].drafter->prepare(history_) > 0) {
-                    }
-                }
-                governor_.observe_catch_up(choice.drafter, static_cast<int64_t>(n_behind), static_cast<double>(us));
+            while (prepare(i) > 0) {
             }
             int64_t us = 0;
             {

@@ -100,6 +100,7 @@ class Engine {
     Proposal propose(int32_t n_room);
     Proposal draft_first(int64_t n_max);
     Proposal draft_best(int64_t n_max);
+    size_t prepare(size_t drafter);
     void draft_with(size_t drafter, int64_t n_max, Proposal & proposal);
     void learn(const Proposal & proposal, size_t n_before);
     void verify(const Proposal & proposal, size_t first_row);

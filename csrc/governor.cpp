@@ -14,17 +14,15 @@ constexpr double carry_over = 0.3;       // what is kept of them when another te
 constexpr double catch_up_rate = 0.3;    // weight of a new time of catching up
 constexpr double optimistic = 0.97;      // acceptance at which a drafter that cannot pay is left alone
 constexpr double plausible = 0.9;        // the same before it was tried: what it costs is only guessed
-constexpr double hysteresis = 1.02;      // gain over plain decoding that drafting must promise
+constexpr double hysteresis = 1.04;      // gain over plain decoding that drafting must promise
 constexpr int32_t first_k = 3;           // draft length of the round that measures the slope of C
 constexpr double promising = 0.6;        // acceptance of a free drafter that is worth an attempt
 constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C(1) again while drafting
 constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
-constexpr double spent_on_retries = 0.02; // of the time, at most, on models that do not seem to pay
-constexpr double most_saved = 40.0;       // of it for later, in units of C(1)
-constexpr double chance = 0.25;           // that such a model would pay after all,
-constexpr double hoped_for = 0.95;        // its acceptance then
+constexpr double spent_on_retries = 0.02; // of a text's time, at most, on models that do not seem to pay
+constexpr double hoped_for = 0.95;        // acceptance at which one must pay to be worth that
 constexpr double rest_of_long = 0.3;      // of a text that is longer than usual, that is still to come
 constexpr double length_rate = 0.4;       // weight of a text's length in the usual one
 constexpr double spoiled = 0.6;           // of a first time may be what the next ones are
@@ -36,7 +34,7 @@ struct Prior {
 };
 constexpr double most_expected = 0.9; // of a depth, from the depth before it: one long proposal is one observation
 constexpr Prior prior_of_model = {0.7, 0.5}, prior_of_free = {0.4, 1.5};
-constexpr Prior hope = {0.85, 2.5}; // of a model in a new text: it is not behind then, and dear to come back to later
+constexpr Prior hope = {0.8, 2.5}; // of a model in a new text: it is not behind then, and dear to come back to later
 
 } // namespace
 
@@ -65,6 +63,11 @@ double Governor::target_cost(int32_t n_rows) const {
 double Governor::draft_cost(int32_t drafter, int32_t k) const {
     const Arm * a = arm(drafter);
     return a && a->draft.n_measured() > 0 ? a->draft.at(k) : 0.0;
+}
+
+double Governor::catch_up_cost(int32_t drafter) const {
+    const Arm * a = arm(drafter);
+    return a ? a->us_per_caught_up : 0.0;
 }
 
 // In microseconds; in units of C(1) before that was measured.
@@ -109,11 +112,10 @@ double Governor::acceptance(int32_t drafter, int32_t depth) const {
     return acceptance(drafter, static_cast<int32_t>(commonest - a->classes.begin()), depth);
 }
 
-// Of all tokens that it is behind. Before it was measured: half of what drafting them would cost.
+// Of all tokens that it is behind. Before it was measured: what drafting them would cost.
 double Governor::cost_of_catching_up(const Offer & offer) const {
-    const Arm * a = arm(offer.drafter);
-    const double us = a && a->us_per_caught_up > 0.0 ? a->us_per_caught_up : 0.5 * cost_of_drafting(offer.drafter, 1);
-    return us * static_cast<double>(offer.n_behind);
+    const double measured = catch_up_cost(offer.drafter);
+    return static_cast<double>(offer.n_behind) * (measured > 0.0 ? measured : cost_of_drafting(offer.drafter, 1));
 }
 
 // The largest v(a, k), in tokens per microsecond; with `accepted`, as if every draft were accepted with that
@@ -158,21 +160,18 @@ Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
     return {};
 }
 
-// Whether a model that does not seem to pay is tried once more: if that costs less than what it may bring in the rest
-// of the text, and has been saved up. Every token that passes makes it dearer, because the model has to catch up.
+// Whether a model that does not seem to pay is tried once more: if a text may cost that, and the model could pay at
+// all. Every token that passes makes it dearer, because the model has to catch up.
 bool Governor::is_worth_a_retry(const Offer & offer, int32_t k) {
     const Arm & a = arm(offer.drafter);
     const double price =
         cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) - cost(1); // if all is rejected
-    if (a.rounds_idle < a.patience || price > savings_) {
+    const double length = std::max(n_typical_, (1.0 + rest_of_long) * n_text_);
+    if (a.rounds_idle < a.patience || retries_us_ + price > spent_on_retries * length * cost(1) ||
+        best({offer}, hoped_for).drafter < 0) {
         return false;
     }
-    const Choice hoped = best({offer}, hoped_for);
-    const double rest = std::max(n_typical_ - n_text_, rest_of_long * n_text_);
-    if (hoped.drafter < 0 || price > chance * rest * (cost(1) - 1.0 / hoped.speed)) {
-        return false;
-    }
-    savings_ -= price;
+    retries_us_ += price;
     return true;
 }
 
@@ -211,7 +210,6 @@ Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     Choice choice;
     rounds_since_plain_++;
     is_retry_ = false;
-    savings_ = std::min(savings_ + spent_on_retries * cost(1), most_saved * cost(1));
     // Plain decoding is what everything is compared with: it is measured first, and again now and then.
     if (!offers.empty() && target_.is_known(1)) {
         choice = target_.knows_more_than_one() ? best(offers, std::nullopt) : first_attempt(offers);
@@ -247,7 +245,7 @@ void Governor::begin_text() {
     if (n_text_ > 0.0) {
         n_typical_ += length_rate * (n_text_ - n_typical_);
     }
-    n_text_ = 0.0;
+    n_text_ = retries_us_ = 0.0;
     for (Arm & a : arms_) {
         a.patience = a.is_free ? a.patience : a.least_patience();
         for (Acceptance & counts : a.classes) {
@@ -294,7 +292,10 @@ void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32
         }
     }
     if (is_retry_ && !arm(drafter).is_free) {
-        savings_ += n_accepted * cost(1); // it was not all rejected
+        retries_us_ -= n_accepted * cost(1); // it was not all rejected
+        if (n_accepted == n_drafted) {
+            arm(drafter).patience = arm(drafter).least_patience();
+        }
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
     for (size_t i = 0; i < static_cast<size_t>(std::max(n_seen, 0)); i++) {

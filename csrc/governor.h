@@ -65,6 +65,7 @@ class Governor {
     // Estimates, for choosing and for whoever wants to look. Seconds are microseconds; 0 where nothing is known yet.
     double target_cost(int32_t n_rows) const;
     double draft_cost(int32_t drafter, int32_t k) const;
+    double catch_up_cost(int32_t drafter) const; // of a token, in batches
     double acceptance(int32_t drafter, int32_t proposal_class, int32_t depth) const;
     double acceptance(int32_t drafter, int32_t depth) const; // of the class that was seen most of late
     int64_t rounds_at(int32_t k) const { return rounds_at_[static_cast<size_t>(k)]; }
@@ -109,7 +110,7 @@ class Governor {
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
     int64_t rounds_since_plain_ = 0;
     double n_text_ = 0.0, n_typical_ = typical_length; // tokens of this text, and of a usual one
-    double savings_ = 0.0;                             // microseconds that may be spent on retries
+    double retries_us_ = 0.0;                          // that retries have cost in this text
     bool is_retry_ = false;                            // whether the last choice was paid for by them
 };
 

@@ -647,6 +647,7 @@ class Engine(_Handle):
         return _stats.Governor(
             target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
             draft_seconds=by_drafter(state.draft_us, 1e-6),
+            catch_up_seconds=tuple((d.name, state.catch_up_us[i] / 1e6) for i, (d, _) in enumerate(self._drafters)),
             acceptance_at_depth=by_drafter(state.acceptance, 1.0),
             rounds_at=tuple(list(state.rounds_at)[:n_rows]),
         )

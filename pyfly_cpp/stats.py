@@ -20,6 +20,8 @@ class Governor:
     """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
     draft_seconds: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated cost of drafting 1, 2, ... tokens, by drafter; 0 where unknown, or free."""
+    catch_up_seconds: tuple[tuple[str, float], ...] = ()
+    """Estimated cost of evaluating one token that a drafter has missed, by drafter; 0 where unknown, or free."""
     acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
@@ -122,6 +124,7 @@ class Stats:
             out["governor"] = {
                 **asdict(self.governor),
                 "draft_seconds": dict(self.governor.draft_seconds),
+                "catch_up_seconds": dict(self.governor.catch_up_seconds),
                 "acceptance_at_depth": dict(self.governor.acceptance_at_depth),
             }
         for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):

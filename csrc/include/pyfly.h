@@ -385,7 +385,8 @@ typedef struct pyfly_governor_state {
     double target_us[PYFLY_MAX_DEPTH + 1];                   /* cost of a target batch of [i] + 1 rows; 0: unknown */
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
     double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: of its commonest class */
-    int64_t rounds_at[PYFLY_MAX_DEPTH + 1];                  /* rounds with a draft length of [i] */
+    double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
+    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds with a draft length of [i] */
 } pyfly_governor_state;
 void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * out);
 

@@ -150,8 +150,9 @@ void test_costs_between_and_beyond_what_was_measured() {
     CostCurve drafts = CostCurve::from_zero(); // 80 to start, and 20 for each token
     drafts.observe(2, 120.0);
     assert(near(drafts.at(1), 60.0) && near(drafts.at(3), 180.0));
+    assert(near(drafts.at(8), 480.0)); // nothing is known of a start yet
     drafts.observe(4, 160.0);
-    assert(near(drafts.at(3), 140.0) && near(drafts.at(8), 320.0) && drafts.n_measured() == 2);
+    assert(near(drafts.at(3), 140.0) && near(drafts.at(8), 240.0) && drafts.n_measured() == 2);
 }
 
 void test_of_two_first_times_the_shorter_counts() {
@@ -189,7 +190,7 @@ void test_a_draft_has_a_start() {
         best = std::max(best, Simulation(1).run(world, 20000, k));
     }
     Simulation simulation(12);
-    assert(simulation.run(world, 4000) >= 0.93 * best);
+    assert(simulation.run(world, 4000) >= 0.95 * best);
     const double drafted = simulation.governor.draft_cost(0, 8) / 1600.0;
     assert(std::abs(drafted - 1.0) < 0.1);
 }
@@ -256,6 +257,7 @@ void test_catching_up_is_paid_for() {
         n_tries += choice.k > 0;
     }
     assert(n_tries == 0);
+    simulation.governor.begin_text();
     assert(simulation.governor.choose({{0, k_max, 0, 0}}).k > 0); // the next request
 }
 
@@ -303,10 +305,10 @@ void test_an_unlucky_start_is_not_the_end() {
     }
     double unlucky = 0.0;
     for (int32_t i = 0; i < 20; i++) {
-        unlucky += relative_time(governor, rng, 200, 1, 0.97) / 20;
+        unlucky += relative_time(governor, rng, 300, 1, 0.97) / 20;
         relative_time(governor, rng, 200, 0, 0.5);
     }
-    assert(unlucky < 0.92); // 0.72 without the start, 1.01 if nothing is tried after it
+    assert(unlucky < 0.92); // 0.7 without the start, 1.01 if nothing is tried after it
     double wrong = 0.0;
     for (int32_t i = 0; i < 20; i++) {
         wrong += relative_time(governor, rng, 200, 1000, 0.0) / 20; // nothing is ever right

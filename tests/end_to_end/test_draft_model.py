@@ -66,6 +66,14 @@ def test_the_same_prompt_again_costs_the_draft_nothing(tiny_target, tiny_draft):
     assert evaluated(fly) - before <= (fly.stats.rounds - rounds) * 5
 
 
+def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
+    """The governor knows what an idle draft model would have to pay before it ever was idle."""
+    fly = FlyLlama(tiny_target, drafter=[PromptLookup(), DraftModel(tiny_draft)], adaptive=True, **OPTIONS)
+    generate(fly, 1)
+    lookup, draft = (seconds for _, seconds in fly.stats.governor.catch_up_seconds)
+    assert lookup == 0.0 and 0.0 < draft < 1.0
+
+
 def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
     """Tokens that came without a draft are evaluated once, in one batch, when it is asked again."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
