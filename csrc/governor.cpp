@@ -20,12 +20,12 @@ constexpr double promising = 0.6;        // acceptance of a free drafter that is
 constexpr double spent_on_plain = 0.005; // of the time, at most, on measuring C(1) again while drafting
 constexpr double least_rounds = 8, most_rounds = 128; // between two such measurements
 constexpr int64_t most_patience = 4096;
-constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay
+constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay, at most
 constexpr double spent_on_retries = 0.02; // of a text's time, at most, on models that do not seem to pay
 constexpr double hoped_for = 0.95;        // acceptance at which one must pay to be worth that
 constexpr double rest_of_long = 0.3;      // of a text that is longer than usual, that is still to come
 constexpr double length_rate = 0.4;       // weight of a text's length in the usual one
-constexpr double spoiled = 0.6;           // of a first time may be what the next ones are
+constexpr double doubt = 0.5;             // share of a model's cost by which its first time may be too long
 
 // What is believed of a drafter's acceptance before it was seen, and how many observations that weighs. A drafter that
 // must be tried to be known gets credit; what a free one would have achieved is seen without trying.
@@ -118,6 +118,24 @@ double Governor::cost_of_catching_up(const Offer & offer) const {
     return static_cast<double>(offer.n_behind) * (measured > 0.0 ? measured : cost_of_drafting(offer.drafter, 1));
 }
 
+// Tokens of the text that are still to come, as far as that can be guessed.
+double Governor::rest() const {
+    return std::max(n_typical_ - n_text_, rest_of_long * n_text_);
+}
+
+// Rounds that catching up is spread over, when each yields so many tokens.
+double Governor::rounds_to_stay(double tokens) const {
+    return std::clamp(rest() / tokens, 1.0, stay);
+}
+
+// What is believed of a model's cost beyond plain decoding when it is given a chance: the fewer times it was measured,
+// the more of them may have been too long.
+double Governor::believed_share(int32_t drafter) const {
+    const Arm * a = arm(drafter);
+    const int64_t n = a ? a->draft.n_measured() : 0;
+    return n > 0 ? 1.0 - doubt / static_cast<double>(n) : 1.0;
+}
+
 // The largest v(a, k), in tokens per microsecond; with `accepted`, as if every draft were accepted with that
 // probability.
 Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted, double scale) const {
@@ -130,7 +148,8 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
             tokens += reached;
             const double more_rows = cost(k + 1) - cost(1);
             const double drafting = cost_of_drafting(offer.drafter, k);
-            const double v = tokens / (cost(1) + scale * (more_rows + drafting) + cost_of_catching_up(offer) / stay);
+            const double v = tokens / (cost(1) + scale * (more_rows + drafting) +
+                                       cost_of_catching_up(offer) / rounds_to_stay(tokens));
             if (v > choice.speed) {
                 choice = {offer.drafter, k, v};
             }
@@ -139,10 +158,11 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
     return choice;
 }
 
-bool Governor::can_pay(int32_t drafter, int32_t k_max, double scale) const {
+bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
     const Arm * a = arm(drafter);
     const bool is_measured = a && a->draft.n_measured() > 0;
-    return best({{drafter, k_max, 0}}, is_measured ? optimistic : plausible, scale).drafter >= 0;
+    const double accepted = is_measured ? optimistic : plausible;
+    return best({{drafter, k_max, 0}}, accepted, believed_share(drafter)).drafter >= 0;
 }
 
 // What a batch of several rows costs is not known yet. A model that was asked for a draft and gave none is judged by
@@ -164,11 +184,12 @@ Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
 // all. Every token that passes makes it dearer, because the model has to catch up.
 bool Governor::is_worth_a_retry(const Offer & offer, int32_t k) {
     const Arm & a = arm(offer.drafter);
-    const double price =
-        cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) - cost(1); // if all is rejected
-    const double length = std::max(n_typical_, (1.0 + rest_of_long) * n_text_);
-    if (a.rounds_idle < a.patience || retries_us_ + price > spent_on_retries * length * cost(1) ||
-        best({offer}, hoped_for).drafter < 0) {
+    const double share = believed_share(offer.drafter);
+    const double price = share * (cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) -
+                                  cost(1)); // if all is rejected
+    const bool is_patient = a.draft.n_measured() >= CostCurve::n_confirmed && a.rounds_idle < a.patience;
+    if (is_patient || retries_us_ + price > spent_on_retries * (n_text_ + rest()) * cost(1) ||
+        best({offer}, hoped_for, share).drafter < 0) {
         return false;
     }
     retries_us_ += price;
@@ -182,10 +203,6 @@ Governor::Choice Governor::retry(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         Arm & a = arm(offer.drafter);
         const Choice attempt = {offer.drafter, std::min(offer.k_max, first_k)};
-        if (!a.is_free && a.draft.n_measured() < CostCurve::n_confirmed &&
-            can_pay(offer.drafter, offer.k_max, a.draft.n_measured() == 0 ? 1.0 : spoiled)) {
-            return attempt;
-        }
         if (a.is_free ? a.rounds_idle < a.patience : !is_worth_a_retry(offer, attempt.k)) {
             continue;
         }
@@ -294,7 +311,7 @@ void Governor::observe_acceptance(int32_t drafter, int32_t proposal_class, int32
     if (is_retry_ && !arm(drafter).is_free) {
         retries_us_ -= n_accepted * cost(1); // it was not all rejected
         if (n_accepted == n_drafted) {
-            arm(drafter).patience = arm(drafter).least_patience();
+            arm(drafter).patience = std::max(arm(drafter).patience / 4, arm(drafter).least_patience());
         }
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});

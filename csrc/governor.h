@@ -47,9 +47,8 @@ class Governor {
 
     Choice choose(const std::vector<Offer> & offers);
 
-    // Whether a drafter could pay if nearly all its drafts were accepted, and what it costs beyond plain decoding were
-    // `scale` of what was measured: whether it is worth keeping up to date.
-    bool can_pay(int32_t drafter, int32_t k_max, double scale = 1.0) const;
+    // Whether a drafter could pay if nearly all its drafts were accepted: whether it is worth keeping up to date.
+    bool can_pay(int32_t drafter, int32_t k_max) const;
 
     // Another text begins: what was accepted of the one before says less about it, and models get new credit.
     void begin_text();
@@ -99,6 +98,9 @@ class Governor {
     Choice retry(const std::vector<Offer> & offers);
     bool is_worth_a_retry(const Offer & offer, int32_t k); // pays for it if so
     double cost_of_catching_up(const Offer & offer) const;
+    double rest() const;
+    double rounds_to_stay(double tokens) const;
+    double believed_share(int32_t drafter) const;
     double rounds_between_plain(const Choice & choice) const;
     Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
 

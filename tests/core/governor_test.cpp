@@ -237,7 +237,6 @@ void test_a_spoiled_first_measurement_does_not_lock_out() {
     simulation.governor.observe_target(1, 1000.0);
     simulation.governor.observe_target(4, 3000.0); // page faults, another process, ...
     simulation.governor.observe_draft(0, 3, 1500.0);
-    assert(!simulation.governor.can_pay(0, k_max));
     simulation.run(world, 200);
     assert(simulation.last_k.back() >= 3);
 }
