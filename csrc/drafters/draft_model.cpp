@@ -29,6 +29,16 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     can_rewind_ = !is_recurrent(model_.get());
     expected_cost_ = static_cast<double>(llama_model_size(model_.get())) /
                      static_cast<double>(llama_model_size(llama_get_model(target.context())));
+    warm_up();
+}
+
+// Evaluates a token and forgets it. The weights of a file that is mapped are read when they are first used; the
+// output's are not used by prompts, so they would make the first draft slow.
+void DraftModel::warm_up() {
+    const int32_t token = 0;
+    evaluate(&token, 1, true);
+    forget_all();
+    n_evaluated_ = 0;
 }
 
 void DraftModel::forget_all() {
@@ -47,16 +57,20 @@ void DraftModel::forget_from(size_t n) {
     cached_.resize(n);
 }
 
-// Makes cached_ a prefix of history[offset_...], short of the last token, whose row starts the draft.
-void DraftModel::sync(const std::vector<int32_t> & history) {
-    size_t common = 0;
-    if (offset_ < history.size()) {
-        const size_t n = std::min(cached_.size(), history.size() - offset_ - 1);
-        const auto begin = history.begin() + static_cast<std::ptrdiff_t>(offset_);
-        common = static_cast<size_t>(
-            std::mismatch(begin, begin + static_cast<std::ptrdiff_t>(n), cached_.begin()).first - begin);
+// How much of cached_ is history[offset_...], short of the last token, whose row starts the draft.
+size_t DraftModel::n_common(const std::vector<int32_t> & history) const {
+    if (offset_ >= history.size()) {
+        return 0;
     }
-    forget_from(common);
+    const size_t n = std::min(cached_.size(), history.size() - offset_ - 1);
+    const auto begin = history.begin() + static_cast<std::ptrdiff_t>(offset_);
+    return static_cast<size_t>(std::mismatch(begin, begin + static_cast<std::ptrdiff_t>(n), cached_.begin()).first -
+                               begin);
+}
+
+// Makes cached_ a prefix of history[offset_...].
+void DraftModel::sync(const std::vector<int32_t> & history) {
+    forget_from(n_common(history));
     if (cached_.empty()) {
         offset_ = 0;
     }
@@ -95,8 +109,10 @@ void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
 }
 
 size_t DraftModel::n_behind(const std::vector<int32_t> & history) const {
-    const size_t n_followed = offset_ + cached_.size() + 2; // a single token goes with the last one
-    return history.size() > n_followed ? history.size() - n_followed + 1 : 0;
+    const size_t common = n_common(history);
+    const size_t n_followed = common > 0 ? offset_ + common : 0;
+    const size_t behind = history.size() - 1 - n_followed;
+    return behind > 1 ? behind : 0; // a single token goes with the last one
 }
 
 // Everything but the last token, whose row starts the draft.

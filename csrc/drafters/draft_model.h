@@ -21,6 +21,8 @@ class DraftModel : public Drafter {
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
+    void warm_up();
+    size_t n_common(const std::vector<int32_t> & history) const;
     void sync(const std::vector<int32_t> & history);
     void forget_from(size_t n);
     void forget_all();
