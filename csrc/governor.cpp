@@ -22,7 +22,7 @@ constexpr double least_rounds = 8, most_rounds = 128; // between two such measur
 constexpr int64_t most_patience = 4096;
 constexpr double stay = 10.0;             // rounds that a drafter which catches up is expected to stay, at most
 constexpr double spent_on_retries = 0.02; // of a text's time, at most, on models that do not seem to pay
-constexpr double hoped_for = 0.95;        // acceptance at which one must pay to be worth that
+constexpr double worth_a_retry = 0.95;    // acceptance at which one must pay to be worth that
 constexpr double rest_of_long = 0.3;      // of a text that is longer than usual, that is still to come
 constexpr double length_rate = 0.4;       // weight of a text's length in the usual one
 constexpr double doubt = 0.5;             // share of a model's cost by which its first time may be too long
@@ -136,19 +136,20 @@ double Governor::believed_share(int32_t drafter) const {
     return n > 0 ? 1.0 - doubt / static_cast<double>(n) : 1.0;
 }
 
-// The largest v(a, k), in tokens per microsecond; with `accepted`, as if every draft were accepted with that
-// probability.
-Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> accepted, double scale) const {
+// The largest v(a, k), in tokens per microsecond; with `hoped_for`, as if every draft were accepted with that
+// probability, at what is believed of its cost.
+Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional<double> hoped_for) const {
     Choice choice;
     choice.speed = hysteresis / cost(1);
     for (const Offer & offer : offers) {
+        const double share = hoped_for ? believed_share(offer.drafter) : 1.0;
         double tokens = 1.0, reached = 1.0;
         for (int32_t k = 1; k <= std::min(offer.k_max, PYFLY_MAX_DEPTH); k++) {
-            reached *= accepted ? *accepted : acceptance(offer.drafter, offer.proposal_class, k);
+            reached *= hoped_for ? *hoped_for : acceptance(offer.drafter, offer.proposal_class, k);
             tokens += reached;
             const double more_rows = cost(k + 1) - cost(1);
             const double drafting = cost_of_drafting(offer.drafter, k);
-            const double v = tokens / (cost(1) + scale * (more_rows + drafting) +
+            const double v = tokens / (cost(1) + share * (more_rows + drafting) +
                                        cost_of_catching_up(offer) / rounds_to_stay(tokens));
             if (v > choice.speed) {
                 choice = {offer.drafter, k, v};
@@ -161,8 +162,7 @@ Governor::Choice Governor::best(const std::vector<Offer> & offers, std::optional
 bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
     const Arm * a = arm(drafter);
     const bool is_measured = a && a->draft.n_measured() > 0;
-    const double accepted = is_measured ? optimistic : plausible;
-    return best({{drafter, k_max, 0}}, accepted, believed_share(drafter)).drafter >= 0;
+    return best({{drafter, k_max, 0}}, is_measured ? optimistic : plausible).drafter >= 0;
 }
 
 // What a batch of several rows costs is not known yet. A model that was asked for a draft and gave none is judged by
@@ -170,7 +170,7 @@ bool Governor::can_pay(int32_t drafter, int32_t k_max) const {
 Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
     for (const Offer & offer : offers) {
         const Arm & a = arm(offer.drafter);
-        const bool has_declined = !a.is_free && a.draft.n_measured() > 0 && best({offer}, std::nullopt).drafter < 0;
+        const bool has_declined = !a.is_free && a.draft.n_measured() > 0 && best({offer}).drafter < 0;
         const bool is_worth_it = a.is_free ? acceptance(offer.drafter, offer.proposal_class, 1) > promising
                                            : can_pay(offer.drafter, offer.k_max) && !has_declined;
         if (is_worth_it) {
@@ -184,12 +184,12 @@ Governor::Choice Governor::first_attempt(const std::vector<Offer> & offers) {
 // all. Every token that passes makes it dearer, because the model has to catch up.
 bool Governor::is_worth_a_retry(const Offer & offer, int32_t k) {
     const Arm & a = arm(offer.drafter);
-    const double share = believed_share(offer.drafter);
-    const double price = share * (cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) -
-                                  cost(1)); // if all is rejected
-    const bool is_patient = a.draft.n_measured() >= CostCurve::n_confirmed && a.rounds_idle < a.patience;
-    if (is_patient || retries_us_ + price > spent_on_retries * (n_text_ + rest()) * cost(1) ||
-        best({offer}, hoped_for, share).drafter < 0) {
+    const double price =
+        believed_share(offer.drafter) *
+        (cost_of_catching_up(offer) + cost(k + 1) + cost_of_drafting(offer.drafter, k) - cost(1)); // if all is rejected
+    const bool must_wait = a.draft.n_measured() >= CostCurve::n_confirmed && a.rounds_idle < a.patience;
+    if (must_wait || retries_us_ + price > spent_on_retries * (n_text_ + rest()) * cost(1) ||
+        best({offer}, worth_a_retry).drafter < 0) {
         return false;
     }
     retries_us_ += price;
@@ -229,7 +229,7 @@ Governor::Choice Governor::choose(const std::vector<Offer> & offers) {
     is_retry_ = false;
     // Plain decoding is what everything is compared with: it is measured first, and again now and then.
     if (!offers.empty() && target_.is_known(1)) {
-        choice = target_.knows_more_than_one() ? best(offers, std::nullopt) : first_attempt(offers);
+        choice = target_.knows_more_than_one() ? best(offers) : first_attempt(offers);
         if (choice.drafter < 0) {
             choice = retry(offers);
         } else {

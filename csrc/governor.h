@@ -102,7 +102,7 @@ class Governor {
     double rounds_to_stay(double tokens) const;
     double believed_share(int32_t drafter) const;
     double rounds_between_plain(const Choice & choice) const;
-    Choice best(const std::vector<Offer> & offers, std::optional<double> acceptance, double scale = 1.0) const;
+    Choice best(const std::vector<Offer> & offers, std::optional<double> hoped_for = std::nullopt) const;
 
     double cost(int32_t n_rows) const;
     double cost_of_drafting(int32_t drafter, int32_t k) const;
