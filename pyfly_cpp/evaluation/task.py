@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heapreplace
 from typing import Any, TypeVar
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
@@ -45,16 +46,17 @@ def spread(
     whose group fewest were taken; kept in their order."""
     if n is None or n >= len(entries):
         return list(entries)
-    left: dict[str, list[int]] = {}
+    left: dict[str, list[tuple[int, int]]] = {}  # heaps of how many were taken of its group, when last looked at; index
     for i, entry in enumerate(entries):
-        left.setdefault(kind(entry), []).append(i)
+        left.setdefault(kind(entry), []).append((0, i))
     taken: Counter[str] = Counter()
     chosen: list[int] = []
     while len(chosen) < n:
-        for indices in [indices for indices in left.values() if indices][: n - len(chosen)]:
-            fewest = min(indices, key=lambda i: taken[group(entries[i])])
+        for heap in [heap for heap in left.values() if heap][: n - len(chosen)]:
+            while (count := taken[group(entries[heap[0][1]])]) > heap[0][0]:
+                heapreplace(heap, (count, heap[0][1]))
+            _, fewest = heappop(heap)
             taken[group(entries[fewest])] += 1
-            indices.remove(fewest)
             chosen.append(fewest)
     return [entries[i] for i in sorted(chosen)]
 
