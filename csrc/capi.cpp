@@ -208,7 +208,8 @@ pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_co
             list.push_back({drafters[i].drafter->impl.get(), drafters[i].draft_max});
         }
         engine->impl.configure({pyfly::Gate(config->gate, config->n_gate), config->window, config->adaptive != 0,
-                                config->loop_guard != 0, config->trace != 0, config->keep_rows != 0},
+                                config->loop_guard != 0, config->trace != 0, config->keep_rows != 0,
+                                config->resumable != 0},
                                std::move(list));
     });
 }
@@ -219,6 +220,11 @@ pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, 
         engine->impl.begin(std::vector<int32_t>(history, history + n_history), n_evaluated,
                            pyfly::make_sampler(sampler_chain, engine->impl.keeps_shaped_rows()));
     });
+}
+
+pyfly_status pyfly_engine_resume(pyfly_engine * engine, size_t n_keep, const int32_t * tokens, size_t n_tokens,
+                                 pyfly_error * error) {
+    return guard(error, [&] { engine->impl.resume(n_keep, tokens, n_tokens); });
 }
 
 pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error) {

@@ -36,7 +36,7 @@ class Stopwatch {
 } // namespace
 
 Engine::Engine(Target & target)
-    : target_(target), config_{Gate(&exact_gate, 1), default_window, false, false, false, false},
+    : target_(target), config_{Gate(&exact_gate, 1), default_window, false, false, false, false, false},
       window_(default_window) {}
 
 void Engine::configure(EngineConfig config, std::vector<EngineDrafter> drafters) {
@@ -68,10 +68,8 @@ void Engine::configure(EngineConfig config, std::vector<EngineDrafter> drafters)
     drafters_ = std::move(drafters);
 }
 
-void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler) {
-    if (history.empty() || n_evaluated >= history.size()) {
-        throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
-    }
+// Throws unless the target can go on from these tokens.
+void Engine::require_sequence(const std::vector<int32_t> & history) const {
     if (history.size() > static_cast<size_t>(target_.n_ctx())) {
         throw Error(PYFLY_STATUS_CONTEXT_FULL, "the prompt has " + std::to_string(history.size()) +
                                                    " tokens and the context holds " + std::to_string(target_.n_ctx()) +
@@ -83,6 +81,13 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
                                                   std::to_string(target_.n_vocab()));
         }
     }
+}
+
+void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler) {
+    if (history.empty() || n_evaluated >= history.size()) {
+        throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
+    }
+    require_sequence(history);
     is_active_ = false;
     if (checkpoint_.size() > n_evaluated || !std::equal(checkpoint_.begin(), checkpoint_.end(), history.begin())) {
         target_.forget_checkpoint(); // it is of another text
@@ -97,6 +102,7 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     records_.clear();
     rejected_.clear();
     record_rows_.clear();
+    record_samplers_.clear();
     prompt_row_begin_ = prompt_row_end_ = 0;
     shadows_.clear();
     if (config_.adaptive) {
@@ -108,6 +114,21 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     round_ = 0;
     is_active_ = has_sequence_ = true;
     is_broken_ = false;
+}
+
+void Engine::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
+    const auto record = std::find_if(records_.begin(), records_.end(), [&](const pyfly_record & r) {
+        return static_cast<size_t>(r.position) + 1 == n_keep;
+    });
+    if (!is_active_ || !config_.resumable || record == records_.end()) {
+        throw Error(PYFLY_STATUS_INVALID, "a sequence goes on only behind a token that its last round committed");
+    }
+    std::vector<int32_t> history(history_.begin(), history_.begin() + static_cast<std::ptrdiff_t>(n_keep));
+    history.insert(history.end(), tokens, tokens + n_tokens);
+    require_sequence(history);
+    std::unique_ptr<Sampler> & then = record_samplers_[static_cast<size_t>(record - records_.begin())];
+    std::unique_ptr<Sampler> sampler = std::move(then ? then : sampler_);
+    begin(std::move(history), std::min(n_keep - 1, n_memory_), std::move(sampler));
 }
 
 // Evaluates tokens[n] behind what the memory holds.
@@ -356,6 +377,7 @@ size_t Engine::round(int32_t n_room) {
     records_.clear();
     rejected_.clear();
     record_rows_.clear();
+    record_samplers_.clear();
     const size_t n_before = history_.size();
     try {
         if (n_memory_ + 1 < n_before && static_cast<int64_t>(n_before - n_memory_) + draft_max() > target_.n_batch()) {
@@ -471,6 +493,9 @@ bool Engine::verify_position(const Proposal & proposal, size_t i, const float * 
     const std::vector<int32_t> & draft = proposal.tokens;
     const size_t n_vocab = static_cast<size_t>(target_.n_vocab());
     const int64_t position = static_cast<int64_t>(history_.size());
+    if (config_.resumable && !pending_.empty() && !pending_.back().sampler) {
+        pending_.back().sampler = sampler_->clone();
+    }
     const int32_t choice = sampler_->choose(row, n_vocab);
     const bool is_drafted = i < draft.size();
     const int32_t token = is_drafted ? draft[i] : choice;
@@ -575,7 +600,7 @@ bool Engine::verify_position(const Proposal & proposal, size_t i, const float * 
 
 void Engine::push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected) {
     history_.push_back(record.token);
-    Pending pending = {record, std::move(rejected), {}};
+    Pending pending = {record, std::move(rejected), {}, nullptr};
     if (config_.keep_rows && row != nullptr) {
         pending.row.assign(row, row + target_.n_vocab());
     }
@@ -664,6 +689,9 @@ void Engine::commit() {
         if (config_.keep_rows) {
             record_rows_.push_back(std::move(pending.row));
         }
+        if (config_.resumable) {
+            record_samplers_.push_back(std::move(pending.sampler));
+        }
         stats_.committed++;
         stats_.matched += record.origin == PYFLY_ORIGIN_MATCHED;
         if (record.origin == PYFLY_ORIGIN_LOOSE) {
@@ -711,6 +739,7 @@ void Engine::end(size_t n_keep) {
     pending_.clear();
     window_.clear();
     sampler_.reset(); // it may hold callbacks that live no longer than the request
+    record_samplers_.clear();
     if (has_sequence_) {
         has_sequence_ = false;
         keep(n_keep);

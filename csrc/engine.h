@@ -22,6 +22,7 @@ struct EngineConfig {
     bool loop_guard;
     bool trace;
     bool keep_rows;
+    bool resumable;
 };
 
 struct EngineDrafter {
@@ -45,6 +46,7 @@ class Engine {
     bool keeps_shaped_rows() const { return !config_.gate.is_exact() || config_.trace; }
 
     void begin(std::vector<int32_t> history, size_t n_evaluated, std::unique_ptr<Sampler> sampler);
+    void resume(size_t n_keep, const int32_t * tokens, size_t n_tokens);
     size_t prefill(bool all_rows);
     const float * prompt_row(int32_t position) const;
     size_t round(int32_t n_room);
@@ -66,8 +68,9 @@ class Engine {
     // A token whose fate may still be open.
     struct Pending {
         pyfly_record record;
-        std::vector<int32_t> rejected; // drafts rejected at this position
-        std::vector<float> row;        // raw row, if rows are kept
+        std::vector<int32_t> rejected;    // drafts rejected at this position
+        std::vector<float> row;           // raw row, if rows are kept
+        std::unique_ptr<Sampler> sampler; // if resumable: as it was just after this token; null while it still is so
     };
 
     // A deferred mismatch whose window is open.
@@ -93,6 +96,7 @@ class Engine {
 
     bool is_limited() const { return target_.rewind_depth() != Target::unlimited; }
     int64_t draft_max() const;
+    void require_sequence(const std::vector<int32_t> & history) const;
     void evaluate(const int32_t * tokens, size_t n, size_t first_row);
     void catch_up(size_t n);
     void checkpoint();
@@ -139,6 +143,7 @@ class Engine {
     std::vector<pyfly_record> records_;
     std::vector<int32_t> rejected_;
     std::vector<std::vector<float>> record_rows_;
+    std::vector<std::unique_ptr<Sampler>> record_samplers_; // as Pending::sampler
     pyfly_stats stats_ = {};
 };
 

@@ -497,6 +497,9 @@ class Engine(_Handle):
     def __init__(self, target: Target) -> None:
         self._target = target
         self._drafters: list[tuple[Drafter, int]] = []
+        self._sampler: Any = None  # what the running sequence's copy of the chain calls back into
+        self.has_sequence = False
+        """Whether a sequence runs: from `begin` to `end`, also after an error."""
         super().__init__(_lib.pyfly_engine_new, _lib.pyfly_engine_free, "pyfly_engine", target.pointer)
         self._n_left = _ffi.new("size_t *")
         self._n_records = _ffi.new("size_t *")
@@ -512,6 +515,7 @@ class Engine(_Handle):
         loop_guard: bool = False,
         trace: bool = False,
         keep_rows: bool = False,
+        resumable: bool = False,
     ) -> None:
         """Sets what the next sequence uses; an error changes nothing. `drafters` are given with their draft_max."""
         nodes = _gate_nodes(gate)
@@ -525,18 +529,28 @@ class Engine(_Handle):
                 "loop_guard": int(loop_guard),
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),
+                "resumable": int(resumable),
             },
         )
         natives = _ffi.new("pyfly_engine_drafter[]", [(drafter.pointer, k) for drafter, k in drafters])
         _check(_lib.pyfly_engine_configure, self.pointer, config, natives, len(natives))
         self._drafters = list(drafters)
 
-    def begin(self, history: Any, n_evaluated: int = 0, sampler_chain: Any = None) -> None:
-        """Starts a sequence of which the target's memory holds the first n_evaluated tokens. `sampler_chain` is a
-        llama_sampler chain as llama_cpp holds it (copied), or None for the argmax."""
+    def begin(self, history: Any, n_evaluated: int = 0, sampler: Any = None) -> None:
+        """Starts a sequence of which the target's memory holds the first n_evaluated tokens. `sampler` is a
+        llama_cpp LlamaSampler, whose chain is copied and whose Python functions are kept alive, or None for the argmax.
+        An error leaves the sequence as it was that ran before."""
         tokens = _tokens("the prompt", history)
-        chain = _ffi.NULL if sampler_chain is None else _ffi.cast("void *", _address(sampler_chain))
+        chain = _ffi.NULL if sampler is None else _ffi.cast("void *", _address(sampler.sampler))
         _check(_lib.pyfly_engine_begin, self.pointer, _token_pointer(tokens), len(tokens), n_evaluated, chain)
+        self._sampler = sampler  # not before: the copy that was replaced called back into the old one
+        self.has_sequence = True
+
+    def resume(self, n_keep: int, tokens: Any) -> None:
+        """Goes on behind the first n_keep tokens, which end with one that the last round committed, with the caller's
+        tokens; the sampler is as it was there."""
+        array = _tokens("what was sent", tokens)
+        _check(_lib.pyfly_engine_resume, self.pointer, n_keep, _token_pointer(array), len(array))
 
     def prefill(self, all_rows: bool = False) -> int:
         """Evaluates at most one batch of the prompt; returns how many tokens are left to do so."""
@@ -603,7 +617,11 @@ class Engine(_Handle):
 
     def end(self, n_keep: int) -> None:
         """Ends the sequence; the target's memory keeps at most its first n_keep positions."""
-        _check(_lib.pyfly_engine_end, self.pointer, n_keep)
+        try:
+            _check(_lib.pyfly_engine_end, self.pointer, n_keep)
+        finally:
+            self._sampler = None
+            self.has_sequence = False
 
     def counters(self) -> dict[str, Any]:
         """The counters as fields of `pyfly_cpp.Stats`."""

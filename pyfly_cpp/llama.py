@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
-import functools
 import inspect
+import math
 import os
 import signal
 import sys
@@ -43,11 +43,14 @@ from pyfly_cpp.window import Window
 _UNLIMITED = 2**31 - 1
 _MOST_SNAPSHOTS = 16
 
-_BASE_PARAMETERS = {
-    name
-    for name, parameter in inspect.signature(llama_cpp.Llama.__init__).parameters.items()
-    if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "model_path")
+_BASE_DEFAULTS = {
+    name: parameter.default
+    for base in reversed(llama_cpp.Llama.__mro__[:-1])  # somebody's own subclass may take (*args, **kwargs)
+    for name, parameter in inspect.signature(base.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    if name not in ("self", "model_path")
 }
+"""The base class's arguments and what they are if nobody gives them."""
 
 
 class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -112,7 +115,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._native_drafters: list[_native.Drafter] = []
         self._drafter: Drafter | Sequence[Drafter] | None = None
         self._generation = 0  # counts generations; an older generator finds out that it was superseded
-        self._request: _Request | None = None
+        self._handed_over = threading.local()
+        self._is_closed = False
         self._rows = RowStore()
         self._python_seconds = 0.0
         self._accepted_earlier: dict[str, int] = {}
@@ -125,9 +129,9 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         """Keep a `Round` of every round of the last generation in `self.rounds`."""
         self.rounds: list[Round] = []
 
-        unknown = [name for name in kwargs if name not in _BASE_PARAMETERS]
+        unknown = [name for name in kwargs if name not in _BASE_DEFAULTS]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], [*_BASE_PARAMETERS, *_OWN_PARAMETERS], n=1)
+            near = difflib.get_close_matches(unknown[0], [*_BASE_DEFAULTS, *_OWN_PARAMETERS], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
         draft_model = kwargs.pop("draft_model", None)
@@ -167,7 +171,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
                 ) from error
             raise
-        if not self._logits_all:
+        # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        if self._logits_all:
+            self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+        else:
             # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
             self._logits_all = 0
         self._stack.callback(self._close_native)
@@ -274,8 +282,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         draft_max = self._draft_max
         if draft_max is None:
             draft_max = max(getattr(drafter, "draft_max", 10) for drafter in drafters)
-        parameters = inspect.signature(llama_cpp.Llama.__init__).parameters
-        n_ubatch: int = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
+        n_ubatch: int = min(kwargs.get(name, _BASE_DEFAULTS[name]) for name in ("n_batch", "n_ubatch"))
         return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 1))
 
     def _require_fitting(self, draft_max: int | None) -> None:
@@ -334,8 +341,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _open_target(self) -> _native.LlamaTarget:
         if self._target is None:
-            if self._ctx.ctx is None:
-                raise ValueError("this FlyLlama is closed; load the model again.")
             target = _native.LlamaTarget(self._ctx.ctx)
             target.protect(self._protected)
             self._target = target
@@ -372,15 +377,30 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._native_drafters = []
 
     def close(self) -> None:
-        """Frees the model, the draft and everything else."""
-        if hasattr(self, "_stack"):
+        """Frees the model, the draft and everything else; a second call does nothing.
+
+        Raises:
+            BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
+                generation.
+        """
+        if self._is_closed or not hasattr(self, "_stack"):
+            return
+        with self._exclusive():
+            self._is_closed = True
             super().close()
+            # The base class would hand the freed pointers to llama.cpp.
+            self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise BusyError("this FlyLlama is generating in another thread; use one FlyLlama per thread, or a lock.")
+            raise BusyError(
+                "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
+                "FlyLlama per thread, or a lock."
+            )
         try:
+            if self._is_closed:
+                raise ValueError(_CLOSED)
             yield
         finally:
             self._lock.release()
@@ -451,78 +471,66 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             ContextFullError: the prompt, or the next token, does not fit in the context.
             BusyError: another thread or another generation uses this object.
         """
-        request = self._request or _Request()
-        self._request = None
+        handed_over, self._request = self._request, None
+        request = handed_over or _Request()
         processors = _Processors(self, logits_processor) if logits_processor else None
-        history = self._prepare_history(list(tokens), reset, request)
         keep_rows = request.wants_rows or stopping_criteria is not None or bool(self._logits_all)
-        with self._exclusive():
-            self._supersede()
-            self._generation += 1
-            generation = self._generation
-            target = self._open_target()
-            engine = self._engine
-            assert engine is not None
-            make_sampler = functools.partial(
-                self._init_sampler,
-                top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp, repeat_penalty=repeat_penalty,
-                frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, tfs_z=tfs_z,
-                mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-                penalize_nl=penalize_nl, logits_processor=processors and LogitsProcessorList([processors]),
-                grammar=grammar,
-            )  # fmt: skip
-            sampler = make_sampler()
-            self._rows.clear()
-            self.records = []
-            self.rounds = []
-            n_evaluated = self._reusable_prefix(history)
-            limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
-            engine.configure(
-                self._gate,
-                self._window,
-                list(zip(self._native_drafters, limits)),
-                adaptive=self.adaptive,
-                loop_guard=self.loop_guard,
-                trace=self.trace,
-                keep_rows=keep_rows,
-            )
-            engine.begin(history, n_evaluated, sampler.sampler)
-            n_evaluated = engine.n_evaluated  # a recurrent state may have had to go back further
-            if self.verbose and n_evaluated:
-                n_left = len(history) - n_evaluated
-                print(f"FlyLlama: {n_evaluated} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
-            self.input_ids[: len(history)] = history
-            self.n_tokens = n_evaluated
-            self._requires_eval = True
+        generation = -1
         try:
-            self._prefill(engine, generation, history, n_evaluated, request)
-            self._warn_if_plain(target)
-            rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
-            generated: list[int] = []
+            with self._exclusive():
+                history = self._prepare_history(list(tokens), reset, request)
+                self._supersede()
+                generation = self._generation
+                target = self._open_target()
+                engine = self._engine
+                assert engine is not None
+                sampler = self._init_sampler(
+                    top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp,
+                    repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+                    presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+                    mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta, penalize_nl=penalize_nl,
+                    logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
+                )  # fmt: skip
+                limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
+                engine.configure(
+                    self._gate,
+                    self._window,
+                    list(zip(self._native_drafters, limits)),
+                    adaptive=self.adaptive,
+                    loop_guard=self.loop_guard,
+                    trace=self.trace,
+                    keep_rows=keep_rows,
+                    resumable=handed_over is None,  # completions send nothing
+                )
+                n_evaluated = self._reusable_prefix(history)
+                with _interrupts_deferred():
+                    engine.begin(history, n_evaluated, sampler)
+                    self._hold(history, engine.n_evaluated)
+                self._rows.clear()
+                self.records = []
+                self.rounds = []
+                self._requires_eval = True
+                if self.verbose and self.n_tokens:
+                    n_left = len(history) - self.n_tokens
+                    print(f"FlyLlama: {self.n_tokens} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
             while True:
-                sent = yield from self._until_sent(rounds, generated)
+                self._prefill(engine, generation, history, request)
+                self._warn_if_plain(target)
+                rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
+                sent = yield from rounds
                 if sent is None:
                     return
-                # The sequence goes on behind the caller's tokens, with a sampler that knows what was generated.
-                with self._step(generation):
-                    sampler = make_sampler()
-                    for token in generated:
-                        sampler.accept(token)
-                    self.input_ids[self.n_tokens] = generated[-1]
-                    history = [*self.input_ids[: self.n_tokens + 1].tolist(), *sent]
-                    engine.begin(history, self.n_tokens, sampler.sampler)
-                    self.n_tokens = engine.n_evaluated
-                    self.input_ids[: len(history)] = history
-                self._prefill(engine, generation, history, self.n_tokens, request)
-                rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
+                with self._step(generation), _interrupts_deferred():
+                    engine.resume(self.n_tokens + 1, sent)
+                    history = engine.history().tolist()
+                    self._hold(history, engine.n_evaluated)
         finally:
-            if self._generation == generation and engine.pointer is not None:
-                # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
-                try:
-                    engine.end(self.n_tokens)
-                finally:
-                    self.n_tokens = min(self.n_tokens, engine.n_evaluated)  # fewer after a failure of the backend
-            del sampler  # its callbacks had to outlive the engine's copy of the chain
+            self._finish(generation)
+
+    def _hold(self, history: list[int], n_evaluated: int) -> None:
+        """Records what the engine has begun with."""
+        self.input_ids[: len(history)] = history
+        self.n_tokens = n_evaluated  # of a recurrent state it may be less than could be reused
 
     def _prepare_history(self, tokens: list[int], reset: bool, request: _Request) -> list[int]:
         history = tokens if reset else [*self._input_ids.tolist(), *tokens]
@@ -550,13 +558,12 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "this model's memory cannot be rolled back, so it is decoded without speculation.", stacklevel=3
             )
 
-    def _prefill(
-        self, engine: _native.Engine, generation: int, history: list[int], n_evaluated: int, request: _Request
-    ) -> None:
+    def _prefill(self, engine: _native.Engine, generation: int, history: list[int], request: _Request) -> None:
         """Evaluates the prompt, short of what the first round takes along; one native call for each batch, so that an
         interrupt is heard between them."""
         all_rows = request.prompt_logprobs is not None or bool(self._logits_all)
-        position, n_left = n_evaluated, 1
+        position, n_left = self.n_tokens, 1
+        n_evaluated = position
         while n_left:
             with self._step(generation):
                 n_left = engine.prefill(all_rows)
@@ -583,8 +590,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         processors: _Processors | None,
         stopping_criteria: StoppingCriteriaList | None,
         keep_rows: bool,
-    ) -> Generator[int, None, None]:
-        """Runs rounds and yields what they commit."""
+    ) -> Generator[int, Sequence[int] | None, list[int] | None]:
+        """Runs rounds and yields what they commit, until the caller sends tokens (returned) or wants no more (None)."""
         n_room = request.max_tokens
         before = engine.accepted() if self.log_rounds else (0, 0, 0)
         while True:
@@ -607,22 +614,25 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self._python_seconds += time.perf_counter() - started
             n_room -= n_committed
             for i, (position, token) in enumerate(committed):
-                self.input_ids[position : position + 1] = token
-                self.n_tokens = position
                 row = rows[i] if rows else None
-                if row is not None:
-                    self._keep_row(position - 1, row, token, request)
+                with self._step(generation):
+                    self.input_ids[position : position + 1] = token
+                    self.n_tokens = position
+                    if row is not None:
+                        self._keep_row(position - 1, row, token, request)
                 if stopping_criteria is not None and stopping_criteria(self.input_ids[:position], row):
-                    return
+                    return None
                 if records:
                     self.records.append(records[i])
-                yield token
+                sent = yield token
                 self._require_current(generation)
                 if self.n_tokens != position:
                     raise BusyError(
                         "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
                         "running; exhaust or close the generation first."
                     )
+                if sent:
+                    return list(sent)
 
     def _keep_row(self, position: int, row: npt.NDArray[np.float32], token: int, request: _Request) -> None:
         if self._logits_all:
@@ -634,26 +644,13 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         else:
             self._rows.replace(position, row)
 
-    @staticmethod
-    def _until_sent(
-        rounds: Generator[int, None, None], generated: list[int]
-    ) -> Generator[int, Sequence[int] | None, list[int] | None]:
-        """Passes tokens on until the caller sends some (returned) or there are no more (None)."""
-        for token in rounds:
-            generated.append(token)
-            sent = yield token
-            if sent:
-                rounds.close()
-                return list(sent)
-        return None
-
     # ---- Completions -------------------------------------------------------------------------------------------------
 
     def _create_completion(
         self,
         prompt: str | list[int],
         suffix: str | None = None,
-        max_tokens: int | None = 16,
+        max_tokens: float | None = 16,
         *,
         logprobs: int | None = None,
         echo: bool = False,
@@ -662,7 +659,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Iterator[Any]:
         """The base class's completion; this adds the limit that drafting should respect, and log-probabilities."""
-        request = _Request(max_tokens if max_tokens is not None and max_tokens > 0 else _UNLIMITED)
+        request = _Request(_room(max_tokens))
         if logits_processor is not None:
             # A copy that can be extended: the base class appends its logit-bias processor to the caller's own list.
             logits_processor = _ExtendableProcessors(logits_processor)
@@ -704,6 +701,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         return completion_logprobs(self.detokenize, tokens, entries, 0 if echo else len(prompt), bos)
 
     @property
+    def _request(self) -> _Request | None:
+        """What the generation that this thread starts next is for."""
+        request: _Request | None = getattr(self._handed_over, "request", None)
+        return request
+
+    @_request.setter
+    def _request(self, request: _Request | None) -> None:
+        self._handed_over.request = request
+
+    @property
     def _scores(self) -> Any:
         return super()._scores if self._logits_all else self._rows
 
@@ -735,24 +742,33 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             )
 
     def load_state(self, state: LlamaState) -> None:
-        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation."""
+        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.
+
+        Raises:
+            ValueError: it does not fit in the context; nothing was changed.
+            NativeError: llama.cpp refuses it; the sequence is reset.
+        """
         with self._exclusive():
+            n, n_bytes = state.n_tokens, len(state.llama_state)
+            if not 0 <= n <= min(self._n_ctx, len(state.input_ids)):
+                raise ValueError(f"the saved state holds {n} tokens and the context {self._n_ctx}; raise n_ctx.")
+            scores = np.broadcast_to(state.scores, (n, self._n_vocab)) if self._logits_all else None
+            data = (ctypes.c_uint8 * n_bytes).from_buffer_copy(state.llama_state)
             self._supersede()
-            if self._logits_all:
-                super().load_state(state)
-                return
-            data = (ctypes.c_uint8 * state.llama_state_size).from_buffer_copy(state.llama_state)
-            if llama_cpp.llama_state_set_data(self._ctx.ctx, data, state.llama_state_size) != state.llama_state_size:
-                self.reset()
-                self._ctx.kv_cache_clear()
-                raise NativeError(
-                    "llama.cpp refused the saved state: it is of another model or of other context settings; "
-                    "the sequence was reset."
-                )
-            self.input_ids[: state.n_tokens] = state.input_ids[: state.n_tokens]
-            self.n_tokens = state.n_tokens
-            self._requires_eval = True
-            self._seed = state.seed
+            with _interrupts_deferred():
+                if llama_cpp.llama_state_set_data(self._ctx.ctx, data, n_bytes) != n_bytes:
+                    self.reset()
+                    self._ctx.kv_cache_clear()
+                    raise NativeError(
+                        "llama.cpp refused the saved state: it is of another model or of other context settings; "
+                        "the sequence was reset."
+                    )
+                self.input_ids[:n] = state.input_ids[:n]
+                self.n_tokens = n
+                self._requires_eval = True
+                self._seed = state.seed
+                if scores is not None:
+                    self.scores[:n] = scores
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -778,7 +794,9 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             yield
 
     def _require_current(self, generation: int) -> None:
-        if self._generation != generation or self._engine is None:
+        if self._is_closed:
+            raise ValueError(_CLOSED)
+        if self._generation != generation:
             raise BusyError(
                 "another generation was started on this FlyLlama before this one ended; use one FlyLlama for each, or "
                 "exhaust or close the first."
@@ -787,8 +805,33 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _supersede(self) -> None:
         """Ends the generation that runs, if one does; its generator will find out."""
         self._generation += 1
-        if self._engine is not None:
-            self._engine.end(self.n_tokens)
+        engine = self._engine
+        if engine is not None and engine.has_sequence:
+            # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
+            try:
+                engine.end(self.n_tokens)
+            finally:
+                self.n_tokens = min(self.n_tokens, engine.n_evaluated)  # fewer after a failure of the backend
+
+    def _finish(self, generation: int) -> None:
+        """Ends a generation whose generator is done. Where the object is in use just now (by another thread, or by
+        the call during which the garbage collector closed the generator), whoever uses it next ends the generation."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._generation == generation and not self._is_closed:
+                    self._supersede()
+            finally:
+                self._lock.release()
+
+
+_CLOSED = "this FlyLlama is closed; load the model again."
+
+
+class _Closed:
+    """Stands where the base class had something of llama.cpp's: whoever asks it for anything hears why it is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(_CLOSED)
 
 
 class _Request:
@@ -867,6 +910,13 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if pending:
             handler(*pending[-1])
+
+
+def _room(max_tokens: float | None) -> int:
+    """The most tokens of a completion, for any number that the base class takes; its 0, None and infinity: no limit."""
+    if max_tokens is None or not 0 < max_tokens < _UNLIMITED:
+        return _UNLIMITED
+    return math.ceil(max_tokens)
 
 
 def _require_window(window: object) -> Window:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -545,3 +547,75 @@ def test_a_row_callback_that_raises_is_heard():
         engine.begin(PROMPT)
         with pytest.raises(KeyError, match="mine"):
             engine.round()
+
+
+class Chain:
+    """Stands for a llama_cpp LlamaSampler; no chain: the argmax."""
+
+    sampler = None
+
+
+def test_a_sampler_lives_as_long_as_the_engine_may_call_back_into_it():
+    """The engine's copy of a chain holds pointers to what Python wrote for it."""
+    script = Script(1, 0.5, -9.0)
+    with ScriptedTarget(script.row, N_VOCAB, n_ctx=50) as target, Engine(target) as engine:
+        engine.configure(Exact(), Window(), resumable=True)
+        samplers = [Chain(), Chain()]
+        first, second = (weakref.ref(sampler) for sampler in samplers)
+        engine.begin(PROMPT, 0, samplers[0])
+        samplers[0] = None
+        engine.round()
+        for refused in ([], [9], [2] * 51):
+            with pytest.raises(ValueError):
+                engine.begin(refused, 0, Chain())
+        with pytest.raises(ValueError):
+            engine.resume(len(PROMPT) + 1, [9])
+        gc.collect()
+        assert first() is not None  # neither a refused begin nor a refused resume replaced it
+        engine.resume(len(PROMPT) + 1, [3])
+        assert first() is not None
+        engine.begin(PROMPT, 0, samplers[1])
+        samplers[1] = None
+        gc.collect()
+        assert first() is None and second() is not None
+        engine.end(0)
+        gc.collect()
+        assert second() is None
+
+
+@given(
+    st.integers(0, 10_000), st.floats(0.0, 1.0), st.sampled_from([Window(2), Window(3, rule="reconverge")]),
+    st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(2, 8), min_size=0, max_size=3)), max_size=6),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_sequence_goes_on_behind_any_token_of_its_last_round(seed, agreement, window, sends):
+    """`resume` is the same as a new sequence with the same tokens; another place is refused."""
+    script = Script(seed, agreement, -9.0)
+
+    def run(on_send):
+        drafter = CallbackDrafter(lambda history: script.draft(history, 5))
+        text = list(PROMPT)
+        with ScriptedTarget(script.row, N_VOCAB) as target, Engine(target) as engine:
+            engine.configure(Margin(0.8), window, [(drafter, 5)], resumable=True)
+            engine.begin(text)
+            for which, tokens in sends:
+                committed = []
+                while not committed:
+                    engine.round()
+                    committed = engine.tokens()
+                n_keep = committed[which % len(committed)][0] + 1
+                with pytest.raises(ValueError, match="goes on only behind a token that its last round committed"):
+                    engine.resume(committed[-1][0] + 2, tokens)
+                text = [*engine.history()[:n_keep].tolist(), *tokens]
+                on_send(engine, n_keep, tokens, text)
+                assert engine.history().tolist() == text
+            while len(text) < 60:
+                engine.round()
+                text += [token for _, token in engine.tokens()]
+        return text
+
+    def begin_again(engine, n_keep, tokens, text):
+        engine.end(n_keep - 1)
+        engine.begin(text, n_keep - 1)
+
+    assert run(lambda engine, n_keep, tokens, text: engine.resume(n_keep, tokens)) == run(begin_again)

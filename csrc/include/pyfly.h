@@ -315,6 +315,8 @@ typedef struct pyfly_engine_config {
     int32_t loop_guard; /* 1: no loose accepts while the text repeats itself because of one */
     int32_t trace;      /* 1: measure entropy, margin and logprob of every token */
     int32_t keep_rows;  /* 1: keep the raw logits row behind every committed token until the next round */
+    int32_t resumable;  /* 1: pyfly_engine_resume may follow a round; costs a copy of the sampler for each token but the
+                           last of a round */
 } pyfly_engine_config;
 
 typedef struct pyfly_engine_drafter {
@@ -333,7 +335,8 @@ pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_co
 
 /* Starts a sequence: history[n_history] (n_history >= 1), whose first n_evaluated tokens the target's memory holds
  * already (n_evaluated < n_history); everything behind them is forgotten. `sampler_chain` is a llama_sampler chain,
- * copied, or NULL for the argmax. */
+ * copied, or NULL for the argmax; samplers in it that Python wrote must live until the sequence ends or another begins.
+ * An error changes nothing, unless the target's memory could not be rolled back. */
 pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, size_t n_history, size_t n_evaluated,
                                 void * sampler_chain, pyfly_error * error);
 
@@ -341,6 +344,14 @@ pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, 
  * round may start; call again until it is 0. With all_rows 1 every row of the batch is kept for
  * pyfly_engine_prompt_row. */
 pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error);
+
+/* The sequence goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a
+ * token that the last round committed. What the round committed behind it is forgotten, and the sampler is as it was
+ * just after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens.
+ * Prefill and rounds follow as after pyfly_engine_begin. Needs `resumable`. An error changes nothing: INVALID for
+ * another n_keep or a token outside the vocabulary, CONTEXT_FULL if the tokens do not fit. */
+pyfly_status pyfly_engine_resume(pyfly_engine * engine, size_t n_keep, const int32_t * tokens, size_t n_tokens,
+                                 pyfly_error * error);
 
 /* Raw logits row [n_vocab] that follows prompt token `position`, from the last pyfly_engine_prefill with all_rows;
  * NULL if that call did not evaluate it. Valid until the next call on the engine. */

@@ -227,7 +227,7 @@ def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
         sampler = chain.make(seed, **settings)
         with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
             engine.configure(gate, Window(900, across_rounds=True), [(drafter, 6)] if drafter else [])
-            engine.begin([3, 5], 0, sampler.sampler)
+            engine.begin([3, 5], 0, sampler)
             out = []
             while len(out) < 60:
                 engine.round()

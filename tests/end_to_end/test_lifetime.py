@@ -1,0 +1,394 @@
+"""One object through its life: refused prompts, tokens that are sent, states, several threads, the end.
+
+Whatever happens, what it says it holds is what it holds, and the next answer is right."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import llama_cpp
+import numpy as np
+import pytest
+from gguf_edit import edit_gguf
+from llama_cpp import LogitsProcessorList
+
+from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyLlama, PromptLookup
+
+F32 = llama_cpp.GGML_TYPE_F32
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+SHORT = "Tom has 3 apples and 4 pears."
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target, tmp_path_factory):
+    """In F32 a batch and a single token agree so closely that sampled texts can be compared."""
+
+    def in_f32(arrays):
+        arrays.update({name: array.astype(np.float32) for name, array in arrays.items()})
+
+    return str(edit_gguf(tiny_target, tmp_path_factory.mktemp("target") / "tiny-f32.gguf", tensors=in_f32))
+
+
+def text(response):
+    return response["choices"][0]["text"]
+
+
+def answer(llm, prompt=PROMPT):
+    return text(llm(prompt, max_tokens=40, temperature=0))
+
+
+@pytest.fixture(scope="module")
+def expected(target):
+    """The right answers, by prompt."""
+    base = llama_cpp.Llama(target, **OPTIONS)
+    answers = {prompt: answer(base, prompt) for prompt in (PROMPT, SHORT)}
+    base.close()
+    return answers
+
+
+def in_child(code, *arguments):
+    """Runs code that may crash, with an allocator that shows what is used after it was freed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        env={**os.environ, "PYTHONMALLOC": "debug"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+# ---- The length of the context ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+@pytest.mark.parametrize("n_ctx", [300, 257, 100])
+def test_a_context_that_llama_cpp_rounds_up(n_ctx, logits_all, target):
+    """Every position that llama.cpp holds can be used, and a prompt that does not fit changes nothing."""
+    fly = FlyLlama(target, **{**OPTIONS, "n_ctx": n_ctx, "logits_all": logits_all}, drafter=PromptLookup())
+    holds = fly.n_ctx()
+    assert holds == 256 * math.ceil(n_ctx / 256)
+    roomy = FlyLlama(target, **{**OPTIONS, "n_ctx": 1024})
+    rng = np.random.default_rng(n_ctx)
+    first = fly.tokenize(SHORT.encode())
+    for n in (30, n_ctx + 6 if n_ctx + 6 < holds else holds - 6, holds + 1, 40, holds):
+        prompt = [*first, *rng.integers(300, 1000, size=n - len(first)).tolist()]
+        if n > holds:
+            with pytest.raises(ContextFullError, match=f"the context holds {holds}"):
+                next(fly.generate(prompt, temp=0.0))
+            continue
+        found = [t for _, t in zip(range(min(6, holds - n + 1)), fly.generate(prompt, temp=0.0))]
+        assert found == [t for _, t in zip(range(len(found)), roomy.generate(prompt, temp=0.0))]
+        gc.collect()
+        assert list(fly.eval_tokens) == [*prompt, *found][: fly.n_tokens]
+
+
+def test_a_state_that_does_not_fit(target, expected):
+    big = FlyLlama(target, **{**OPTIONS, "n_ctx": 1024})
+    next(big.generate(list(range(300, 800)), temp=0.0))
+    state = big.save_state()
+    for options in ({}, {"logits_all": True}):
+        fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS, **options)
+        before = answer(fly), list(fly.eval_tokens)
+        with pytest.raises(ValueError, match=r"holds 500 tokens and the context 256; raise n_ctx"):
+            fly.load_state(state)
+        assert before == (expected[PROMPT], list(fly.eval_tokens))
+        assert text(fly(PROMPT + before[0], max_tokens=20, temperature=0)) == text(
+            big(PROMPT + before[0], max_tokens=20, temperature=0)
+        )
+
+
+# ---- Samplers that Python wrote --------------------------------------------------------------------------------------
+
+
+def test_a_processor_outlives_the_request_that_failed(target):
+    """What the engine still holds of a request calls back into its sampler until another takes its place."""
+    code = """
+        import sys, gc
+        import numpy as np
+        from llama_cpp import LogitsProcessorList
+        from pyfly_cpp import FlyLlama, PromptLookup
+
+        gc.set_threshold(1)  # samplers are parts of cycles
+        llm = FlyLlama(sys.argv[1], n_ctx=300, n_threads=1, n_threads_batch=1, verbose=False, drafter=PromptLookup())
+        def bias(ids, scores):
+            scores = np.array(scores)
+            scores[5] += 1.0
+            return scores
+        processors = LogitsProcessorList([bias])
+        prompt = llm.tokenize(b"Tom has 3 apples and 4 pears.")
+        llm.set_seed(5)
+        first = [t for _, t in zip(range(20), llm.generate(prompt, temp=0.7, logits_processor=processors))]
+        for bad in ([-1], [10**6], [7] * 600):
+            generator = llm.generate(prompt, temp=0.7, logits_processor=processors)
+            next(generator)
+            try:
+                generator.send(bad)
+                raise SystemExit(f"{bad[:3]} was taken")
+            except ValueError as error:
+                pass
+            del generator
+            gc.collect()
+            for refused in ([-1], [7] * 600):
+                try:
+                    next(llm.generate(refused, temp=0.7, logits_processor=LogitsProcessorList([bias])))
+                    raise SystemExit(f"{refused[:3]} was taken")
+                except ValueError:
+                    pass
+            gc.collect()
+            try:
+                next(llm.generate([7] * 306, temp=0.7, logits_processor=LogitsProcessorList([bias])))
+            except ValueError:  # it did not fit when the context was taken for 300 tokens
+                gc.collect()
+            llm(prompt, max_tokens=5, logit_bias={7: 3.0})
+        llm.set_seed(5)
+        again = [t for _, t in zip(range(20), llm.generate(prompt, temp=0.7, logits_processor=processors))]
+        assert again == first, (again, first)
+        print("fine")
+    """
+    assert in_child(code, target) == "fine\n"
+
+
+# ---- Tokens that are sent --------------------------------------------------------------------------------------------
+
+SAMPLINGS = [
+    {"temp": 0.9},
+    {"temp": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temp": 0.8, "repeat_penalty": 1.4},
+    {"temp": 1.0, "mirostat_mode": 2, "mirostat_tau": 4.0},
+    {"temp": 1.0, "mirostat_mode": 1},
+    {"temp": 0.0, "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()))
+def test_a_send_does_not_start_the_random_numbers_again(sampling, target, tiny_draft):
+    """One sampler from the first token to the last: what the base class's own chain draws when it is kept."""
+    sent = [300, 301, 302]
+    base = llama_cpp.Llama(target, seed=11, **OPTIONS)
+    base._sampler = base._init_sampler(**sampling)
+    prompt = base.tokenize(PROMPT.encode())
+    expected, inserted = [], prompt
+    for n in (9, 4, 7):
+        for _ in range(n):
+            base.eval(inserted)
+            expected.append(base.sample())
+            inserted = expected[-1:]
+        inserted = [expected[-1], *sent]
+    for drafter in (None, PromptLookup(), DraftModel(tiny_draft, draft_max=5)):
+        fly = FlyLlama(target, seed=11, drafter=drafter, **OPTIONS)
+        generator = fly.generate(prompt, **sampling)
+        found = [next(generator) for _ in range(9)]
+        for n in (4, 7):
+            found += [generator.send(sent)] + [next(generator) for _ in range(n - 1)]
+        assert found == expected
+
+
+def test_tokens_sent_at_a_full_context(target, expected):
+    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    prompt = list(range(300, 540))
+    for n, sent in ((17, [5]), (16, [5, 6]), (1, [5] * 16)):
+        generator = fly.generate(prompt, temp=0.0)
+        for _ in range(n):
+            next(generator)
+        with pytest.raises(ContextFullError, match="raise n_ctx"):
+            generator.send(sent)
+        assert answer(fly) == expected[PROMPT]
+    generator = fly.generate(prompt, temp=0.0)
+    next(generator)
+    assert isinstance(generator.send([5] * 15), int)  # just fits
+
+
+def test_tokens_sent_after_a_reset(target):
+    fly = FlyLlama(target, **OPTIONS)
+    generator = fly.generate([300, 301], temp=0.0)
+    next(generator)
+    fly.reset()
+    with pytest.raises(BusyError, match="state was changed"):
+        generator.send([5])
+
+
+# ---- Numbers that the base class takes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_tokens", [2**31, 2**40, math.inf, 3.0, 2.5, 1, -7, None, 0.0, math.nan, True])
+def test_max_tokens_of_any_kind(max_tokens, target):
+    base, fly = llama_cpp.Llama(target, **OPTIONS), FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    results = [llm(PROMPT, max_tokens=max_tokens, temperature=0)["choices"] for llm in (base, fly)]
+    assert results[0] == results[1]
+
+
+def test_a_subclass_in_place_of_llama(target):
+    """Somebody else may have put a subclass with other parameters where the base class was."""
+    code = """
+        import sys
+        import llama_cpp
+
+        class Traced(llama_cpp.Llama):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+
+        if sys.argv[2] == "before":
+            llama_cpp.Llama = Traced
+        from pyfly_cpp import FlyLlama, PromptLookup
+        llama_cpp.Llama = Traced
+        llm = FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, drafter=PromptLookup())
+        try:
+            FlyLlama(sys.argv[1], n_bach=4)
+        except ValueError as error:
+            assert "n_batch" in str(error)
+        print(llm("Tom", max_tokens=3)["usage"]["completion_tokens"])
+    """
+    for when in ("before", "after"):
+        assert in_child(code, target, when) == "3\n"
+
+
+# ---- Several users ---------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_generate_and_stop(target, expected):
+    """Generations that are cut short, by threads that know nothing of each other: each gets the right tokens or
+    BusyError, and the object stays right."""
+    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    whole = {}
+    for prompt in (PROMPT, SHORT):
+        tokens = fly.tokenize(prompt.encode())
+        whole[prompt] = tokens, [t for _, t in zip(range(30), fly.generate(tokens, temp=0.0))]
+    failures = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            tokens, right = whole[(PROMPT, SHORT)[int(rng.integers(2))]]
+            n = int(rng.integers(1, 12))
+            try:
+                generator = fly.generate(tokens, temp=0.0)
+                found = [next(generator) for _ in range(n)]
+                generator.close()
+                if found != right[:n]:
+                    failures.append((found, right[:n]))
+                if rng.random() < 0.2:
+                    fly.load_state(fly.save_state())
+            except BusyError:
+                continue
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert answer(fly) == expected[PROMPT]
+
+
+def test_threads_with_requests_of_their_own(target):
+    """What a completion asks of its generation (log-probabilities) goes to no other thread's."""
+    fly = FlyLlama(target, **OPTIONS)
+    failures, lock = [], threading.Lock()
+
+    def work(logprobs):
+        for _ in range(20):
+            stream = fly._create_completion(SHORT, max_tokens=3, temperature=0, logprobs=logprobs)
+            with lock:  # one after the other, but each request is made before the other's generation starts
+                try:
+                    got = next(stream)["choices"][0]["logprobs"]
+                except BusyError:
+                    continue
+            if (got is None) != (logprobs is None):
+                failures.append((logprobs, got))
+
+    threads = [threading.Thread(target=work, args=(logprobs,)) for logprobs in (None, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("where", ["drafter", "processor", "stopping"])
+def test_use_from_within_a_generation(where, target, expected):
+    """A callback may look at the object; what would pull it away from under the generation is refused."""
+    refused = []
+
+    def use(*_):
+        fly = users[0]
+        state = states[0]
+        for call in (fly.close, fly.save_state, lambda: fly.load_state(state), lambda: fly.eval([3]),
+                     lambda: next(fly.generate([3])), lambda: setattr(fly, "drafter", None)):  # fmt: skip
+            with pytest.raises(BusyError, match="in use, by another thread or by the very generation"):
+                call()
+            refused.append(call)
+
+    def drafter(tokens):
+        if where == "drafter":
+            use()
+        return []
+
+    def processor(_, scores):
+        if where == "processor":
+            use()
+        return scores
+
+    users, states = [], []
+    users.append(FlyLlama(target, drafter=drafter, **OPTIONS))
+    states.append(users[0].save_state())
+    processors = LogitsProcessorList([processor])
+    if where == "stopping":
+        stop = llama_cpp.StoppingCriteriaList([lambda ids, row: users[0].close() or False])
+        with pytest.raises(ValueError, match="closed; load the model again"):
+            users[0](PROMPT, max_tokens=10, stopping_criteria=stop)
+        return
+    result = text(users[0](PROMPT, max_tokens=40, temperature=0, logits_processor=processors))
+    assert result == expected[PROMPT] and refused
+
+
+# ---- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_asked_of_a_closed_object(target):
+    code = """
+        import sys
+        from pyfly_cpp import FlyLlama, PromptLookup
+
+        llm = FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, drafter=PromptLookup())
+        llm("Tom has", max_tokens=3)
+        state = llm.save_state()
+        generator = llm.generate([300, 301])
+        next(generator)
+        llm.close()
+        llm.close()
+        calls = [llm.save_state, lambda: llm.load_state(state), lambda: llm.eval([1]), lambda: llm.tokenize(b"x"),
+                 lambda: llm.detokenize([1]), lambda: llm.embed("x"), lambda: llm("x"), llm.n_ctx, llm.n_vocab,
+                 llm.token_eos, lambda: next(generator), lambda: llm.can_speculate, lambda: llm.sample(),
+                 lambda: llm.protected, lambda: llm.create_chat_completion([{"role": "user", "content": "x"}])]
+        for i, call in enumerate(calls):
+            try:
+                call()
+            except ValueError as error:
+                assert "closed; load the model again" in str(error), (i, error)
+            else:
+                raise SystemExit(f"call {i} went through")
+        print("fine")
+    """
+    assert in_child(code, target) == "fine\n"
+
+
+def test_a_generator_that_is_collected_during_a_call(target, expected):
+    """The collector may close a generation in mid-call, on the same thread: nothing waits for itself."""
+    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0)
+    next(generator)
+    with fly._exclusive():
+        generator.close()
+    assert answer(fly, SHORT) == expected[SHORT]
+    assert answer(fly) == expected[PROMPT]
