@@ -16,7 +16,6 @@ import types
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf
 from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -41,13 +40,8 @@ def case(name=None, base=None, **options):
 
 
 @pytest.fixture(scope="module")
-def target(tiny_target, tmp_path_factory):
-    path = tmp_path_factory.mktemp("target") / "tiny-llama-target-f32.gguf"
-
-    def in_f32(arrays):
-        arrays.update({name: array.astype(np.float32) for name, array in arrays.items()})
-
-    return str(edit_gguf(tiny_target, path, tensors=in_f32))
+def target(tiny_target_f32):
+    return tiny_target_f32
 
 
 @pytest.fixture(params=["none", "lookup", "draft", "llama_cpp"])

@@ -15,7 +15,6 @@ import threading
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf
 from llama_cpp import LogitsProcessorList
 
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyLlama, PromptLookup
@@ -27,13 +26,8 @@ SHORT = "Tom has 3 apples and 4 pears."
 
 
 @pytest.fixture(scope="module")
-def target(tiny_target, tmp_path_factory):
-    """In F32 a batch and a single token agree so closely that sampled texts can be compared."""
-
-    def in_f32(arrays):
-        arrays.update({name: array.astype(np.float32) for name, array in arrays.items()})
-
-    return str(edit_gguf(tiny_target, tmp_path_factory.mktemp("target") / "tiny-f32.gguf", tensors=in_f32))
+def target(tiny_target_f32):
+    return tiny_target_f32
 
 
 def text(response):
