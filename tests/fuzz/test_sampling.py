@@ -83,6 +83,22 @@ def same(a, b):
     return bool(a == b)
 
 
+def explained_by_noise(base, given, found):
+    """Whether the base class itself answers so if its rows are moved by what kernels round: a token may stand so close
+    to a limit of min_p or top_p, or to the number drawn, that it falls on the other side. Seed 277 is such a case: a
+    probability is within 2e-8 of min_p times the largest one, and the rows of a batch differ by 2e-6."""
+    if given["temperature"] == 0.0:
+        return False
+    rng = np.random.default_rng(0)
+    noise = LogitsProcessorList([lambda ids, row: row + rng.normal(scale=5e-6, size=row.shape).astype(np.float32)])
+    for _ in range(30):
+        base.reset()
+        moved = {**given, "logits_processor": [*noise, *(given.get("logits_processor") or [])]}
+        if same(outcome(base, moved), found):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("n_batch", [16, 512])
 def test_against_the_base_class(cases, n_batch, tiny_target_f32, tiny_draft):
     options = {"n_ctx": 256, "n_batch": n_batch, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32,
@@ -99,4 +115,4 @@ def test_against_the_base_class(cases, n_batch, tiny_target_f32, tiny_draft):
         expected = outcome(base, given)
         for fly in flies:
             found = outcome(fly, given)
-            assert same(found, expected), f"{given}\n{found}\n{expected}"
+            assert same(found, expected) or explained_by_noise(base, given, found), f"{given}\n{found}\n{expected}"
