@@ -19,8 +19,8 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.evaluation.files import sha256, write_atomically
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
+from pyfly_cpp.files import sha256, write_atomically
 
 HELP = """Measures the speed of plain, exact and loose decoding on the same prompts.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pyfly_cpp.files import write_atomically
 
 _FORMAT = "pyfly-cpp conversation"
 _VERSION = 1
@@ -71,9 +72,7 @@ def save(path: Path, conversation: Conversation, settings: dict[str, Any]) -> No
         "messages": conversation.messages,
         "settings": settings,
     }
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> tuple[Conversation, dict[str, Any]]:

@@ -18,12 +18,13 @@ from pyfly_cpp.cli.measuring import (
     terminal_width,
 )
 from pyfly_cpp.evaluation import report, runner
-from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
+from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import available_layers
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable
 from pyfly_cpp.evaluation.task import Item, Task, spread
+from pyfly_cpp.files import sha256, write_atomically
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 

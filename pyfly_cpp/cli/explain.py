@@ -9,9 +9,9 @@ import llama_cpp
 
 from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.evaluation.files import require_free, write_atomically
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.explain import make_page, render
+from pyfly_cpp.files import require_free, write_atomically
 
 HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
 

@@ -19,10 +19,10 @@ from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
-from pyfly_cpp.evaluation.files import require_free
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
 

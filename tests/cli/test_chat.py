@@ -111,6 +111,15 @@ def test_save_and_load(run, tmp_path):
     assert restored["settings"]["temperature"] == 0.5
 
 
+def test_save_touches_no_other_file(run, tmp_path):
+    file, victim = tmp_path / "talk.json", tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "talk.json.tmp").symlink_to(victim)
+    assert chat(run, stdin=f"{QUESTION}\n/save {file}\n").code == 0
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.json", "talk.json.tmp", "victim"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,0 +1,77 @@
+"""Files are written whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pyfly_cpp.files import OutputError, require_free, write_atomically
+
+
+def test_atomic_writes(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_neighbour_of_a_similar_name_is_left_alone(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.json.tmp").symlink_to(victim)
+    (tmp_path / ".a.json.tmp").write_text("precious")
+    write_atomically(tmp_path / "a.json", "new")
+    assert victim.read_text() == (tmp_path / ".a.json.tmp").read_text() == "precious"
+    assert (tmp_path / "a.json").read_text() == "new" and (tmp_path / "a.json.tmp").is_symlink()
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "a.json", "new")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_permissions_are_the_umasks_or_those_of_the_file(tmp_path):
+    path = tmp_path / "a.json"
+    before = os.umask(0o027)
+    try:
+        write_atomically(path, "new")
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.chmod(0o600)
+        write_atomically(path, "newer")
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path):
+    path = tmp_path / ("a" * 255)
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, what in (("pipe", "device"), ("folder", "folder")):
+        with pytest.raises(OutputError, match=f"is a {what}"):
+            write_atomically(tmp_path / name, "new")
+        with pytest.raises(OutputError, match=f"is a {what}"):
+            require_free(tmp_path / name, force=True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
+def test_the_folder_is_not_made_up(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_atomically(tmp_path / "no" / "a.json", "new")
+    assert not list(tmp_path.iterdir())
