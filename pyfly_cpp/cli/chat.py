@@ -22,6 +22,7 @@ from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Bar, note, warn
+from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.gates import Exact, parse_gate
 from pyfly_cpp.llama import FlyLlama
@@ -65,7 +66,7 @@ _SAVED: dict[str, tuple[type, ...]] = {
     short_help="Talk to a model.",
     epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf --system 'Answer in one sentence.'",
 )
-@click.option("-s", "--system", metavar="TEXT", help="System prompt.")
+@click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
 @shared_options(gate=CHAT_GATE)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
@@ -109,6 +110,8 @@ class Chat:
                     note("Goodbye.")
                 return n_failed
             except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
@@ -120,9 +123,13 @@ class Chat:
                     self._run_command(text)
                 elif text:
                     self._answer(text)
+            except KeyboardInterrupt:  # in the middle of a command, or once more in the middle of a stop
+                if not self.interactive:
+                    raise
+                note("(stopped)")
             except BrokenPipeError:
                 raise
-            except (ValueError, RuntimeError, OSError, MemoryError) as error:
+            except Exception as error:  # a chat template may raise anything; the conversation outlives it
                 if os.environ.get("PYFLY_DEBUG"):
                     raise
                 n_failed += 1
@@ -162,11 +169,12 @@ class Chat:
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
     def _answer(self, text: str) -> None:
-        """One turn. What was said before an interrupt stays in the conversation; a turn that failed does not."""
-        conversation, llm = self._conversation, self._llm
-        before = [*conversation.messages]
-        conversation.say("user", text)
-        self._make_room()
+        """One turn. It becomes part of the conversation when it is over, with what was said before an interrupt; a turn
+        that failed leaves no trace."""
+        llm = self._llm
+        turn = Conversation(self._conversation.system, [*self._conversation.messages])
+        turn.say("user", text)
+        self._make_room(turn)
         counted = llm.stats
         said: list[str] = []
         interrupted, finish_reason = False, None
@@ -174,7 +182,7 @@ class Chat:
         try:
             with Bar() as bar:
                 llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
-                for piece, reason in self._stream():
+                for piece, reason in self._stream(turn):
                     bar.stop()
                     finish_reason = reason or finish_reason
                     said.append(piece)
@@ -183,23 +191,25 @@ class Chat:
                     else:
                         _write(piece)
         except KeyboardInterrupt:
+            if not self.interactive:
+                raise
             interrupted = True
         except BaseException:
             if said:
                 _write("\n")
-            conversation.messages = before
             raise
         finally:
             llm.on_prefill = None
+        answer = "".join(said)
+        if interrupted and not answer:
+            _write("\n")
+            note("(stopped before the first word; your message was forgotten)")
+            return
+        turn.say("assistant", answer)
+        self._conversation = turn
         if view is not None:
             view.finish()
         _write("\n")
-        answer = "".join(said)
-        if interrupted and not answer:
-            conversation.messages = before
-            note("(stopped before the first word; your message was forgotten)")
-            return
-        conversation.say("assistant", answer)
         notes = [difference(llm.stats, counted).summary()]
         if interrupted:
             notes.insert(0, "stopped")
@@ -208,11 +218,9 @@ class Chat:
             notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
         note(f"({'; '.join(notes)})")
 
-    def _stream(self) -> Iterator[tuple[str, str | None]]:
+    def _stream(self, turn: Conversation) -> Iterator[tuple[str, str | None]]:
         """(text, why it ended or None) as it comes."""
-        chunks: Any = self._llm.create_chat_completion(
-            messages=self._conversation.prompt(), stream=True, **self._options.sampling()
-        )
+        chunks: Any = self._llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.sampling())
         try:
             for chunk in chunks:
                 choice = chunk["choices"][0]
@@ -220,7 +228,7 @@ class Chat:
         finally:
             chunks.close()
 
-    def _make_room(self) -> None:
+    def _make_room(self, turn: Conversation) -> None:
         """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
         llm = self._llm
         n_ctx = llm.n_ctx()
@@ -230,13 +238,12 @@ class Chat:
 
         wanted = self._options.max_tokens or n_ctx
         n_room = n_ctx - min(wanted, n_ctx // 4)
-        message = self._conversation.messages[-1]["content"]
+        message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
-            self._conversation.messages.pop()
             raise ValueError(
                 f"the message has {count(message)} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
             )
-        n_turns = self._conversation.shorten(n_room, count)
+        n_turns = turn.shorten(n_room, count)
         if n_turns:
             turns = "the oldest turn was" if n_turns == 1 else f"the {n_turns} oldest turns were"
             warn(

@@ -15,6 +15,7 @@ import pytest
 
 from pyfly_cpp.cli.chat import difference
 from pyfly_cpp.cli.conversation import Conversation
+from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Stats
 
 from .conftest import DRAFT, TARGET
@@ -109,6 +110,42 @@ def test_save_and_load(run, tmp_path):
     assert restored["messages"] == data["messages"]
     assert restored["settings"] == data["settings"]
     assert restored["settings"]["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_byte_that_is_not_utf8_is_replaced_and_the_chat_goes_on(run, tmp_path, errors):
+    file = tmp_path / "talk.json"
+    stdin = b"Caf\xe9 \xff?\n" + f"{QUESTION}\n/save {file}\n".encode()
+    result = run("chat", "-m", TARGET, "-t", 1, "-n", 8, stdin=stdin, errors=errors)
+    assert result.code == 0, result.err
+    assert "(the message is not valid UTF-8: 2 characters were replaced by \ufffd)" in result.err
+    assert [m["content"] for m in json.loads(file.read_text())["messages"]][::2] == ["Caf\ufffd \ufffd?", QUESTION]
+
+
+def test_a_system_prompt_that_is_not_utf8(run):
+    result = chat(run, "-s", "Be \udce9brief.", stdin=f"{QUESTION}\n")
+    assert result.code == 0 and "(--system is not valid UTF-8: one character was replaced" in result.err
+
+
+def test_a_turn_that_failed_leaves_no_trace(run, monkeypatch, tmp_path):
+    """Whatever fails, and wherever in the turn."""
+    good, file = FlyLlama.create_chat_completion, tmp_path / "talk.json"
+    n_calls = 0
+
+    def flaky(self, messages, **kwargs):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            raise ZeroDivisionError("a chat template can raise anything")
+        chunks = good(self, messages, **kwargs)
+        if n_calls == 3:
+            return (chunk if i < 4 else 1 / 0 for i, chunk in enumerate(chunks))
+        return chunks
+
+    monkeypatch.setattr(FlyLlama, "create_chat_completion", flaky)
+    result = chat(run, stdin=f"{QUESTION}\nsecond\nthird\nfourth\n/save {file}\n")
+    assert result.code == 1 and result.err.count("Error: ") == 2
+    assert [m["content"] for m in json.loads(file.read_text())["messages"]][::2] == [QUESTION, "fourth"]
 
 
 def test_save_touches_no_other_file(run, tmp_path):
@@ -276,6 +313,22 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("Goodbye.")
     assert t.process.wait(timeout=10) == 0
     assert "Traceback" not in t.seen
+
+
+def test_terminal_binary_garbage(terminal, tmp_path):
+    t = terminal("-n", "5")
+    t.wait_for(PROMPT)
+    os.write(t.master, b"\x1b[200~caf\xe9 \xff\x00\x9b\xed\xa0\x80 end\x1b[201~\r")
+    t.wait_for("is not valid UTF-8")
+    t.wait_for("tokens per round")
+    t.wait_for(PROMPT)
+    t.send("and now?\r")
+    t.wait_for("tokens per round")
+    t.wait_for(PROMPT)
+    t.send("\x04")
+    assert t.process.wait(timeout=10) == 0
+    assert "Traceback" not in t.seen and "Error" not in t.seen
+    assert "end" in (tmp_path / "pyfly-cpp" / "chat_history").read_text(encoding="utf-8")
 
 
 def test_terminal_several_lines_and_history(terminal, tmp_path):

@@ -92,6 +92,12 @@ def test_complete_takes_an_argument_or_stdin(run):
     assert complete(run, "-", stdin="Natalia sold\n").out == by_argument.out
 
 
+def test_complete_repairs_what_is_not_utf8(run):
+    for arguments, stdin in ((["caf\udce9"], ""), ([], b"caf\xe9"), (["--stop", "\ud800", "cafe"], "")):
+        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 4, *arguments, stdin=stdin)
+        assert result.code == 0 and "not valid UTF-8: one character was replaced" in result.err, result.err
+
+
 def test_complete_is_lossless_by_default(run):
     drafted = complete(run, "--draft", DRAFT, "Natalia sold")
     assert drafted.out == complete(run, "--drafter", "none", "Natalia sold").out
@@ -130,6 +136,22 @@ def test_complete_grammar_and_schema(run, tmp_path):
     schema.write_text("{")
     assert run("complete", "-m", TARGET, "--json-schema", schema, "x").code == 1
     assert run("complete", "-m", TARGET, "--json-schema", schema, "--grammar", grammar, "x").code == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", '{"type": "foo"}', '{"oneOf": []}', '{"properties": 3}', "[" * 9999], ids=len
+)
+def test_a_schema_that_is_none_is_one_line(run, tmp_path, content):
+    schema = tmp_path / "schema.json"
+    schema.write_text(content)
+    result = run("complete", "-m", TARGET, "--json-schema", schema, "x")
+    assert result.code == 1 and "schema.json" in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_grammar_that_is_not_utf8_is_one_line(run, tmp_path):
+    (tmp_path / "g.gbnf").write_bytes(b'root ::= "\xff"')
+    result = run("complete", "-m", TARGET, "--grammar", tmp_path / "g.gbnf", "x")
+    assert result.code == 1 and "g.gbnf' is not UTF-8 at byte 10; save the file as UTF-8." in result.err
 
 
 def test_complete_prompt_too_long(run):
