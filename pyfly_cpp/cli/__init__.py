@@ -30,6 +30,10 @@ _COMMANDS = {
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 
 
+_MAX_CHARS = 1000
+"""Of an error: it may quote what somebody wrote into a file."""
+
+
 class _Commands(click.Group):
     """Imports a command when it is used, and turns errors into one line."""
 
@@ -69,7 +73,8 @@ def describe(error: BaseException) -> str:
     """An error as one line."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ..."
 
 
 @click.command(

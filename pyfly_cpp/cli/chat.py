@@ -53,12 +53,13 @@ _SAMPLING: dict[str, tuple[type, ...]] = {
 }
 _SAVED: dict[str, tuple[type, ...]] = {
     **_SAMPLING,
+    "gate": (str,),
     "window": _COUNT,
     "window_rule": (str,),
     "window_tail": (int, _NONE),
     "across_rounds": (bool, _NONE),
 }
-"""What /save keeps of the options, and the types that /load takes."""
+"""What /save keeps of the options, and the types that /load takes; what range they have, the options themselves say."""
 
 
 @click.command(
@@ -310,21 +311,31 @@ class Chat:
     def _load(self, path: Path) -> None:
         """Everything is read and checked before anything is changed."""
         conversation, settings = conversations.load(path)
-        options = self._options
-        known = {name: settings[name] for name in _SAVED if name in settings}
-        for name, value in known.items():
-            if not isinstance(value, _SAVED[name]) or (isinstance(value, bool) and bool not in _SAVED[name]):
-                raise ValueError(f"{str(path)!r} has the setting {name} = {value!r}; nothing was loaded.")
-        gate = parse_gate(str(settings.get("gate", self._llm.gate)))
-        options = replace(options, **known)
+        known = {name: _checked(path, name, settings[name]) for name in _SAVED if name in settings}
+        gate = known.get("gate", self._llm.gate)
+        options = replace(self._options, **known)
         window = options.make_window(gate)
         self._llm.gate, self._llm.window = gate, window
         self._options, self._conversation = options, conversation
         note(f"(loaded {len(conversation.messages)} messages from {path})")
         model = settings.get("model")
-        if model and model != Path(self._llm.model_path).name:
+        if isinstance(model, str) and model != Path(self._llm.model_path).name:
             warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
         self._show_gate()
+
+
+def _checked(path: Path, name: str, value: Any) -> Any:
+    """A setting of a saved conversation as the option of that name takes it; raises ValueError."""
+    types, option = _SAVED[name], next(param for param in command.params if param.name == name)
+    try:
+        if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
+            return None if value is None else option.type.convert(value, None, None)
+        reason = "is of another type"
+    except (click.BadParameter, OverflowError) as error:
+        reason = error.message if isinstance(error, click.BadParameter) else "is too large"
+    raise ValueError(
+        f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason.rstrip('.')}; nothing was loaded."
+    )
 
 
 def difference(after: Stats, before: Stats) -> Stats:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -166,6 +168,17 @@ def test_save_touches_no_other_file(run, tmp_path):
         lambda data: data["settings"].update(gate="margin:x"),
         lambda data: data["settings"].update(window=-1),
         lambda data: data["settings"].update(window=True),
+        lambda data: data["settings"].update(gate=None),
+        lambda data: data["settings"].update(max_tokens=2**31),
+        lambda data: data["settings"].update(max_tokens=float("inf")),
+        lambda data: data["settings"].update(max_tokens=3.0),
+        lambda data: data["settings"].update(max_tokens=-1),
+        lambda data: data["settings"].update(temperature=float("nan")),
+        lambda data: data["settings"].update(temperature=10**400),
+        lambda data: data["settings"].update(seed=-1),
+        lambda data: data["settings"].update(top_p=1.5),
+        lambda data: data["settings"].update(top_k=2**40),
+        lambda data: data["settings"].update(window_rule="none"),
         lambda data: data.update(version=99),
     ],
 )
@@ -178,6 +191,66 @@ def test_a_bad_file_loses_nothing(run, tmp_path, damage):
     result = chat(run, stdin=f"/load {good}\n/load {bad}\n/save {after}\n")
     assert result.err.count("Error: ") == 1
     assert json.loads(after.read_text()) == json.loads(good.read_text())
+
+
+def test_load_takes_no_traceback_and_loses_nothing_whatever_it_reads(run, tmp_path):
+    """Random JSON in place of random parts of a saved conversation; after each /load the chat saves what it has."""
+    good = tmp_path / "good.json"
+    chat(run, stdin=f"{QUESTION}\n/save {good}\n")
+    data, rng = json.loads(good.read_text()), random.Random(13)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        2**31,
+        2**63,
+        10**400,
+        1e308,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "\ud800",
+        "\0",
+    ]
+    values += [
+        [],
+        {},
+        [[]],
+        {"role": "user", "content": "\udfff"},
+        "all(" * 5000,
+        "margin:" + "9" * 400,
+        "\x1b]52;c;x\x07",
+    ]
+
+    def damage(value):
+        if isinstance(value, (dict, list)) and value and rng.random() < 0.8:
+            key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+            value[key] = damage(value[key])
+            return value
+        return rng.choice(values)
+
+    lines = [f"/load {good}"]
+    for i in range(300):
+        (tmp_path / f"{i}.json").write_text(json.dumps(damage(copy.deepcopy(data))))
+        lines += [f"/load {tmp_path / f'{i}.json'}", f"/save {tmp_path / f'after{i}.json'}", f"/load {good}"]
+    result = run("chat", "-m", TARGET, "-t", 1, stdin="\n".join(lines) + "\n")
+    saved = [json.loads((tmp_path / f"after{i}.json").read_text()) for i in range(300)]
+    n_refused = result.err.count("Error: ")
+    assert 100 < n_refused < 300, "the fuzzer must do both"
+    assert sum(after == data for after in saved) >= n_refused
+
+
+def test_load_reads_no_device_and_nothing_endless(run, tmp_path):
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(tmp_path / "pipe")
+    result = run(
+        "chat", "-m", TARGET, "-t", 1, stdin=f"/load {tmp_path}/huge\n/load {tmp_path}/pipe\n/load /dev/zero\n"
+    )
+    assert result.err.count("is no conversation saved by /save; nothing was loaded.") == 3
 
 
 def test_show_drafts_without_colours(run):
