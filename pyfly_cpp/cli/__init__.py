@@ -31,7 +31,7 @@ _COMMANDS = {
 
 
 _MAX_CHARS = 1000
-"""Of an error: it may quote what somebody wrote into a file."""
+"""Of an error."""
 
 
 class _Commands(click.Group):
@@ -70,11 +70,13 @@ class _Commands(click.Group):
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+    """An error as one line for stderr; it may quote what somebody wrote into a file."""
+    from pyfly_cpp.cli.terminal import shown
+
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ..."
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return shown(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...", sys.stderr)
 
 
 @click.command(

@@ -21,7 +21,7 @@ from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Bar, note, warn
+from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.gates import Exact, parse_gate
@@ -142,7 +142,7 @@ class Chat:
         llm, options = self._llm, self._options
         reason = llm.drafter_reason
         title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
-        click.secho(title, bold=True, err=True)
+        click.secho(shown(title, sys.stderr), bold=True, err=True)
         if llm.drafter is None:
             note(f"no drafter ({reason}): plain decoding")
         elif not llm.can_speculate:
@@ -179,7 +179,7 @@ class Chat:
         counted = llm.stats
         said: list[str] = []
         interrupted, finish_reason = False, None
-        view = DraftView(llm, _write, self._colour) if self._show_drafts else None
+        view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
             with Bar() as bar:
                 llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
@@ -190,27 +190,27 @@ class Chat:
                     if view is not None:
                         view.feed(piece)
                     else:
-                        _write(piece)
+                        write(piece)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
             interrupted = True
         except BaseException:
             if said:
-                _write("\n")
+                write("\n")
             raise
         finally:
             llm.on_prefill = None
         answer = "".join(said)
         if interrupted and not answer:
-            _write("\n")
+            write("\n")
             note("(stopped before the first word; your message was forgotten)")
             return
         turn.say("assistant", answer)
         self._conversation = turn
         if view is not None:
             view.finish()
-        _write("\n")
+        write("\n")
         notes = [difference(llm.stats, counted).summary()]
         if interrupted:
             notes.insert(0, "stopped")
@@ -334,7 +334,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     except (click.BadParameter, OverflowError) as error:
         reason = error.message if isinstance(error, click.BadParameter) else "is too large"
     raise ValueError(
-        f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason.rstrip('.')}; nothing was loaded."
+        f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason[:100].rstrip('.')}; nothing was loaded."
     )
 
 
@@ -356,8 +356,3 @@ def _file(name: str, rest: str) -> Path:
     if len(parts) != 1 or not parts[0]:
         raise ValueError(f"write {name} FILE, with quotes around a name that has spaces.")
     return Path(parts[0]).expanduser()
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -12,7 +12,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
-from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.cli.terminal import Bar, note, write
 from pyfly_cpp.cli.text import TEXT, open_stdin, repaired
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
@@ -67,7 +67,7 @@ def command(
                 "stats": llm.stats.as_dict(),
                 "settings": _settings(llm, options, chat),
             }
-            click.echo(json.dumps(result, ensure_ascii=False))
+            write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
             click.echo()
         if show_stats:
@@ -99,8 +99,7 @@ def _run(
                 bar.stop()
                 choice = chunk["choices"][0]
                 texts.append((choice["delta"].get("content") or "") if chat else choice["text"])
-                sys.stdout.write(texts[-1])
-                sys.stdout.flush()
+                write(texts[-1])
         except ValueError as error:
             if "exceed context window" in str(error):
                 n_prompt, n_ctx = str(error).partition("(")[2].partition(")")[0], llm.n_ctx()

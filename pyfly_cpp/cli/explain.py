@@ -8,6 +8,7 @@ import click
 import llama_cpp
 
 from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.evaluation.settings import parse_setting
@@ -70,6 +71,6 @@ def command(
         drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
         page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
         write_atomically(output, render(page))
-        click.echo(generated.text)
+        write(generated.text + "\n")
         click.echo(generated.stats.summary(), err=True)
         click.echo(f"Written to {Path(output)}.", err=True)

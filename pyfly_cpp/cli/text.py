@@ -1,4 +1,4 @@
-"""Text at the program's borders: what comes in is made valid, what goes to a terminal cannot steer it."""
+"""Text that comes in: whatever was typed, pasted, piped or given as an argument is made valid Unicode."""
 
 from __future__ import annotations
 
