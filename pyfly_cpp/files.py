@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 
 class OutputError(ValueError):
     """A result cannot be written, or would overwrite another."""
 
 
-def sha256(path: str | os.PathLike[str]) -> str:
-    """Of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
+def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
+    """Of a file's content, in hexadecimal; `report` is called with the bytes done."""
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return digest(file, report).hex()
+
+
+def digest(stream: IO[bytes], report: Callable[[int], None] | None = None) -> bytes:
+    """SHA-256 of what is left of a stream; `report` is called with the bytes done."""
+    out, done = hashlib.sha256(), 0
+    while block := stream.read(1 << 20):
+        out.update(block)
+        done += len(block)
+        if report is not None:
+            report(done)
+    return out.digest()
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -94,18 +106,56 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def only_writer(path: Path) -> Iterator[None]:
-    """Holds a lock file; raises OutputError if another process holds it. Without effect where flock does not exist."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(path, "w", encoding="ascii") as file:
+def only_writer(path: str | os.PathLike[str], wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds a lock file, which goes away at the end. The system frees the lock of a process that was killed.
+
+    Args:
+        wait: Called again and again while another process holds it. None: raise OutputError.
+
+    Without effect on a file system that has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"another process is writing to {path.parent}; wait for it, or choose another folder."
-            ) from None
+            is_free = _lock(descriptor)
+            if is_free and _is_open_as(descriptor, path):  # or else whoever held it has removed it meanwhile
+                break
+            if not is_free and wait is None:
+                folder = os.path.dirname(os.path.abspath(path))
+                raise OutputError(f"another process is writing to {folder}; wait for it, or choose another folder.")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if not is_free and wait is not None:
+            wait()
+            time.sleep(0.1)
+    try:
         yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no file that is open
+            os.unlink(path)
+        os.close(descriptor)
+
+
+def _is_open_as(descriptor: int, path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else holds the lock; then this descriptor holds it until it is closed."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from pyfly_cpp.files import OutputError, require_free, write_atomically
+from pyfly_cpp.files import OutputError, only_writer, require_free, write_atomically
 
 
 def test_atomic_writes(tmp_path, monkeypatch):
@@ -75,3 +77,47 @@ def test_the_folder_is_not_made_up(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
         write_atomically(tmp_path / "no" / "a.json", "new")
     assert not list(tmp_path.iterdir())
+
+
+HOLD = "import sys, time, pyfly_cpp.files as f\nwith f.only_writer(sys.argv[1]): print(flush=True); time.sleep(60)"
+
+
+def test_one_writer_at_a_time_and_a_killed_one_blocks_nobody(tmp_path):
+    lock = tmp_path / "lock"
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        with pytest.raises(OutputError, match="another process is writing"), only_writer(lock):
+            pass
+        n_waits = 0
+
+        def wait():
+            nonlocal n_waits
+            n_waits += 1
+            if n_waits == 3:
+                child.kill()
+
+        with only_writer(lock, wait):
+            assert n_waits >= 3
+            with pytest.raises(OutputError), only_writer(lock):
+                pass
+        assert not lock.exists()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_many_writers_in_turn(tmp_path):
+    """Each removes the lock file at its end; a waiting one must not be content with the file that was removed."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    code = (
+        "import sys, pyfly_cpp.files as f\n"
+        "for _ in range(50):\n"
+        "    with f.only_writer(sys.argv[1] + '/lock', lambda: None):\n"
+        "        n = int(open(sys.argv[1] + '/counter').read()) + 1\n"
+        "        open(sys.argv[1] + '/counter', 'w').write(str(n))\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
+    assert [child.wait(60) for child in children] == [0] * 4
+    assert counter.read_text() == "200" and [path.name for path in tmp_path.iterdir()] == ["counter"]
