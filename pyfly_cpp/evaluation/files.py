@@ -39,6 +39,12 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
 def _parse(name: str, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        if rb"\u" in line:
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{name}, line {number}: half of a surrogate pair (\\ud800 ...) is no text; remove it."
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{name}, line {number}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
