@@ -170,6 +170,16 @@ def test_closed_pipe_is_no_traceback():
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["complete -n 4 Natalia", "chat -n 4"])
+def test_closed_streams_are_no_traceback(command, closed):
+    line = f"echo Natalia | {sys.executable} -m pyfly_cpp {command} -m {TARGET} -t 1 {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert bool(done.stdout.strip()) == (">&-" not in closed.split() and not ("chat" in command and "<&-" in closed))
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
