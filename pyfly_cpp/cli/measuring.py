@@ -16,7 +16,7 @@ import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
@@ -74,6 +74,7 @@ class Models:
                 self.model, drafters, settings, draft_max, n_ctx=self.n_ctx, n_threads=self.threads,
                 n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
             )  # fmt: skip
+        require_chat_format(llm)
         generator = Generator(llm, drafters)
         generator.require(settings)
         default = drafters.of(Setting())

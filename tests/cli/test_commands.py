@@ -47,6 +47,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
+        (["--model", TARGET, "--chat-format", "chatmll"], 1, "Did you mean 'chatml'? The formats are "),
         (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
         (["--model", TARGET, "--no-such-option"], 2, "--no-such-option"),
     ],
