@@ -39,13 +39,14 @@ def digest(stream: IO[bytes], report: Callable[[int], None] | None = None) -> by
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
 
-    The file keeps the permissions that it had; a link is replaced, not followed. The folder must exist.
+    The file keeps the permissions that it had; a link is replaced, not followed. The folder must exist. Text is written
+    as UTF-8, what UTF-8 cannot hold (names of files that are not UTF-8) as JSON's \\udcff.
 
     Raises:
         OutputError: the folder cannot be written to, or something that is no file has this name.
     """
     target = Path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     temporary = ""
     try:
         mode = _mode(target)

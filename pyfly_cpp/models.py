@@ -156,6 +156,8 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
         if path is None:
             raise ValueError(f"the model {text!r} is not fetched yet; run `pyfly-cpp models fetch {text}`.")
         return path
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError(f"llama.cpp takes UTF-8 file names only, and {text!r} is not UTF-8; rename the file.")
     path = Path(text)
     if path.exists():
         return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,11 @@ def test_atomic_writes(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_text_that_is_not_utf8_is_written_as_json_can_hold_it(tmp_path):
+    write_atomically(tmp_path / "a.json", json.dumps({"file": "caf\udce9"}, ensure_ascii=False))
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"file": "caf\udce9"}
 
 
 def test_a_neighbour_of_a_similar_name_is_left_alone(tmp_path):
