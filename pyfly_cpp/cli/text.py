@@ -18,8 +18,11 @@ def repaired(text: str, where: str) -> str:
     Args:
         where: What the text is, for the note: "the message".
     """
-    if not any("\ud800" <= char <= "\udfff" for char in text):
+    try:
+        text.encode("utf-8")
         return text
+    except UnicodeEncodeError:
+        pass
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # joins the halves of a pair
     n_replaced = whole.count("\ufffd") - text.count("\ufffd")
     if n_replaced:

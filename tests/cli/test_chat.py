@@ -287,6 +287,23 @@ def test_a_message_that_cannot_fit(run):
     assert result.code == 1
 
 
+def test_ctrl_c_ends_a_chat_through_a_pipe():
+    """At a terminal it stops the answer; a script that is stopped must not go on with the next message."""
+    endless = ("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "0")
+    command = [sys.executable, "-m", "pyfly_cpp", "chat", "-m", str(TARGET), "-t", "1", *endless]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(f"{QUESTION}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+        assert "Traceback" not in process.stderr.read().decode()
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_shorten_keeps_the_last_message():
     talk = Conversation("system")
     for i in range(6):
