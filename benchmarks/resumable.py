@@ -22,8 +22,9 @@ from typing import Any
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.files import Row, field, only_writer, read_jsonl, read_lines_so_far
+from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator, Prompt
+from pyfly_cpp.files import only_writer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.files import require_free, write_atomically
 from pyfly_cpp.gates import Exact, Gate, parse_gate
 from pyfly_cpp.window import Window
 
@@ -114,8 +115,6 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
 
 def save_preset(preset: Preset, path: str | os.PathLike[str], force: bool = False) -> None:
     """Writes a preset; raises OutputError if the file exists and `force` is off, or cannot be written."""
-    from pyfly_cpp.evaluation.files import require_free, write_atomically
-
     require_free(path, force)
     write_atomically(path, json.dumps(preset.as_dict(), indent=1, ensure_ascii=False) + "\n")
 

@@ -30,6 +30,10 @@ _COMMANDS = {
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 
 
+_MAX_CHARS = 1000
+"""Of an error."""
+
+
 class _Commands(click.Group):
     """Imports a command when it is used, and turns errors into one line."""
 
@@ -66,10 +70,13 @@ class _Commands(click.Group):
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line."""
+    """An error as one line for stderr; it may quote what somebody wrote into a file."""
+    from pyfly_cpp.cli.terminal import shown
+
+    text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        text = f"{error.filename}: {error.strerror}"
+    return shown(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...", sys.stderr)
 
 
 @click.command(
@@ -84,4 +91,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us: /dev/null takes its descriptor
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     cli.main(args=None if arguments is None else list(arguments), prog_name="pyfly-cpp")

@@ -19,8 +19,9 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.evaluation.files import sha256, write_atomically
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
+from pyfly_cpp.files import sha256, write_atomically
 
 HELP = """Measures the speed of plain, exact and loose decoding on the same prompts.
 
@@ -106,7 +107,7 @@ def command(
                 write_atomically(plot_file, report.plot(measured, title))
         finally:  # also where a file could not be written
             for fact in facts:
-                click.echo(fact)
+                write(fact + "\n")
             show_table("", *report.speed_cells(summaries))
             show_table("", *report.time_cells(summaries, memory))
             if report.categories(measured):

@@ -21,7 +21,8 @@ from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Bar, note, warn
+from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
+from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.gates import Exact, parse_gate
 from pyfly_cpp.llama import FlyLlama
@@ -52,12 +53,13 @@ _SAMPLING: dict[str, tuple[type, ...]] = {
 }
 _SAVED: dict[str, tuple[type, ...]] = {
     **_SAMPLING,
+    "gate": (str,),
     "window": _COUNT,
     "window_rule": (str,),
     "window_tail": (int, _NONE),
     "across_rounds": (bool, _NONE),
 }
-"""What /save keeps of the options, and the types that /load takes."""
+"""What /save keeps of the options, and the types that /load takes; what range they have, the options themselves say."""
 
 
 @click.command(
@@ -65,7 +67,7 @@ _SAVED: dict[str, tuple[type, ...]] = {
     short_help="Talk to a model.",
     epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf --system 'Answer in one sentence.'",
 )
-@click.option("-s", "--system", metavar="TEXT", help="System prompt.")
+@click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
 @shared_options(gate=CHAT_GATE)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
@@ -109,6 +111,8 @@ class Chat:
                     note("Goodbye.")
                 return n_failed
             except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
@@ -120,9 +124,13 @@ class Chat:
                     self._run_command(text)
                 elif text:
                     self._answer(text)
+            except KeyboardInterrupt:  # in the middle of a command, or once more in the middle of a stop
+                if not self.interactive:
+                    raise
+                note("(stopped)")
             except BrokenPipeError:
                 raise
-            except (ValueError, RuntimeError, OSError, MemoryError) as error:
+            except Exception as error:  # a chat template may raise anything; the conversation outlives it
                 if os.environ.get("PYFLY_DEBUG"):
                     raise
                 n_failed += 1
@@ -134,7 +142,7 @@ class Chat:
         llm, options = self._llm, self._options
         reason = llm.drafter_reason
         title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
-        click.secho(title, bold=True, err=True)
+        click.secho(shown(title, sys.stderr), bold=True, err=True)
         if llm.drafter is None:
             note(f"no drafter ({reason}): plain decoding")
         elif not llm.can_speculate:
@@ -162,44 +170,47 @@ class Chat:
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
     def _answer(self, text: str) -> None:
-        """One turn. What was said before an interrupt stays in the conversation; a turn that failed does not."""
-        conversation, llm = self._conversation, self._llm
-        before = [*conversation.messages]
-        conversation.say("user", text)
-        self._make_room()
+        """One turn. It becomes part of the conversation when it is over, with what was said before an interrupt; a turn
+        that failed leaves no trace."""
+        llm = self._llm
+        turn = Conversation(self._conversation.system, [*self._conversation.messages])
+        turn.say("user", text)
+        self._make_room(turn)
         counted = llm.stats
         said: list[str] = []
         interrupted, finish_reason = False, None
-        view = DraftView(llm, _write, self._colour) if self._show_drafts else None
+        view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
             with Bar() as bar:
                 llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
-                for piece, reason in self._stream():
+                for piece, reason in self._stream(turn):
                     bar.stop()
                     finish_reason = reason or finish_reason
                     said.append(piece)
                     if view is not None:
                         view.feed(piece)
                     else:
-                        _write(piece)
+                        write(piece)
         except KeyboardInterrupt:
+            if not self.interactive:
+                raise
             interrupted = True
         except BaseException:
             if said:
-                _write("\n")
-            conversation.messages = before
+                write("\n")
             raise
         finally:
             llm.on_prefill = None
-        if view is not None:
-            view.finish()
-        _write("\n")
         answer = "".join(said)
         if interrupted and not answer:
-            conversation.messages = before
+            write("\n")
             note("(stopped before the first word; your message was forgotten)")
             return
-        conversation.say("assistant", answer)
+        turn.say("assistant", answer)
+        self._conversation = turn
+        if view is not None:
+            view.finish()
+        write("\n")
         notes = [difference(llm.stats, counted).summary()]
         if interrupted:
             notes.insert(0, "stopped")
@@ -208,11 +219,9 @@ class Chat:
             notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
         note(f"({'; '.join(notes)})")
 
-    def _stream(self) -> Iterator[tuple[str, str | None]]:
+    def _stream(self, turn: Conversation) -> Iterator[tuple[str, str | None]]:
         """(text, why it ended or None) as it comes."""
-        chunks: Any = self._llm.create_chat_completion(
-            messages=self._conversation.prompt(), stream=True, **self._options.sampling()
-        )
+        chunks: Any = self._llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.sampling())
         try:
             for chunk in chunks:
                 choice = chunk["choices"][0]
@@ -220,7 +229,7 @@ class Chat:
         finally:
             chunks.close()
 
-    def _make_room(self) -> None:
+    def _make_room(self, turn: Conversation) -> None:
         """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
         llm = self._llm
         n_ctx = llm.n_ctx()
@@ -230,13 +239,12 @@ class Chat:
 
         wanted = self._options.max_tokens or n_ctx
         n_room = n_ctx - min(wanted, n_ctx // 4)
-        message = self._conversation.messages[-1]["content"]
+        message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
-            self._conversation.messages.pop()
             raise ValueError(
                 f"the message has {count(message)} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
             )
-        n_turns = self._conversation.shorten(n_room, count)
+        n_turns = turn.shorten(n_room, count)
         if n_turns:
             turns = "the oldest turn was" if n_turns == 1 else f"the {n_turns} oldest turns were"
             warn(
@@ -303,21 +311,31 @@ class Chat:
     def _load(self, path: Path) -> None:
         """Everything is read and checked before anything is changed."""
         conversation, settings = conversations.load(path)
-        options = self._options
-        known = {name: settings[name] for name in _SAVED if name in settings}
-        for name, value in known.items():
-            if not isinstance(value, _SAVED[name]) or (isinstance(value, bool) and bool not in _SAVED[name]):
-                raise ValueError(f"{str(path)!r} has the setting {name} = {value!r}; nothing was loaded.")
-        gate = parse_gate(str(settings.get("gate", self._llm.gate)))
-        options = replace(options, **known)
+        known = {name: _checked(path, name, settings[name]) for name in _SAVED if name in settings}
+        gate = known.get("gate", self._llm.gate)
+        options = replace(self._options, **known)
         window = options.make_window(gate)
         self._llm.gate, self._llm.window = gate, window
         self._options, self._conversation = options, conversation
         note(f"(loaded {len(conversation.messages)} messages from {path})")
         model = settings.get("model")
-        if model and model != Path(self._llm.model_path).name:
+        if isinstance(model, str) and model != Path(self._llm.model_path).name:
             warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
         self._show_gate()
+
+
+def _checked(path: Path, name: str, value: Any) -> Any:
+    """A setting of a saved conversation as the option of that name takes it; raises ValueError."""
+    types, option = _SAVED[name], next(param for param in command.params if param.name == name)
+    try:
+        if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
+            return None if value is None else option.type.convert(value, None, None)
+        reason = "is of another type"
+    except (click.BadParameter, OverflowError) as error:
+        reason = error.message if isinstance(error, click.BadParameter) else "is too large"
+    raise ValueError(
+        f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason[:100].rstrip('.')}; nothing was loaded."
+    )
 
 
 def difference(after: Stats, before: Stats) -> Stats:
@@ -338,8 +356,3 @@ def _file(name: str, rest: str) -> Path:
     if len(parts) != 1 or not parts[0]:
         raise ValueError(f"write {name} FILE, with quotes around a name that has spaces.")
     return Path(parts[0]).expanduser()
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -12,7 +12,8 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli.loading import load
 from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
-from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.cli.terminal import Bar, note, write
+from pyfly_cpp.cli.text import TEXT, open_stdin, repaired
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
 
@@ -24,10 +25,10 @@ _FILE = click.Path(exists=True, dir_okay=False)
     short_help="Complete a prompt: argument or stdin to stdout.",
     epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete --model target.gguf --max-tokens 200",
 )
-@click.argument("prompt", required=False)
+@click.argument("prompt", required=False, type=TEXT)
 @click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
-@click.option("-s", "--system", metavar="TEXT", help="System prompt, with --chat.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
+@click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
+@click.option("--stop", multiple=True, type=TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
 @click.option("--grammar", type=_FILE, help="GBNF grammar that the text must follow.")
 @click.option("--json-schema", type=_FILE, help="JSON schema that the text must follow.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
@@ -66,7 +67,7 @@ def command(
                 "stats": llm.stats.as_dict(),
                 "settings": _settings(llm, options, chat),
             }
-            click.echo(json.dumps(result, ensure_ascii=False))
+            write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
             click.echo()
         if show_stats:
@@ -98,8 +99,7 @@ def _run(
                 bar.stop()
                 choice = chunk["choices"][0]
                 texts.append((choice["delta"].get("content") or "") if chat else choice["text"])
-                sys.stdout.write(texts[-1])
-                sys.stdout.flush()
+                write(texts[-1])
         except ValueError as error:
             if "exceed context window" in str(error):
                 n_prompt, n_ctx = str(error).partition("(")[2].partition(")")[0], llm.n_ctx()
@@ -127,7 +127,7 @@ def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
 def _read_stdin() -> str:
     if sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, or pipe one in.")
-    text = sys.stdin.read()
+    text = repaired(open_stdin().read(), "the prompt")
     return text[:-1] if text.endswith("\n") else text
 
 
@@ -135,11 +135,18 @@ def _grammar(grammar: str | None, json_schema: str | None) -> Any:
     path = grammar or json_schema
     if path is None:
         return None
-    text = Path(path).read_text(encoding="utf-8")
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
     if grammar is not None:
         return LlamaGrammar.from_string(text, verbose=False)
     try:
         json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path!r} is no JSON: {error}.") from None
-    return LlamaGrammar.from_json_schema(text, verbose=False)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path!r} is not valid JSON: {error}.") from None
+    try:
+        return LlamaGrammar.from_json_schema(text, verbose=False)
+    except Exception as error:  # its converter asserts and indexes where a schema is none, or is of a kind it lacks
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise ValueError(f"{path!r} is no JSON schema that llama-cpp-python can follow ({reason}).") from error

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyfly_cpp.cli.text import repaired
+from pyfly_cpp.files import write_atomically
+
 _FORMAT = "pyfly-cpp conversation"
 _VERSION = 1
+_MAX_BYTES = 64 << 20
+"""Of a file: no conversation is longer, and a model's file that was named by mistake is."""
 
 Message = dict[str, str]
 
@@ -71,9 +75,7 @@ def save(path: Path, conversation: Conversation, settings: dict[str, Any]) -> No
         "messages": conversation.messages,
         "settings": settings,
     }
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> tuple[Conversation, dict[str, Any]]:
@@ -91,15 +93,18 @@ def load(path: Path) -> tuple[Conversation, dict[str, Any]]:
     if not fits or not (system is None or isinstance(system, str)) or not isinstance(settings, dict):
         raise ValueError(f"the conversation in {str(path)!r} is damaged; nothing was loaded.")
     assert isinstance(messages, list)
-    return Conversation(system, [{"role": m["role"], "content": m["content"]} for m in messages]), settings
+    where = f"a message in {path}"
+    spoken = [{"role": m["role"], "content": repaired(m["content"], where)} for m in messages]
+    return Conversation(system and repaired(system, f"the system prompt in {path}"), spoken), settings
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() and size <= _MAX_BYTES else None
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r} ({error.strerror}); check the path.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise ValueError(f"{str(path)!r} is no conversation saved by /save; nothing was loaded.")

@@ -17,6 +17,7 @@ import numpy as np
 
 from pyfly_cpp import __version__, _native
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.threads import physical_cores
@@ -56,7 +57,7 @@ def command(model: str | None, draft: str | None, as_json: bool) -> None:
         report["draft_fits"] = problem is None
         report["draft_problem"] = problem
     if as_json:
-        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     else:
         _show(report)
     if problem is not None:
@@ -240,7 +241,7 @@ def _show(report: dict[str, Any]) -> None:
     if "draft_fits" in report:
         rows += [None, ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}")]
     for row in rows:
-        click.echo(f"{row[0]:20}{row[1]}" if row else "")
+        write(f"{row[0]:20}{row[1]}\n" if row else "\n")
 
 
 def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:

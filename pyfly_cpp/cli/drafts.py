@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Record
 
@@ -35,9 +36,10 @@ def use_colour() -> bool:
 
 
 def paint(text: str, how: str, colour: bool) -> str:
-    """Text marked by how it came: `Record.origin`, or "rejected"."""
+    """Text for stdout, marked by how it came: `Record.origin`, or "rejected"."""
     if not text:
         return ""
+    text = shown(text, sys.stdout)
     if colour:
         return click.style(text, **_COLOURS[how])  # type: ignore[arg-type]
     begin, end = _MARKS[how]

@@ -17,13 +17,15 @@ from pyfly_cpp.cli.measuring import (
     show_table,
     terminal_width,
 )
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
-from pyfly_cpp.evaluation.files import DataError, Row, sha256, write_atomically
+from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import available_layers
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable
 from pyfly_cpp.evaluation.task import Item, Task, spread
+from pyfly_cpp.files import sha256, write_atomically
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 
@@ -140,14 +142,14 @@ def command(
         write_atomically(folder / runner.TABLE_JSON, text)
         write_atomically(folder / runner.TABLE_MARKDOWN, page)
         if as_json:
-            click.echo(text, nl=False)
+            write(text)
         else:
             whole = report.cells(table)
             title = f"{table.title}, n = {table.n_complete}"
             for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
                 show_table(title, head, body)
             for note in report.notes(table):
-                click.echo(note)
+                write(note + "\n")
         click.echo(f"Written to {folder}.", err=True)
 
 

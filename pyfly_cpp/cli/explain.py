@@ -8,10 +8,12 @@ import click
 import llama_cpp
 
 from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
+from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.evaluation.files import require_free, write_atomically
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.explain import make_page, render
+from pyfly_cpp.files import require_free, write_atomically
 
 HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
 
@@ -24,11 +26,11 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 
 
 @click.command("explain", help=HELP)
-@click.argument("prompt")
+@click.argument("prompt", type=TEXT)
 @click.option(
     "--setting", "-s", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
 )
-@click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="A system message.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer, tokens.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling.")
@@ -69,6 +71,6 @@ def command(
         drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
         page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
         write_atomically(output, render(page))
-        click.echo(generated.text)
+        write(generated.text + "\n")
         click.echo(generated.stats.summary(), err=True)
         click.echo(f"Written to {Path(output)}.", err=True)

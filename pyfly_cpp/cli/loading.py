@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from llama_cpp import llama_chat_format
 
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
@@ -97,8 +99,18 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 chat_format=options.chat_format,
                 verbose=options.verbose,
             )
+        require_chat_format(llm)
         llm.drafter_reason = reason
         return llm
+
+
+def require_chat_format(llm: FlyLlama) -> None:
+    """Raises ValueError if neither the model nor llama-cpp-python has a chat format of the name that was given."""
+    known = {**llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers, **llm._chat_handlers}
+    if llm.chat_format not in known:
+        near = difflib.get_close_matches(llm.chat_format, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no chat format {llm.chat_format!r}.{hint} The formats are {', '.join(known)}.")
 
 
 @contextlib.contextmanager

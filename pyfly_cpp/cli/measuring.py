@@ -15,14 +15,16 @@ import click
 import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
-from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli import describe
+from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
+from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
-from pyfly_cpp.evaluation.files import require_free
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
 
@@ -72,6 +74,7 @@ class Models:
                 self.model, drafters, settings, draft_max, n_ctx=self.n_ctx, n_threads=self.threads,
                 n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
             )  # fmt: skip
+        require_chat_format(llm)
         generator = Generator(llm, drafters)
         generator.require(settings)
         default = drafters.of(Setting())
@@ -211,7 +214,7 @@ def one_sentence_errors(interrupted: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, PyflyError, MemoryError) as error:
-        raise click.ClickException(str(error) or type(error).__name__) from error
+        raise click.ClickException(describe(error)) from error
     except KeyboardInterrupt:
         click.echo(f"\nInterrupted. {interrupted}".rstrip(), err=True)
         sys.exit(130)
@@ -239,7 +242,7 @@ def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -256,7 +259,7 @@ def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
                 total = total if n_total is None else n_total
                 begun = done - 1
                 bar.reset(handle, total=total - begun)
-            bar.update(handle, completed=done - begun, description=description)
+            bar.update(handle, completed=done - begun, description=shown(description, sys.stderr))
 
         yield advance
 
@@ -270,11 +273,12 @@ def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     """Prints a table to stdout, wrapped to the terminal; piped, as wide as it is."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(width=terminal_width())
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(head):
         table.add_column(name, justify="left" if i == 0 else "right")
     for row in body:
-        table.add_row(*row)
+        table.add_row(*(Text(shown(cell, sys.stdout)) for cell in row))
     console.print(table)

@@ -8,6 +8,7 @@ import click
 
 from pyfly_cpp import models
 from pyfly_cpp.cli.terminal import Bar
+from pyfly_cpp.fetching import fetch as fetch_model
 
 
 @click.group(
@@ -58,7 +59,7 @@ def fetch(name: str, find_links: str | None) -> None:
     An interrupted fetch goes on where it stopped. A model that is here already is checked.
     """
     with Bar(download=True) as bar:
-        path = models.fetch(name, bar.update, find_links)
+        path = fetch_model(name, bar.update, find_links)
     click.echo(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -193,8 +194,29 @@ class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorator = Callable[[_Function], _Function]
 
-_COUNT = click.IntRange(min=1)
-_SIZE = click.IntRange(min=0)
+
+class _Int(click.IntRange):
+    """An integer that fits into C's int."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not -(2**31) <= number < 2**31:
+            self.fail(f"{number} is too large; the largest is {2**31 - 1}.", param, ctx)
+        return number
+
+
+class _Real(click.FloatRange):
+    """A number: neither infinite nor NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
+_COUNT = _Int(min=1)
+_SIZE = _Int(min=0)
 
 
 def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -218,9 +240,9 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--loop-guard/--no-loop-guard", default=True, show_default=True,
                      help="No loose accepts while the text repeats itself because of one."),
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
-        click.option("--p-min", metavar="X", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+        click.option("--p-min", metavar="X", type=_Real(0, 1), default=0.0, show_default=True,
                      help="Draft model: stop where its top probability falls under this."),
-        click.option("--draft-n-ctx", metavar="N", type=click.IntRange(min=16),
+        click.option("--draft-n-ctx", metavar="N", type=_Int(min=16),
                      help="Draft model: its context.  [default: the target's]"),
         click.option("--max-ngram-size", metavar="N", type=click.IntRange(1, 64), default=4, show_default=True,
                      help="Prompt lookup: longest n-gram."),
@@ -241,21 +263,21 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
         click.option("--n-batch", metavar="N", type=_COUNT, default=512, show_default=True,
                      help="Largest batch in tokens."),
-        click.option("--n-gpu-layers", metavar="N", type=click.IntRange(min=-1), default=-1,
+        click.option("--n-gpu-layers", metavar="N", type=_Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
         click.option("-t", "--n-threads", metavar="N", type=_COUNT, help="Threads.  [default: the physical cores]"),
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
-        click.option("--temperature", metavar="X", type=click.FloatRange(min=0), default=0.0, show_default=True,
+        click.option("--temperature", metavar="X", type=_Real(min=0), default=0.0, show_default=True,
                      help="0 takes the most probable token; more is more varied (0.7 is usual)."),
-        click.option("--top-k", metavar="N", type=int, default=40, show_default=True, help="0: off."),
-        click.option("--top-p", metavar="X", type=click.FloatRange(0, 1), default=0.95, show_default=True,
+        click.option("--top-k", metavar="N", type=_Int(), default=40, show_default=True, help="0: off."),
+        click.option("--top-p", metavar="X", type=_Real(0, 1), default=0.95, show_default=True,
                      help="1: off."),
-        click.option("--min-p", metavar="X", type=click.FloatRange(0, 1), default=0.05, show_default=True,
+        click.option("--min-p", metavar="X", type=_Real(0, 1), default=0.05, show_default=True,
                      help="0: off."),
-        click.option("--repeat-penalty", metavar="X", type=float, default=1.0, show_default=True, help="1: off."),
-        click.option("--frequency-penalty", metavar="X", type=float, default=0.0, show_default=True, help="0: off."),
-        click.option("--presence-penalty", metavar="X", type=float, default=0.0, show_default=True, help="0: off."),
+        click.option("--repeat-penalty", metavar="X", type=_Real(), default=1.0, show_default=True, help="1: off."),
+        click.option("--frequency-penalty", metavar="X", type=_Real(), default=0.0, show_default=True, help="0: off."),
+        click.option("--presence-penalty", metavar="X", type=_Real(), default=0.0, show_default=True, help="0: off."),
         click.option("--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), help="Seed of the sampling."),
         click.option("-n", "--max-tokens", metavar="N", type=_SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.cli.text import open_stdin, repaired
 
 COMMANDS = ("/help", "/reset", "/stats", "/gate", "/save", "/load", "/exit")
 
 
 class Reader(Protocol):
-    """Reads messages."""
+    """Reads messages: valid Unicode, whatever was typed, pasted or piped."""
 
     interactive: bool
 
@@ -34,16 +35,19 @@ class PipeReader:
 
     interactive = False
 
+    def __init__(self) -> None:
+        self._stdin = open_stdin()
+
     def read(self) -> str:
         """See Reader."""
         lines: list[str] = []
         while True:
-            line = sys.stdin.readline()
+            line = self._stdin.readline()
             if not line and not lines:
                 raise EOFError
             lines.append(line.rstrip("\r\n"))
             if not line or not lines[-1].endswith("\\"):
-                return "\n".join(lines)
+                return repaired("\n".join(lines), "the message")
             lines[-1] = lines[-1][:-1]
 
 
@@ -72,8 +76,7 @@ class TerminalReader:
 
     def read(self) -> str:
         """See Reader."""
-        text: str = self._session.prompt("> ")
-        return text
+        return repaired(self._session.prompt("> "), "the message")
 
 
 def _key_bindings() -> Any:
@@ -102,6 +105,10 @@ def _key_bindings() -> Any:
 def _history() -> Any:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class History(FileHistory):
+        def store_string(self, string: str) -> None:
+            super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+
     path = state_folder() / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +116,7 @@ def _history() -> Any:
     except OSError as error:
         note(f"({path} is not writable ({error.strerror}): this session's history will not be kept)")
         return InMemoryHistory()
-    return FileHistory(str(path))
+    return History(str(path))
 
 
 def state_folder() -> Path:

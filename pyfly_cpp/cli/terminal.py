@@ -1,4 +1,4 @@
-"""What people see besides the answer, on stderr: notes and progress bars."""
+"""What people see: answers on stdout, notes and progress bars on stderr. No text of others can steer a terminal."""
 
 from __future__ import annotations
 
@@ -8,28 +8,52 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n\t"}
+"""Control characters (C0, DEL, C1) and those that reverse the direction of text, as JSON writes them."""
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """Text of a model or a file as it may go to this stream: untouched, but for a terminal with its control characters
+    made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
+    return text.translate(_VISIBLE) if stream.isatty() else text
+
+
+def write(text: str) -> None:
+    """Writes text of a model or a file, or a piece of it, to stdout."""
+    write_marked(shown(text, sys.stdout))
+
+
+def write_marked(text: str) -> None:
+    """Writes text that may hold colours of our own to stdout; characters that its encoding lacks become `?`."""
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        sys.stdout.write(text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
+    sys.stdout.flush()
+
 
 def note(text: str) -> None:
     """A quiet line on stderr."""
-    click.secho(text, dim=True, err=True)
+    click.secho(shown(text, sys.stderr), dim=True, err=True)
 
 
 def warn(text: str) -> None:
     """A line on stderr that should be read."""
-    click.secho(text, fg="yellow", err=True)
+    click.secho(shown(text, sys.stderr), fg="yellow", err=True)
 
 
 class Bar:
     """A progress bar on stderr; nothing at all where stderr is no terminal."""
 
     def __init__(self, download: bool = False) -> None:
-        self._columns: list[Any] = [TextColumn("{task.description}"), BarColumn(bar_width=30)]
+        self._columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=30)]
         self._columns += [DownloadColumn(), TimeRemainingColumn()] if download else [TextColumn("{task.fields[count]}")]
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -38,6 +62,7 @@ class Bar:
         """Shows how far we are, beginning at the first call."""
         if not sys.stderr.isatty():
             return
+        text = shown(text, sys.stderr)
         if self._progress is None:
             self._progress = Progress(*self._columns, console=Console(stderr=True), transient=True)
             self._task = self._progress.add_task(text, total=total, count=count)

@@ -25,9 +25,9 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters
-from pyfly_cpp.evaluation.files import write_atomically
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
 
 HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.

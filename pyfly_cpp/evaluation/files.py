@@ -1,13 +1,9 @@
-"""Reading JSONL without losing a row, and writing results without losing a file."""
+"""Reading JSONL without losing a row."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,6 @@ Row = dict[str, Any]
 
 class DataError(ValueError):
     """A data file is missing, unreadable or malformed; the message names file, line and field."""
-
-
-class OutputError(ValueError):
-    """A result cannot be written, or would overwrite another."""
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
@@ -47,6 +39,12 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
 def _parse(name: str, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        if rb"\u" in line:
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{name}, line {number}: half of a surrogate pair (\\ud800 ...) is no text; remove it."
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{name}, line {number}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
@@ -83,66 +81,6 @@ def field(path: str | os.PathLike[str], number: int, row: Row, name: str, kind: 
     return value
 
 
-def sha256(path: str | os.PathLike[str]) -> str:
-    """Of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
-
-    Raises:
-        OutputError: the folder cannot be written to.
-    """
-    target = Path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = ""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's file is the owner's alone
-        os.replace(temporary, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise OutputError(f"{target} cannot be written ({error.strerror}); choose another place.") from None
-
-
-def require_free(path: str | os.PathLike[str], force: bool) -> None:
-    """Before any work: that `path` can be written, and overwrites nothing unless `force`.
-
-    Raises:
-        OutputError: it exists and `force` is off, is a folder, or its folder cannot be written to.
-    """
-    target = Path(path)
-    if target.is_dir():
-        raise OutputError(f"{target} is a folder; give the name of a file.")
-    if target.exists() and not force:
-        raise OutputError(f"{target} exists already; choose another name, or overwrite it with --force.")
-    require_writable(target.parent)
-
-
-def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Makes a folder if need be and checks, by writing, that files can be made in it; raises OutputError."""
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written to ({error.strerror}); choose another place.") from None
-
-
 def read_lines_so_far(path: Path) -> tuple[list[Row], int]:
     """The complete rows of a JSONL file that was being appended to, and the length in bytes of what they take.
 
@@ -165,21 +103,3 @@ def read_lines_so_far(path: Path) -> tuple[list[Row], int]:
             break  # blocks that a power cut left unwritten
         length += len(line) + 1
     return rows, length
-
-
-@contextlib.contextmanager
-def only_writer(path: Path) -> Iterator[None]:
-    """Holds a lock file; raises OutputError if another process holds it. Without effect where flock does not exist."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(path, "w", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"another process is writing to {path.parent}; wait for it, or choose another folder."
-            ) from None
-        yield

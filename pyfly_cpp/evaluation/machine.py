@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.evaluation.files import sha256
+from pyfly_cpp.files import sha256
 from pyfly_cpp.threads import physical_cores
 
 

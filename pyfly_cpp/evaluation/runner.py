@@ -19,18 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.evaluation.files import (
-    OutputError,
-    Row,
-    only_writer,
-    read_lines_so_far,
-    require_writable,
-    write_atomically,
-)
+from pyfly_cpp.evaluation.files import Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.task import Item, Task, Verdict
+from pyfly_cpp.files import OutputError, only_writer, require_writable, write_atomically
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 

@@ -26,14 +26,15 @@ class Result:
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """run(*arguments, stdin="") -> Result"""
+    """run(*arguments, stdin="", errors="strict") -> Result; stdin may be bytes"""
     monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("PYFLY_DEBUG", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
-    def call(*arguments: object, stdin: str = "") -> Result:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+    def call(*arguments: object, stdin: str | bytes = "", errors: str = "strict") -> Result:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=errors))
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])

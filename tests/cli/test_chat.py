@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -15,6 +17,7 @@ import pytest
 
 from pyfly_cpp.cli.chat import difference
 from pyfly_cpp.cli.conversation import Conversation
+from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Stats
 
 from .conftest import DRAFT, TARGET
@@ -111,6 +114,51 @@ def test_save_and_load(run, tmp_path):
     assert restored["settings"]["temperature"] == 0.5
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_byte_that_is_not_utf8_is_replaced_and_the_chat_goes_on(run, tmp_path, errors):
+    file = tmp_path / "talk.json"
+    stdin = b"Caf\xe9 \xff?\n" + f"{QUESTION}\n/save {file}\n".encode()
+    result = run("chat", "-m", TARGET, "-t", 1, "-n", 8, stdin=stdin, errors=errors)
+    assert result.code == 0, result.err
+    assert "(the message is not valid UTF-8: 2 characters were replaced by \ufffd)" in result.err
+    assert [m["content"] for m in json.loads(file.read_text())["messages"]][::2] == ["Caf\ufffd \ufffd?", QUESTION]
+
+
+def test_a_system_prompt_that_is_not_utf8(run):
+    result = chat(run, "-s", "Be \udce9brief.", stdin=f"{QUESTION}\n")
+    assert result.code == 0 and "(--system is not valid UTF-8: one character was replaced" in result.err
+
+
+def test_a_turn_that_failed_leaves_no_trace(run, monkeypatch, tmp_path):
+    """Whatever fails, and wherever in the turn."""
+    good, file = FlyLlama.create_chat_completion, tmp_path / "talk.json"
+    n_calls = 0
+
+    def flaky(self, messages, **kwargs):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            raise ZeroDivisionError("a chat template can raise anything")
+        chunks = good(self, messages, **kwargs)
+        if n_calls == 3:
+            return (chunk if i < 4 else 1 / 0 for i, chunk in enumerate(chunks))
+        return chunks
+
+    monkeypatch.setattr(FlyLlama, "create_chat_completion", flaky)
+    result = chat(run, stdin=f"{QUESTION}\nsecond\nthird\nfourth\n/save {file}\n")
+    assert result.code == 1 and result.err.count("Error: ") == 2
+    assert [m["content"] for m in json.loads(file.read_text())["messages"]][::2] == [QUESTION, "fourth"]
+
+
+def test_save_touches_no_other_file(run, tmp_path):
+    file, victim = tmp_path / "talk.json", tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "talk.json.tmp").symlink_to(victim)
+    assert chat(run, stdin=f"{QUESTION}\n/save {file}\n").code == 0
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.json", "talk.json.tmp", "victim"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -120,6 +168,17 @@ def test_save_and_load(run, tmp_path):
         lambda data: data["settings"].update(gate="margin:x"),
         lambda data: data["settings"].update(window=-1),
         lambda data: data["settings"].update(window=True),
+        lambda data: data["settings"].update(gate=None),
+        lambda data: data["settings"].update(max_tokens=2**31),
+        lambda data: data["settings"].update(max_tokens=float("inf")),
+        lambda data: data["settings"].update(max_tokens=3.0),
+        lambda data: data["settings"].update(max_tokens=-1),
+        lambda data: data["settings"].update(temperature=float("nan")),
+        lambda data: data["settings"].update(temperature=10**400),
+        lambda data: data["settings"].update(seed=-1),
+        lambda data: data["settings"].update(top_p=1.5),
+        lambda data: data["settings"].update(top_k=2**40),
+        lambda data: data["settings"].update(window_rule="none"),
         lambda data: data.update(version=99),
     ],
 )
@@ -132,6 +191,66 @@ def test_a_bad_file_loses_nothing(run, tmp_path, damage):
     result = chat(run, stdin=f"/load {good}\n/load {bad}\n/save {after}\n")
     assert result.err.count("Error: ") == 1
     assert json.loads(after.read_text()) == json.loads(good.read_text())
+
+
+def test_load_takes_no_traceback_and_loses_nothing_whatever_it_reads(run, tmp_path):
+    """Random JSON in place of random parts of a saved conversation; after each /load the chat saves what it has."""
+    good = tmp_path / "good.json"
+    chat(run, stdin=f"{QUESTION}\n/save {good}\n")
+    data, rng = json.loads(good.read_text()), random.Random(13)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        2**31,
+        2**63,
+        10**400,
+        1e308,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "\ud800",
+        "\0",
+    ]
+    values += [
+        [],
+        {},
+        [[]],
+        {"role": "user", "content": "\udfff"},
+        "all(" * 5000,
+        "margin:" + "9" * 400,
+        "\x1b]52;c;x\x07",
+    ]
+
+    def damage(value):
+        if isinstance(value, (dict, list)) and value and rng.random() < 0.8:
+            key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+            value[key] = damage(value[key])
+            return value
+        return rng.choice(values)
+
+    lines = [f"/load {good}"]
+    for i in range(300):
+        (tmp_path / f"{i}.json").write_text(json.dumps(damage(copy.deepcopy(data))))
+        lines += [f"/load {tmp_path / f'{i}.json'}", f"/save {tmp_path / f'after{i}.json'}", f"/load {good}"]
+    result = run("chat", "-m", TARGET, "-t", 1, stdin="\n".join(lines) + "\n")
+    saved = [json.loads((tmp_path / f"after{i}.json").read_text()) for i in range(300)]
+    n_refused = result.err.count("Error: ")
+    assert 100 < n_refused < 300, "the fuzzer must do both"
+    assert sum(after == data for after in saved) >= n_refused
+
+
+def test_load_reads_no_device_and_nothing_endless(run, tmp_path):
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(tmp_path / "pipe")
+    result = run(
+        "chat", "-m", TARGET, "-t", 1, stdin=f"/load {tmp_path}/huge\n/load {tmp_path}/pipe\n/load /dev/zero\n"
+    )
+    assert result.err.count("is no conversation saved by /save; nothing was loaded.") == 3
 
 
 def test_show_drafts_without_colours(run):
@@ -166,6 +285,23 @@ def test_a_message_that_cannot_fit(run):
     assert "the context holds 256" in result.err
     assert result.out.strip()  # the next message is answered
     assert result.code == 1
+
+
+def test_ctrl_c_ends_a_chat_through_a_pipe():
+    """At a terminal it stops the answer; a script that is stopped must not go on with the next message."""
+    endless = ("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "0")
+    command = [sys.executable, "-m", "pyfly_cpp", "chat", "-m", str(TARGET), "-t", "1", *endless]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(f"{QUESTION}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+        assert "Traceback" not in process.stderr.read().decode()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_shorten_keeps_the_last_message():
@@ -267,6 +403,22 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("Goodbye.")
     assert t.process.wait(timeout=10) == 0
     assert "Traceback" not in t.seen
+
+
+def test_terminal_binary_garbage(terminal, tmp_path):
+    t = terminal("-n", "5")
+    t.wait_for(PROMPT)
+    os.write(t.master, b"\x1b[200~caf\xe9 \xff\x00\x9b\xed\xa0\x80 end\x1b[201~\r")
+    t.wait_for("is not valid UTF-8")
+    t.wait_for("tokens per round")
+    t.wait_for(PROMPT)
+    t.send("and now?\r")
+    t.wait_for("tokens per round")
+    t.wait_for(PROMPT)
+    t.send("\x04")
+    assert t.process.wait(timeout=10) == 0
+    assert "Traceback" not in t.seen and "Error" not in t.seen
+    assert "end" in (tmp_path / "pyfly-cpp" / "chat_history").read_text(encoding="utf-8")
 
 
 def test_terminal_several_lines_and_history(terminal, tmp_path):

@@ -38,6 +38,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
     ("arguments", "code", "message"),
     [
         (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
+        (["--model", "caf\udce9.gguf"], 1, "is not UTF-8; rename the file."),
         (["--model", "smollm-135m"], 1, "Did you mean 'smollm2-135m'?"),
         (["--model", "qwen2.5-coder-1.5b"], 1, "run `pyfly-cpp models fetch qwen2.5-coder-1.5b`"),
         (["--model", __file__], 1, "is not a GGUF file"),
@@ -45,6 +46,9 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--drafter", "draft"], 2, "--drafter draft needs --draft"),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
         (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
+        (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
+        (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
+        (["--model", TARGET, "--chat-format", "chatmll"], 1, "Did you mean 'chatml'? The formats are "),
         (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
         (["--model", TARGET, "--no-such-option"], 2, "--no-such-option"),
     ],
@@ -92,6 +96,12 @@ def test_complete_takes_an_argument_or_stdin(run):
     assert complete(run, "-", stdin="Natalia sold\n").out == by_argument.out
 
 
+def test_complete_repairs_what_is_not_utf8(run):
+    for arguments, stdin in ((["caf\udce9"], ""), ([], b"caf\xe9"), (["--stop", "\ud800", "cafe"], "")):
+        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 4, *arguments, stdin=stdin)
+        assert result.code == 0 and "not valid UTF-8: one character was replaced" in result.err, result.err
+
+
 def test_complete_is_lossless_by_default(run):
     drafted = complete(run, "--draft", DRAFT, "Natalia sold")
     assert drafted.out == complete(run, "--drafter", "none", "Natalia sold").out
@@ -132,6 +142,22 @@ def test_complete_grammar_and_schema(run, tmp_path):
     assert run("complete", "-m", TARGET, "--json-schema", schema, "--grammar", grammar, "x").code == 2
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", "3", '{"type": "foo"}', '{"oneOf": []}', '{"properties": 3}', "[" * 9999], ids=len
+)
+def test_a_schema_that_is_none_is_one_line(run, tmp_path, content):
+    schema = tmp_path / "schema.json"
+    schema.write_text(content)
+    result = run("complete", "-m", TARGET, "--json-schema", schema, "x")
+    assert result.code == 1 and "schema.json" in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_grammar_that_is_not_utf8_is_one_line(run, tmp_path):
+    (tmp_path / "g.gbnf").write_bytes(b'root ::= "\xff"')
+    result = run("complete", "-m", TARGET, "--grammar", tmp_path / "g.gbnf", "x")
+    assert result.code == 1 and "g.gbnf' is not UTF-8 at byte 10; save the file as UTF-8." in result.err
+
+
 def test_complete_prompt_too_long(run):
     result = run("complete", "--model", TARGET, *ONE_THREAD, "--n-ctx", 64, "many words " * 100)
     assert result.code == 1
@@ -144,6 +170,16 @@ def test_closed_pipe_is_no_traceback():
     assert len(done.stdout) == 5
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["complete -n 4 Natalia", "chat -n 4"])
+def test_closed_streams_are_no_traceback(command, closed):
+    line = f"echo Natalia | {sys.executable} -m pyfly_cpp {command} -m {TARGET} -t 1 {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert bool(done.stdout.strip()) == (">&-" not in closed.split() and not ("chat" in command and "<&-" in closed))
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

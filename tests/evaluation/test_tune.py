@@ -14,9 +14,9 @@ from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin,
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, agreement, frontier, tune
 from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.files import OutputError
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.evaluation.statistics import Interval
+from pyfly_cpp.files import OutputError
 from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
 
 

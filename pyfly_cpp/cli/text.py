@@ -1,0 +1,50 @@
+"""Text that comes in: whatever was typed, pasted, piped or given as an argument is made valid Unicode."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any, TextIO
+
+import click
+
+from pyfly_cpp.cli.terminal import note
+
+
+def repaired(text: str, where: str) -> str:
+    """Text as UTF-8 can hold it: U+FFFD in place of what it cannot (bytes that were no UTF-8, halves of surrogate
+    pairs), and a note on stderr that says so.
+
+    Args:
+        where: What the text is, for the note: "the message".
+    """
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        pass
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # joins the halves of a pair
+    n_replaced = whole.count("\ufffd") - text.count("\ufffd")
+    if n_replaced:
+        what = "one character was" if n_replaced == 1 else f"{n_replaced} characters were"
+        note(f"({where} is not valid UTF-8: {what} replaced by \ufffd)")
+    return whole
+
+
+class TextType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """An argument that a model will read."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return repaired(value, max(param.opts, key=len) if param is not None else "the text")
+
+
+TEXT = TextType()
+
+
+def open_stdin() -> TextIO:
+    """stdin; bytes that are no text do not fail there but come through for `repaired` to see."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin

@@ -1,0 +1,162 @@
+"""Writing files without losing one: whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+
+class OutputError(ValueError):
+    """A result cannot be written, or would overwrite another."""
+
+
+def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
+    """Of a file's content, in hexadecimal; `report` is called with the bytes done."""
+    with open(path, "rb") as file:
+        return digest(file, report).hex()
+
+
+def digest(stream: IO[bytes], report: Callable[[int], None] | None = None) -> bytes:
+    """SHA-256 of what is left of a stream; `report` is called with the bytes done."""
+    out, done = hashlib.sha256(), 0
+    while block := stream.read(1 << 20):
+        out.update(block)
+        done += len(block)
+        if report is not None:
+            report(done)
+    return out.digest()
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
+
+    The file keeps the permissions that it had; a link is replaced, not followed. The folder must exist. Text is written
+    as UTF-8, what UTF-8 cannot hold (names of files that are not UTF-8) as JSON's \\udcff.
+
+    Raises:
+        OutputError: the folder cannot be written to, or something that is no file has this name.
+    """
+    target = Path(path)
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    temporary = ""
+    try:
+        mode = _mode(target)
+        # A name of its own: whatever lies beside the file belongs to somebody else.
+        descriptor, temporary = tempfile.mkstemp(prefix=".pyfly-", dir=target.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)  # mkstemp's file is the owner's alone
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
+        raise OutputError(f"{target} cannot be written ({error.strerror}); choose another place.") from None
+
+
+def _mode(target: Path) -> int:
+    """The permissions of a file that is there, or those of a new one; raises OutputError for a device or a folder."""
+    if target.exists():
+        _require_regular(target)
+        return stat.S_IMODE(target.stat().st_mode)
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def _require_regular(target: Path) -> None:
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "a device"
+        raise OutputError(f"{target} is {what}; give the name of a file.")
+
+
+def require_free(path: str | os.PathLike[str], force: bool) -> None:
+    """Before any work: that `path` can be written, and overwrites nothing unless `force`.
+
+    Raises:
+        OutputError: it exists and `force` is off, is a folder or a device, or its folder cannot be written to.
+    """
+    target = Path(path)
+    _require_regular(target)
+    if target.exists() and not force:
+        raise OutputError(f"{target} exists already; choose another name, or overwrite it with --force.")
+    require_writable(target.parent)
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Makes a folder if need be and checks, by writing, that files can be made in it; raises OutputError."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written to ({error.strerror}); choose another place.") from None
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike[str], wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds a lock file, which goes away at the end. The system frees the lock of a process that was killed.
+
+    Args:
+        wait: Called again and again while another process holds it. None: raise OutputError.
+
+    Without effect on a file system that has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            is_free = _lock(descriptor)
+            if is_free and _is_open_as(descriptor, path):  # or else whoever held it has removed it meanwhile
+                break
+            if not is_free and wait is None:
+                folder = os.path.dirname(os.path.abspath(path))
+                raise OutputError(f"another process is writing to {folder}; wait for it, or choose another folder.")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if not is_free and wait is not None:
+            wait()
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no file that is open
+            os.unlink(path)
+        os.close(descriptor)
+
+
+def _is_open_as(descriptor: int, path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else holds the lock; then this descriptor holds it until it is closed."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    return True

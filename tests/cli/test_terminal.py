@@ -1,0 +1,92 @@
+"""What a model or a file says cannot steer the terminal; piped, it goes out as it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from pyfly_cpp.cli.drafts import paint
+from pyfly_cpp.cli.measuring import show_table
+from pyfly_cpp.cli.terminal import Bar, shown, write
+from pyfly_cpp.llama import FlyLlama
+
+from .conftest import TARGET
+
+EVIL = "a\x1b]52;c;eA==\x07b\r\x08\x7f\x85\x9b2J\u202ec\u2066\td\n"
+TAME = "a\\u001b]52;c;eA==\\u0007b\\u000d\\u0008\\u007f\\u0085\\u009b2J\\u202ec\\u2066\td\n"
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Makes stdout and stderr look like a terminal."""
+
+    def pretend():
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+
+    return pretend
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_chat(run, monkeypatch, terminal, at_terminal):
+    def answer(self, messages, **kwargs):
+        return ({"choices": [{"delta": {"content": char}, "finish_reason": None}]} for char in EVIL)
+
+    monkeypatch.setattr(FlyLlama, "create_chat_completion", answer)
+    if at_terminal:
+        terminal()
+    result = run("chat", "-m", TARGET, "-t", 1, stdin="hello\n")
+    assert (TAME if at_terminal else EVIL) in result.out
+    assert at_terminal != ("\x1b]52" in result.out)
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_complete(run, terminal, tmp_path, at_terminal):
+    grammar = tmp_path / "evil.gbnf"
+    grammar.write_text('root ::= "\\x1b]0;x\\x07\\u009b"')
+    if at_terminal:
+        terminal()
+    arguments = ("complete", "-m", TARGET, "-t", 1, "-n", 20, "--grammar", grammar, "Natalia")
+    assert run(*arguments).out == ("\\u001b]0;x\\u0007\\u009b\n" if at_terminal else "\x1b]0;x\x07\x9b\n")
+    written = run(*arguments, "--json").out
+    assert json.loads(written)["text"] == "\x1b]0;x\x07\x9b"
+    assert at_terminal != ("\x9b" in written)
+
+
+def test_notes_and_errors(run, terminal, tmp_path):
+    terminal()
+    named, file = tmp_path / "\x1b]0;x\x07.json", tmp_path / "talk.json"
+    file.write_text(json.dumps({"format": "pyfly-cpp conversation", "version": 1, "messages": [], "settings": {}}))
+    settings = {"model": "\x1b]0;x\x07"}
+    named.write_text(json.dumps({**json.loads(file.read_text()), "settings": settings}))
+    result = run("chat", "-m", TARGET, "-t", 1, "-n", 4, stdin=f"/load '{named}'\n/gate \x1b]0;x\x07\n")
+    assert "loaded 0 messages" in result.err and "It was saved with \\u001b]0;x\\u0007" in result.err
+    assert "\x1b]0" not in result.err
+    assert "\x1b]0" not in run("complete", "-m", tmp_path / "\x1b]0;x.gguf", "x").err
+
+
+def test_marks_of_our_own_stay(capsys, terminal):
+    terminal()
+    painted = paint("\x1b[2J", "matched", colour=True)
+    assert painted.startswith("\x1b[32m") and "\\u001b[2J" in painted and "\x1b[2J" not in painted
+
+
+def test_names_with_brackets_are_no_markup(capsys, terminal):
+    """Neither in a table nor in a progress bar, where `[/x]` was an error."""
+    terminal()
+    show_table("", ["category"], [["[/x]\x1b[2J"]])
+    with Bar() as bar:
+        bar.update("loading [/x]\x1b[2J", 1, 2, "50%")
+    out, err = capsys.readouterr()
+    assert "[/x]\\u001b[2J" in out and "[/x]\\u001b[2J" in err
+
+
+def test_a_character_that_stdout_lacks_is_no_error(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    write("caf\u00e9 \U0001f600")
+    assert stream.buffer.getvalue() == b"caf? ?"
+    assert shown("\x1b", stream) == "\x1b"
