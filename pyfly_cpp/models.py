@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pyfly_cpp.cache import cache_folder
 from pyfly_cpp.errors import PyflyError
 
 Progress = Callable[[str, int, int], None]
@@ -154,13 +155,7 @@ def models_folder() -> Path:
     """$PYFLY_MODELS, or `pyfly-cpp/models` in the user's cache folder. It need not exist."""
     if os.environ.get("PYFLY_MODELS"):
         return Path(os.environ["PYFLY_MODELS"])
-    if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "pyfly-cpp" / "models"
+    return cache_folder() / "models"
 
 
 # ---- Finding ---------------------------------------------------------------------------------------------------------
