@@ -10,6 +10,7 @@ import difflib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        warnings.showwarning = _show_warning
         try:
             return super().main(*args, **kwargs)
         except (ValueError, RuntimeError, OSError, MemoryError) as error:  # a closed pipe is handled by click
@@ -70,6 +72,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one line, without the line of our code that it comes from."""
+    click.echo(f"Warning: {' '.join(str(message).split())}", err=True)
 
 
 @click.command(
