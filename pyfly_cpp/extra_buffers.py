@@ -60,7 +60,7 @@ def usable() -> bool:
     found = verdict()
     if found.remedy is not None:
         warnings.warn(
-            f"{found.reason}, so models are loaded without llama.cpp's extra buffer types, which makes batches slower; "
+            f"{found.reason}, so models are loaded without repacked weights, which makes batches slower; "
             f"{found.remedy}.",
             RuntimeWarning,
             stacklevel=2,
@@ -89,8 +89,8 @@ def verdict() -> Verdict:
     if outcome in _KEPT:
         return Verdict(
             False,
-            f"llama.cpp's AMX kernels {'crash' if outcome == 'crashed' else 'compute wrong products'} on this CPU (as "
-            "GCC bug 114098 makes them)",
+            f"llama.cpp's AMX kernels {'crash' if outcome == 'crashed' else 'compute wrong products'} on this CPU "
+            "(GCC bug 114098)",
             'reinstall llama-cpp-python with `CMAKE_ARGS="-DCMAKE_CXX_FLAGS=-fno-dse" pip install --force-reinstall '
             f"--no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}`",
         )
@@ -174,7 +174,7 @@ def _outcome(cpu: str) -> str:
 
 
 def _command(library: Path) -> list[str]:
-    return [sys.executable, "-I", "-S", str(_PROBE), str(library), "AMX"]
+    return [sys.executable or "", "-I", "-S", str(_PROBE), str(library), "AMX"]
 
 
 def _probe(library: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -248,7 +249,7 @@ def quantised(tiny_target, tiny_draft, tmp_path_factory):
 
 @pytest.fixture
 def repacked():
-    """repacked(load) -> what load() returns, and how many models it put into extra buffers, by llama.cpp's log."""
+    """repacked(load) -> what load() returns, and how many extra buffers it filled, by llama.cpp's log."""
     before, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
     llama_cpp.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     log = []
@@ -257,7 +258,7 @@ def repacked():
 
     def call(load):
         log.clear()
-        return load(), b"".join(log).count(b"CPU_REPACK model buffer size")
+        return load(), len(re.findall(rb"(?:CPU_REPACK|AMX) model buffer size", b"".join(log)))
 
     yield call
     llama_cpp.llama_log_set(before, data)
@@ -272,7 +273,7 @@ def test_target_and_draft_do_without(machine, quantised, repacked):
     machine.child(RIGHT)
     llm, n = repacked(lambda: load_pair(quantised))
     llm.close()
-    if n != 2:
+    if n < 2:
         pytest.skip("llama.cpp does not repack Q4_0 on this CPU")
     machine.child(CRASH)
     machine.cache.unlink()
