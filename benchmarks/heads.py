@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
-from speed import print_machine
+from speed import print_machine, tool_buffers
 
 from pyfly_cpp import MTP, Eagle3, FlyLlama
 
@@ -160,7 +160,7 @@ def main() -> None:
     n_layers = "999" if args.gpu_layers < 0 else str(args.gpu_layers)
     common = [
         "--spec-draft-n-max", str(args.k), "--temp", "0", "-n", str(args.tokens), "-c", str(N_CTX),
-        "-t", str(args.threads), "-tb", str(args.threads), "-ngl", n_layers,
+        "-t", str(args.threads), "-tb", str(args.threads), "-ngl", n_layers, *tool_buffers(),
     ]  # fmt: skip
     mtp = ["-m", args.mtp, "--spec-type", "draft-mtp", *common]
     measure("MTP", args.mtp, MTP(draft_max=args.k), [args.tool, *mtp] if args.tool else None, args)

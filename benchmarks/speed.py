@@ -27,7 +27,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import DraftModel, FlyLlama, _native
+from pyfly_cpp import DraftModel, FlyLlama, _native, extra_buffers
 from pyfly_cpp.evaluation.machine import describe_machine
 from pyfly_cpp.threads import physical_cores
 
@@ -176,6 +176,11 @@ class Costs:
         return statistics.median(out)
 
 
+def tool_buffers() -> list[str]:
+    """Arguments with which llama.cpp's tool keeps the weights as the models here do."""
+    return [] if extra_buffers.usable() else ["--no-repack"]
+
+
 def run_tool(
     tool: str,
     target: str,
@@ -190,6 +195,7 @@ def run_tool(
     command = [
         tool, "-m", target, "-md", draft, "--spec-type", kind, *settings, "--temp", "0",
         "-n", str(n_tokens), "-t", n, "-tb", n, "-c", "1536", "-p", prompt,
+        *tool_buffers(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     match = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", done.stderr + done.stdout)
@@ -271,7 +277,8 @@ def measure_draft(
 
 CHILD = """
 import sys, llama_cpp
-from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp import DraftModel, FlyLlama, extra_buffers
+extra_buffers.guard_llama_cpp()
 kind, target, draft, n_threads = sys.argv[1:]
 settings = dict(n_ctx=1024, n_threads=int(n_threads), n_threads_batch=int(n_threads), verbose=False)
 if kind == "llama": llm = llama_cpp.Llama(target, **settings)
@@ -321,6 +328,7 @@ def main() -> None:
     if args.what == "draft" and not args.draft:
         parser.error("--draft is needed")
     print_machine()
+    extra_buffers.guard_llama_cpp()
     if args.what == "rows":
         measure_rows(args.vocab, 300)
     elif args.what == "plain":

@@ -424,6 +424,7 @@ class ModelDrafter(Drafter):
         n_threads: int,
         flash_attn: int,
         offload_kqv: int,
+        use_extra_bufts: int,
     ) -> None:
         self._target = target
         native, _path = _draft_model_config(
@@ -435,6 +436,7 @@ class ModelDrafter(Drafter):
             n_threads=config.n_threads or n_threads,
             flash_attn=flash_attn,
             offload_kqv=offload_kqv,
+            use_extra_bufts=use_extra_bufts,
             type_k=-1 if config.type_k is None else config.type_k,
             type_v=-1 if config.type_v is None else config.type_v,
         )

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp import _native
+from pyfly_cpp import _native, extra_buffers
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
@@ -355,6 +355,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             "n_threads": self.n_threads,
             "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
             "offload_kqv": int(self.context_params.offload_kqv),
+            "use_extra_bufts": int(self.model_params.use_extra_bufts),
         }
         if isinstance(drafter, DraftModel):
             require_gguf(str(drafter.model_path), "draft model")
@@ -415,6 +416,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def model_params(self, params: Any) -> None:
         self._model_params = params
         params.load_mtp = self._load_mtp
+        params.use_extra_bufts &= extra_buffers.usable()
         if self._on_load is not None:
             on_load = self._on_load
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from pyfly_cpp.cache import cache_folder
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,7 @@ def models_folder() -> Path:
     """$PYFLY_MODELS, or `pyfly-cpp/models` in the user's cache folder. It need not exist."""
     if os.environ.get("PYFLY_MODELS"):
         return Path(os.environ["PYFLY_MODELS"])
-    if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "pyfly-cpp" / "models"
+    return cache_folder() / "models"
 
 
 # ---- Finding ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from gguf_edit import edit_gguf
 
+from pyfly_cpp import extra_buffers
+
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 
@@ -19,6 +21,14 @@ def heard_interrupts():
     """A shell starts what runs in the background with SIGINT ignored, and so would be the interrupts of the tests."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_buffers_everywhere():
+    """Where llama.cpp's AMX kernels crash, plain `llama_cpp.Llama` objects and child processes do without them too."""
+    if not extra_buffers.usable():
+        extra_buffers.guard_llama_cpp()
+        os.environ[extra_buffers.VARIABLE] = "0"
 
 
 def _tiny(name):

@@ -64,6 +64,7 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = config.n_gpu_layers;
     params.load_mtp = load_mtp;
+    params.use_extra_bufts = config.use_extra_bufts != 0;
     ModelPointer model(llama_model_load_from_file(path.c_str(), params));
     if (!model) {
         throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + path +

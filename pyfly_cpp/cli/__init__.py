@@ -10,6 +10,7 @@ import difflib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        warnings.showwarning = _show_warning
         try:
             return super().main(*args, **kwargs)
         except (ValueError, RuntimeError, OSError, MemoryError) as error:  # a closed pipe is handled by click
@@ -77,6 +79,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     return shown(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...", sys.stderr)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one line, without the line of our code that it comes from."""
+    click.echo(f"Warning: {' '.join(str(message).split())}", err=True)
 
 
 @click.command(

@@ -15,7 +15,7 @@ import click
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import __version__, _native
+from pyfly_cpp import __version__, _native, extra_buffers
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.llama import require_gguf
@@ -86,6 +86,7 @@ def _machine() -> dict[str, Any]:
         "row_statistics": _native.simd_level,
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
+        "extra_buffers": extra_buffers.verdict()._asdict(),
     }
 
 
@@ -229,6 +230,7 @@ def _show(report: dict[str, Any]) -> None:
         ("row statistics", machine["row_statistics"]),
         ("llama.cpp features", machine["llama_cpp_features"]),
         ("GPU offload", offload),
+        ("extra buffers", _describe_extra_buffers(machine["extra_buffers"])),
     ]
     for device in report["devices"]:
         memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"
@@ -242,6 +244,11 @@ def _show(report: dict[str, Any]) -> None:
         rows += [None, ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}")]
     for row in rows:
         write(f"{row[0]:20}{row[1]}\n" if row else "\n")
+
+
+def _describe_extra_buffers(verdict: dict[str, Any]) -> str:
+    remedy = "" if verdict["remedy"] is None else f"; {verdict['remedy']}"
+    return f"{'used' if verdict['usable'] else 'not used'}: {verdict['reason']}{remedy}"
 
 
 def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import llama_cpp
 
-from pyfly_cpp import _native
+from pyfly_cpp import _native, extra_buffers
 from pyfly_cpp.files import sha256
 from pyfly_cpp.threads import physical_cores
 
@@ -34,6 +34,7 @@ def describe_machine() -> dict[str, Any]:
         "pyfly_cpp": __version__,
         "simd": _native.simd_level,
         "llama_cpp_python": llama_cpp.__version__,
+        "extra_buffers": extra_buffers.usable(),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
         "python": platform.python_version(),
     }

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import pyfly_cpp
+from pyfly_cpp import extra_buffers
 from pyfly_cpp.cli import _COMMANDS
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -191,8 +192,45 @@ def test_doctor_json(run):
     assert result.code == 0
     assert report["versions"]["pyfly-cpp"] == pyfly_cpp.__version__
     assert report["machine"]["physical_cores"] >= 1
+    assert report["machine"]["extra_buffers"]["reason"]
     assert report["devices"][0]["name"]
     assert report["devices"][0]["memory_total"] > 0
+
+
+@pytest.fixture
+def broken_amx(monkeypatch):
+    """A machine on which llama.cpp's AMX kernels crash; tests/test_extra_buffers.py says how that is found out."""
+
+    def forget():
+        extra_buffers.usable.cache_clear()
+        extra_buffers.verdict.cache_clear()
+
+    monkeypatch.delenv(extra_buffers.VARIABLE, raising=False)
+    monkeypatch.setattr(extra_buffers, "_library_has_amx", lambda: True)
+    monkeypatch.setattr(extra_buffers, "_cpu", lambda: {"model name": "Xeon", "flags": "amx_int8"})
+    monkeypatch.setattr(extra_buffers, "_outcome", lambda cpu: "crashed")
+    forget()
+    yield
+    forget()
+
+
+def test_doctor_on_broken_amx(run, broken_amx):
+    result = run("doctor", "--json")
+    report = json.loads(result.out)["machine"]["extra_buffers"]
+    assert (result.code, result.err) == (0, "")
+    assert report["usable"] is False
+    assert "AMX kernels crash" in report["reason"]
+    assert "-fno-dse" in report["remedy"]
+    line = next(line for line in run("doctor").out.splitlines() if line.startswith("extra buffers"))
+    assert line.split(maxsplit=2)[2] == f"not used: {report['reason']}; {report['remedy']}"
+
+
+def test_a_command_on_broken_amx_warns_in_one_line(run, broken_amx):
+    result = run("complete", "-m", TARGET, "-d", DRAFT, "-n", 4, *ONE_THREAD, "Natalia sold")
+    assert result.code == 0
+    assert result.out.strip()
+    assert [line[:8] for line in result.err.splitlines()] == ["Warning:"]
+    assert "-fno-dse" in result.err
 
 
 def test_doctor_model_and_draft(run):

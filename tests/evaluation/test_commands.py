@@ -129,6 +129,7 @@ def test_bench(run, tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
     assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft_files"][0]["sha256"]
+    assert isinstance(record["machine"]["extra_buffers"], bool)
     rounds = record["measured"][1]["rounds"]
     assert set(rounds) == {"committed", "drafted", "matched", "loose_accepted", "seconds"}
     assert len(rounds["drafted"]) == record["measured"][1]["stats"]["rounds"] > 0
