@@ -73,12 +73,13 @@ class Plan:
 
 
 def require_permission(task: Task, allow_code_execution: bool) -> None:
-    """Raises CodeExecutionError if the task runs code and that is not allowed."""
+    """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
             f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "
             "sandbox whose limits the documentation states)."
         )
+    task.require()
 
 
 def run(
@@ -98,6 +99,7 @@ def run(
 
     Raises:
         CodeExecutionError: the task runs code and `allow_code_execution` is off.
+        SandboxError: the task runs code and nothing contains it here.
         OutputError: the folder holds another run or other files, cannot be written to, or is being written to.
         ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
     """

@@ -124,6 +124,9 @@ class Task(ABC):
     def parse(self, where: Where) -> Item:
         """One row of a data file, its fields checked. Raises DataError with file, line and field."""
 
+    def require(self) -> None:  # noqa: B027 - most tasks need nothing
+        """Before any work: that outputs can be judged here. Raises an error that says what is missing."""
+
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """A row of the hub, in the form of a data file's. Raises DataError."""
         raise NotImplementedError(f"{self.name} names no split of the hub")

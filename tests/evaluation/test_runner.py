@@ -14,7 +14,9 @@ import pytest
 
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, OutputError, read_lines_so_far, write_atomically
+from pyfly_cpp.evaluation.humaneval import HumanEval
 from pyfly_cpp.evaluation.registry import get_task
+from pyfly_cpp.evaluation.sandbox import SandboxError
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 SETTINGS = (PLAIN, EXACT, parse_setting("margin:0.5 reconverge"))
@@ -145,15 +147,26 @@ def test_two_writers(data, generator, tmp_path):
             runner.run(plan(data), generator, tmp_path)
 
 
-def test_code_needs_permission(data, generator, tmp_path):
-    items = get_task("humaneval").read(data / "humaneval_sample.jsonl")[:1]
-    wanted = plan(data, task=get_task("humaneval"))
+def test_code_needs_permission(data, generator, tmp_path, containment):
+    task = HumanEval(containment=containment)
+    items = task.read(data / "humaneval_sample.jsonl")[:1]
+    wanted = plan(data, task=task)
     with pytest.raises(runner.CodeExecutionError, match="--allow-code-execution"):
         runner.run(wanted, generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    allowed = runner.Plan(get_task("humaneval"), items, (EXACT,), max_tokens=16, allow_code_execution=True)
+    allowed = runner.Plan(task, items, (EXACT,), max_tokens=16, allow_code_execution=True)
     (line,) = runner.run(allowed, generator, tmp_path / "a")
     assert line["correct"] is False and line["detail"]["status"] in ("failed", "timeout", "exited")
+
+
+def test_code_that_nothing_contains_is_refused(data, generator, tmp_path, monkeypatch):
+    def nothing_works(_):
+        raise SandboxError("the model's code cannot be contained here")
+
+    monkeypatch.setattr("pyfly_cpp.evaluation.code.find_containment", nothing_works)
+    with pytest.raises(SandboxError, match="cannot be contained"):
+        runner.run(plan(data, task=HumanEval(), allow_code_execution=True), generator, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_path):
