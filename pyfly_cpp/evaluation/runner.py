@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import (
     OutputError,
     Row,
@@ -30,7 +31,7 @@ from pyfly_cpp.evaluation.files import (
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting
-from pyfly_cpp.evaluation.task import Item, Task, Verdict
+from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 
@@ -201,8 +202,21 @@ def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done:
             generator.forget(n_held)
             seed = plan.seed + i if plan.temperature > 0 else None
             generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, seed)
-            verdict = plan.task.score(item, generated.text, generated.tokens)
+            verdict = _judge(plan.task, item, generated)
             yield _line(generator, item, setting, prompt, generated, verdict)
+
+
+def _judge(task: Task, item: Item, generated: Generated) -> Verdict:
+    """The task's verdict. An output that the task cannot judge is wrong: an error would meet every resumed run again.
+
+    Raises PyflyError where it is not the output's fault (there is no sandbox any more).
+    """
+    try:
+        return task.score(item, generated.text, generated.tokens)
+    except PyflyError:
+        raise
+    except Exception as error:
+        return Verdict(False, "", "", {UNJUDGED: f"{type(error).__name__}: {error}"[:300]})
 
 
 def _line(

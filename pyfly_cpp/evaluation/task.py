@@ -100,6 +100,10 @@ class Verdict:
     """Other criteria and reasons, by name."""
 
 
+UNJUDGED = "unjudged"
+"""In the detail of a verdict: why the task could not judge the output."""
+
+
 class Task(ABC):
     """A task. Implementations are stateless."""
 
