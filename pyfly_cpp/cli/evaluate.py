@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -19,10 +19,11 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
+from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
-from pyfly_cpp.evaluation.sandbox import available_layers
+from pyfly_cpp.evaluation.sandbox import Containment, find_containment, uncontained_warning
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable
 from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.files import sha256, write_atomically
@@ -41,8 +42,10 @@ across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagl
 same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for
 each item and setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
-humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a child process with limits
-on CPU, memory, files and time, without network. That contains accidents, not adversaries; see the documentation."""
+humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process that bubblewrap (or
+else user namespaces of its own) keeps from your network, your other processes and writing to your files, with limits on
+CPU, memory, files and time. Where neither works they are refused, unless --containment none says that the program may
+do without. That contains accidents, not adversaries; see the documentation."""
 
 
 @click.command("eval", help=HELP)
@@ -73,6 +76,13 @@ on CPU, memory, files and time, without network. That contains accidents, not ad
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling, and of needle.")
 @click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
+@click.option(
+    "--containment",
+    type=click.Choice(get_args(Containment)),
+    default="auto",
+    show_default=True,
+    help="What contains those programs; auto is bubblewrap, else namespaces, and never none.",
+)
 @click.option("--needle-words", type=click.IntRange(1), default=800, show_default=True, help="Length of a haystack.")
 @click.option("--needle-values", type=click.IntRange(1), default=4, show_default=True, help="Values hidden in it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
@@ -91,6 +101,7 @@ def command(
     temperature: float,
     seed: int,
     allow_code_execution: bool,
+    containment: Containment,
     needle_words: int,
     needle_values: int,
     as_json: bool,
@@ -99,6 +110,8 @@ def command(
     """See HELP."""
     with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
         task = get_task(task_name)
+        if isinstance(task, CodeTask):
+            task = type(task)(task.limits, containment)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         require_repeatable(chosen)
@@ -123,7 +136,9 @@ def command(
             allow_code_execution, tuple(conditions.items()),
         )  # fmt: skip
         if task.runs_code:
-            click.echo(f"model code is contained by: {', '.join(available_layers())}", err=True)
+            layers = find_containment(containment)
+            warning = uncontained_warning(layers)
+            click.echo(warning or f"model code is contained by: {', '.join(layers)}", err=True)
         folder = Path(output or f"pyfly-eval-{task.name}")
         with progress_bar(len(items) * len(chosen), task.name) as advance:
 

@@ -6,27 +6,19 @@ function's head, generation ends at the next top-level statement or at the fence
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.hub import HubSplit
-from pyfly_cpp.evaluation.sandbox import Limits, run_program
-from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
+from pyfly_cpp.evaluation.task import Item, Where
 
 
-class HumanEval(Task):
+class HumanEval(CodeTask):
     """Rows: `id`, `prompt`, `entry_point`, `test`; `canonical_solution` is not needed."""
 
     name = "humaneval"
     title = "HumanEval functions, pass@1"
     max_tokens = 400
-    runs_code = True
-    criterion = "passed"
     hub = (HubSplit("openai/openai_humaneval", None, "test"),)
-
-    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
-        self.limits = limits
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """See Task."""
@@ -56,12 +48,6 @@ class HumanEval(Task):
         return ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "```"]
 
     def program(self, item: Item, completion: str) -> str:
-        """The program whose end without an exception is a pass."""
+        """See CodeTask."""
         fields = item.fields
         return f"{fields['prompt']}{completion}\n{fields['test']}\ncheck({fields['entry_point']})\n"
-
-    def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
-        """Correct: all tests pass. Detail: `status` and `reason` of the sandbox."""
-        code = extraction.until_fence(text)
-        outcome = run_program(self.program(item, code), self.limits)
-        return Verdict(outcome.passed, code, "passes its tests", {"status": outcome.status, "reason": outcome.detail})

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyfly_cpp.evaluation import extraction
+from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.hub import HubSplit
-from pyfly_cpp.evaluation.sandbox import Limits, run_program
-from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
+from pyfly_cpp.evaluation.task import Item, Where
 
 
-class Mbpp(Task):
+class Mbpp(CodeTask):
     """Rows: `id`, `prompt`, `test_list`, `test_imports`; worked examples also `code` (`original_split` is used if
     there)."""
 
@@ -23,13 +22,8 @@ class Mbpp(Task):
     title = "MBPP (sanitized) functions, pass@1"
     max_tokens = 256
     few_shot = 3
-    runs_code = True
-    criterion = "passed"
     hub = (HubSplit("google-research-datasets/mbpp", "sanitized", "test"),)
     hub_examples = HubSplit("google-research-datasets/mbpp", "sanitized", "prompt")
-
-    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
-        self.limits = limits
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """See Task."""
@@ -74,12 +68,6 @@ class Mbpp(Task):
         """See Task."""
         return ["```"]
 
-    def program(self, item: Item, code: str) -> str:
-        """The program whose end without an exception is a pass."""
-        return "\n".join([*item.fields["test_imports"], code, *item.fields["test_list"], ""])
-
-    def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
-        """Correct: all tests pass. Detail: `status` and `reason` of the sandbox."""
-        code = extraction.until_fence(text)
-        outcome = run_program(self.program(item, code), self.limits)
-        return Verdict(outcome.passed, code, "passes its tests", {"status": outcome.status, "reason": outcome.detail})
+    def program(self, item: Item, completion: str) -> str:
+        """See CodeTask."""
+        return "\n".join([*item.fields["test_imports"], completion, *item.fields["test_list"], ""])

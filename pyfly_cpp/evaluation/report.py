@@ -21,6 +21,7 @@ from pyfly_cpp.evaluation.statistics import (
     recovery,
     wilson,
 )
+from pyfly_cpp.evaluation.task import UNJUDGED
 
 BASELINE = "exact"
 """The setting that flips and recovery are counted against."""
@@ -53,6 +54,8 @@ class SettingResult:
     n_cut: int
     """Answers that reached the limit of tokens; they may be wrong only for that."""
     mean_tokens: float
+    n_unjudged: int = 0
+    """Answers that the task could not judge; they count as wrong."""
     also: dict[str, float] = field(default_factory=dict)
     """Means of the task's other criteria."""
 
@@ -119,9 +122,8 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         return bootstrap(np.hstack([_speed(lines), _speed(columns[other])]), ratio_of_ratios, groups)
 
     total = {name: sum(line["stats"][name] for line in lines) for name in ("committed", "rounds", "loose_accepted")}
-    names = [
-        name for name in (lines[0]["detail"] if lines else {}) if isinstance(lines[0]["detail"][name], (bool, float))
-    ]
+    details = [line["detail"] for line in lines]
+    names = dict.fromkeys(name for detail in details for name, of in detail.items() if isinstance(of, (bool, float)))
     return SettingResult(
         setting=setting,
         n=n,
@@ -141,7 +143,8 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         n_loops=sum(1 for line in lines if line["loop"]),
         n_cut=sum(1 for line in lines if line["finish"] in ("length", "context")),
         mean_tokens=sum(len(line["tokens"]) for line in lines) / n if n else math.nan,
-        also={name: _share([float(line["detail"].get(name) or 0) for line in lines]) for name in names},
+        n_unjudged=sum(1 for detail in details if UNJUDGED in detail),
+        also={name: _share([float(detail.get(name) or 0) for detail in details]) for name in names},
     )
 
 
@@ -221,6 +224,9 @@ def notes(table: Table) -> list[str]:
     if any(row.n_cut for row in table.rows):
         cut = ", ".join(f"{row.setting} {row.n_cut}" for row in table.rows)
         out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
+    n_unjudged = sum(row.n_unjudged for row in table.rows)
+    if n_unjudged:
+        out.append(f"{n_unjudged} outputs could not be judged and count as wrong (`{UNJUDGED}` in the lines says why).")
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{row.setting} {percent(row.also[name])}" for row in table.rows if name in row.also)

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting
-from pyfly_cpp.evaluation.task import Item, Task, Verdict
+from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
 from pyfly_cpp.files import OutputError, only_writer, require_writable, write_atomically
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
@@ -67,12 +68,13 @@ class Plan:
 
 
 def require_permission(task: Task, allow_code_execution: bool) -> None:
-    """Raises CodeExecutionError if the task runs code and that is not allowed."""
+    """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
             f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "
             "sandbox whose limits the documentation states)."
         )
+    task.require()
 
 
 def run(
@@ -92,6 +94,7 @@ def run(
 
     Raises:
         CodeExecutionError: the task runs code and `allow_code_execution` is off.
+        SandboxError: the task runs code and nothing contains it here.
         OutputError: the folder holds another run or other files, cannot be written to, or is being written to.
         ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
     """
@@ -193,8 +196,21 @@ def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done:
             generator.forget(n_held)
             seed = plan.seed + i if plan.temperature > 0 else None
             generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, seed)
-            verdict = plan.task.score(item, generated.text, generated.tokens)
+            verdict = _judge(plan.task, item, generated)
             yield _line(generator, item, setting, prompt, generated, verdict)
+
+
+def _judge(task: Task, item: Item, generated: Generated) -> Verdict:
+    """The task's verdict. An output that the task cannot judge is wrong: an error would meet every resumed run again.
+
+    Raises PyflyError where it is not the output's fault (there is no sandbox any more).
+    """
+    try:
+        return task.score(item, generated.text, generated.tokens)
+    except PyflyError:
+        raise
+    except Exception as error:
+        return Verdict(False, "", "", {UNJUDGED: f"{type(error).__name__}: {error}"[:300]})
 
 
 def _line(

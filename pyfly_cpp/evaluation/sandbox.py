@@ -1,23 +1,28 @@
 """Runs Python that a model wrote, in a child process that can do little and is always ended.
 
-`run_program(source)` gives a throw-away folder, limits on CPU time, memory, file size, processes and wall time, and no
-network. What contains the program, from the outside in (`Outcome.layers` says what was active):
+`run_program(source)` gives an empty folder, limits on CPU time, memory, file size, threads and wall time, and no
+network. Two things can contain a program (`Containment`), and without one of them nothing is run unless the caller asks
+for it:
 
-* `namespaces` (Linux, where unprivileged user namespaces are permitted): a network without interfaces; every file
-  system read-only but a tmpfs over the work folder; process ids of its own, so nothing survives the program; /proc
-  covered.
-* `limits`: CPU, memory, file size, open files, processes (setrlimit). The kernel exempts root from the limit on
-  processes.
-* `landlock` (Linux 5.13 and later): writing is possible in the work folder alone, also where namespaces are forbidden.
-* `seccomp` (Linux on x86-64 and arm64): no sockets, no new processes or programs, no tracing, no mounts.
-* `audit`: Python's audit hook refuses sockets, subprocesses and writes outside the folder. Native code passes under it.
-* The process group is killed at the wall limit, and again when the program has ended.
+* `"bubblewrap"`: `bwrap`, where it is installed and works. The program sees the interpreter, the system's libraries
+  and a small tmpfs, and no other file.
+* `"namespaces"`: our own use of Linux's user namespaces. All files can be read, but written to only in a small tmpfs.
 
-What it does **not** protect from: a program may *read* every file that the user may read (nothing can be sent out, but
-on systems without namespaces and seccomp that is only as good as the audit hook); it may burn one core until the CPU
-limit; a hole in the kernel is a way out; a program that searches the interpreter's memory can forge its own verdict,
-one that merely exits cannot. On macOS only `limits` (without memory) and `audit` exist. For code from an adversary use
-a virtual machine; this is for the accidents of a language model.
+In both, the program has no network, process ids of its own, and seccomp leaves it the system calls that Python needs:
+no sockets, no processes or programs, no signals to others, no shared memory, no changes of limits. Limits (setrlimit)
+bound CPU time, address space, file size, open files and threads; the kernel exempts root from the last. An audit hook
+in Python refuses sockets, subprocesses and writes elsewhere with a PermissionError that says so.
+
+`"none"` has limits, the audit hook and, on Linux, seccomp: a program can read all files, and one that evades Python's
+checks can change them, fill the disk and forge its verdict; without seccomp it can reach the network and other
+processes, too.
+
+A program has passed if the guard wrote a secret after the program's last statement. While the program runs, the secret
+is in no variable, argument, file or descriptor of its process; only native code, which the audit hook refuses, could
+search the memory for it. No sandbox can prevent that a function which is tested in its own interpreter returns an
+object that equals everything.
+
+For code from an adversary use a virtual machine: a hole in the kernel is a way out.
 
 Model code runs only where the caller says so: every task that needs it asks for `allow_code_execution`.
 """
@@ -29,20 +34,26 @@ import functools
 import json
 import os
 import secrets
-import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Literal
 
 from pyfly_cpp.errors import PyflyError
 
+Containment = Literal["auto", "bubblewrap", "namespaces", "none"]
+"""What contains a program; `"auto"` is bubblewrap, else namespaces, never none."""
+
 _GUARD = Path(__file__).with_name("_sandbox_guard.py")
-_MAX_REPORT = 1 << 16
-_RESULT = 3
+_SECRET_BYTES, _READY, _MAX_REPORT = 32, "pyfly-sandbox-ready", 1 << 12
+_INSIDE = "/tmp"
+"""The work folder under bubblewrap."""
 
 
 class SandboxError(PyflyError):
@@ -54,20 +65,15 @@ class Limits:
     """What a program may use."""
 
     wall_seconds: float = 10.0
-    """Then its process group is killed."""
+    """Then it is killed."""
     cpu_seconds: int = 8
     """Of the process; then the kernel kills it."""
     memory_bytes: int = 1 << 30
     """Address space."""
     file_bytes: int = 8 << 20
-    """Largest file; all files together four times that, where namespaces are permitted."""
+    """Largest file; all files together four times that, where the program is contained."""
     processes: int = 64
-    """Processes and threads. Not set where seccomp forbids processes and only namespaces would let the kernel count
-    those of the program alone; the kernel exempts root from it."""
-    namespaces: bool = True
-    """Whether to try for namespaces."""
-    require_namespaces: bool = False
-    """Whether to refuse (SandboxError) where the kernel forbids them."""
+    """Threads, where the program is contained; the kernel exempts root from it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Outcome:
     seconds: float
     """Wall time."""
     layers: tuple[str, ...] = ()
-    """What contained it; empty where it died before it could say."""
+    """What contained it, from the outside in; empty where the time was up before it began."""
 
     @property
     def passed(self) -> bool:
@@ -90,102 +96,156 @@ class Outcome:
         return self.status == "passed"
 
 
-def run_program(source: str, limits: Limits = Limits()) -> Outcome:
+def run_program(
+    source: str, limits: Limits = Limits(), containment: Containment = "auto", audit_hook: bool = True
+) -> Outcome:
     """Runs `source` as a script and waits for its end; nothing of it is left when this returns.
 
+    Args:
+        audit_hook: Whether Python refuses what is forbidden; without, only what is beneath does.
+
     Raises:
-        SandboxError: this system has no process limits (Windows), or namespaces are required and forbidden.
+        SandboxError: what shall contain the program does not work here.
+    """
+    way = find_containment(containment)[0]
+    return _run(way, source, limits, audit_hook)
+
+
+@functools.cache
+def find_containment(wanted: Containment = "auto") -> tuple[str, ...]:
+    """What contains programs here, from the outside in, found by running an empty one; the first is the way wanted.
+
+    Raises:
+        SandboxError: it does not work here; nothing does, for `"auto"`; or this is Windows.
     """
     if os.name != "posix":
         raise SandboxError("running model code needs Linux or macOS; on Windows run the evaluation inside WSL.")
-    token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="pyfly-sandbox-") as folder:
-        config = {**asdict(limits), "folder": os.path.realpath(folder), "token": token}
-        read_end, write_end = os.pipe()
-        command = [sys.executable, "-I", "-S", str(_GUARD), "enter", json.dumps(config)]
-        # The guard expects the verdict's pipe at a fixed number; a shell-free way to say so is a tiny first program.
-        opener = f"import os,sys; os.dup2({write_end},{_RESULT}); os.execv(sys.argv[1], sys.argv[1:])"
-        started = time.monotonic()
+    reasons = []
+    for way in ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,):
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", opener, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                pass_fds=(write_end,),
-                start_new_session=True,
-                env={"LANG": "C.UTF-8", "PATH": os.defpath},
-            )
-        finally:
-            os.close(write_end)
-        try:
-            deadline = started + limits.wall_seconds
-            _feed(process, source)
-            report = _read_report(read_end, deadline)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()) if report is not None else 0.0)
-        finally:
+            outcome = _run(way, "", Limits(), True)
+        except SandboxError as error:
+            reasons.append(f"{way}: {error}")
+        else:
+            if outcome.passed:
+                return outcome.layers
+            reasons.append(f"{way}: {outcome.detail or outcome.status} with an empty program")
+    raise SandboxError(
+        f"the model's code cannot be contained here ({'; '.join(reasons)}); install bubblewrap 0.7 or later, permit "
+        "user namespaces, or run it uncontained with --containment none, in a machine that you can throw away."
+    )
+
+
+def uncontained_warning(layers: tuple[str, ...]) -> str:
+    """What is not contained, for people; empty if all is."""
+    if layers[0] != "none":
+        return ""
+    more = "" if "seccomp" in layers else " and reach the network and other processes"
+    return (
+        "Nothing contains the model's code here: it can read your files, and code that evades Python's checks can "
+        f"change them{more}. Use this only in a container or a virtual machine that you can throw away."
+    )
+
+
+def _run(way: str, source: str, limits: Limits, audit_hook: bool) -> Outcome:
+    """Raises SandboxError where the program could not be started."""
+    secret = secrets.token_hex(_SECRET_BYTES // 2).encode()
+    given = secret + source.encode("utf-8", "surrogatepass")
+    try:
+        with _work_folder() as folder, tempfile.TemporaryFile() as verdict:
+            command = _command(way, folder, limits, audit_hook)
+            started = time.monotonic()
+            notes, returncode = _run_command(command, given, verdict, limits.wall_seconds)
+            seconds = time.monotonic() - started
+            report = os.pread(verdict.fileno(), _MAX_REPORT, 0)
+    except OSError as error:
+        raise SandboxError(f"the sandbox cannot be set up ({error})") from None
+    # The notes end before the program begins, so they are the guard's own.
+    _, is_ready, sealed_by = notes.decode("utf-8", "replace").rpartition(_READY)
+    if not is_ready and returncode is not None:
+        raise SandboxError(" ".join(sealed_by.split())[-200:] or f"the guard ended with status {returncode}")
+    layers = (way, *sealed_by.strip().split(",")) if is_ready else ()
+    return Outcome(*_judge(report, secret, returncode), seconds, layers)
+
+
+def _run_command(command: list[str], given: bytes, verdict: IO[bytes], seconds: float) -> tuple[bytes, int | None]:
+    """What it wrote to standard error, and its status; None if it had to be killed after so many seconds."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=verdict,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+        env={"LANG": "C.UTF-8", "PATH": os.defpath},
+    )
+    try:
+        return process.communicate(given, seconds)[1], process.returncode
+    except subprocess.TimeoutExpired:
+        _kill_group(process)
+        return process.communicate()[1], None
+    finally:
+        if process.returncode is None:  # interrupted
             _kill_group(process)
-            os.close(read_end)
-        seconds = time.monotonic() - started
-    return _judge(report, process.returncode, token, seconds)
+            process.wait()
 
 
-@functools.lru_cache(maxsize=1)
-def available_layers() -> tuple[str, ...]:
-    """What contains programs on this system, found by running an empty one."""
-    return run_program("").layers
+def _command(way: str, folder: str, limits: Limits, audit_hook: bool) -> list[str]:
+    # Not the link of a virtual environment: the standard library is all that a program gets.
+    python = [os.path.realpath(sys.executable), "-I", "-S"]
+    config = {**asdict(limits), "folder": folder, "contained": way != "none", "audit_hook": audit_hook}
+    config.update(secret_bytes=_SECRET_BYTES, ready=_READY)
+    if way != "bubblewrap":
+        stage = "enter" if way == "namespaces" else "run"
+        return [*python, str(_GUARD), stage, json.dumps({**config, "parent": os.getpid()})]
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxError("bwrap is not installed")
+    visible = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store"]
+    command = [program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--die-with-parent"]
+    command += ["--size", str(4 * limits.file_bytes), "--tmpfs", _INSIDE, "--dev-bind", os.devnull, os.devnull]
+    for path in (*visible, sys.base_prefix, sys.base_exec_prefix, os.path.dirname(python[0])):
+        command += ["--ro-bind-try", path, path]
+    command += ["--ro-bind", str(_GUARD), "/guard.py", "--remount-ro", "/", "--chdir", _INSIDE]
+    return [*command, *python, "/guard.py", "run", json.dumps({**config, "folder": _INSIDE})]
 
 
-def _feed(process: subprocess.Popen[bytes], source: str) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(source.encode("utf-8", "surrogatepass"))
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-def _read_report(descriptor: int, deadline: float) -> bytes | None:
-    """All that is written until the pipe is closed; None at the deadline."""
-    report = b""
-    while len(report) < _MAX_REPORT:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return None
-        part = os.read(descriptor, 4096)
-        if not part:
-            break
-        report += part
-    return report
+@contextlib.contextmanager
+def _work_folder() -> Iterator[str]:
+    """An empty folder. Nothing comes to be in it but from a program that is not contained."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="pyfly-sandbox-"))
+    try:
+        yield folder
+    finally:
+        try:
+            os.rmdir(folder)
+        except OSError:  # folders without permissions, or nested deeper than Python's own removal can follow
+            for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+                with contextlib.suppress(OSError):
+                    subprocess.run([*command, folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # the group's number stays taken while any member lives
-    process.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so its number is still its own
 
 
-def _judge(report: bytes | None, returncode: int, token: str, seconds: float) -> Outcome:
-    if report is None:
-        return Outcome("timeout", "the wall limit was reached", seconds)
-    try:
-        verdict = json.loads(report)
-    except ValueError:
-        verdict = None
-    if not isinstance(verdict, dict):
-        number = returncode - 128 if returncode > 128 else -returncode
-        if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds > 1):
-            return Outcome("timeout", "the CPU limit was reached", seconds)
-        if number > 0:
-            return Outcome("crashed", f"killed by signal {number}", seconds)
-        return Outcome("exited", f"the program ended early with status {returncode}", seconds)
-    if verdict.get("status") == "refused":
-        raise SandboxError(
-            f"this system permits no namespaces ({verdict.get('detail')}); allow unprivileged user namespaces, or run "
-            "without require_namespaces and read what the sandbox does not protect from."
-        )
-    status = str(verdict.get("status"))
-    if status == "passed" and verdict.get("token") != token:
-        status = "exited"
-    return Outcome(status, str(verdict.get("detail", "")), seconds, tuple(verdict.get("layers", ())))
+def _judge(report: bytes, secret: bytes, returncode: int | None) -> tuple[str, str]:
+    """Status and detail. Only the guard knows the secret; anything else that the program may have written is no pass,
+    whatever it says."""
+    if returncode is None:
+        return "timeout", "the wall limit was reached"
+    if report == secret:
+        return "passed", ""
+    number = returncode - 128 if returncode > 128 else -returncode
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return "timeout", "the CPU limit was reached"
+    if number > 0:
+        return "crashed", f"killed by signal {number}"
+    status, _, detail = report.decode("utf-8", "replace").partition("\n")
+    if status in ("failed", "memory"):
+        return status, detail[:400]
+    if report:
+        return "failed", "something other than a verdict was written in its place"
+    return "exited", f"the program ended early with status {returncode}"

@@ -100,6 +100,10 @@ class Verdict:
     """Other criteria and reasons, by name."""
 
 
+UNJUDGED = "unjudged"
+"""In the detail of a verdict: why the task could not judge the output."""
+
+
 class Task(ABC):
     """A task. Implementations are stateless."""
 
@@ -123,6 +127,9 @@ class Task(ABC):
     @abstractmethod
     def parse(self, where: Where) -> Item:
         """One row of a data file, its fields checked. Raises DataError with file, line and field."""
+
+    def require(self) -> None:  # noqa: B027 - most tasks need nothing
+        """Before any work: that outputs can be judged here. Raises an error that says what is missing."""
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """A row of the hub, in the form of a data file's. Raises DataError."""

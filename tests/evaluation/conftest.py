@@ -17,6 +17,17 @@ def data():
 
 
 @pytest.fixture(scope="session")
+def containment():
+    """What contains model code on this machine; it may be none, since what the tests run is harmless."""
+    from pyfly_cpp.evaluation.sandbox import SandboxError, find_containment
+
+    try:
+        return find_containment("auto")[0]
+    except SandboxError:
+        return "none"
+
+
+@pytest.fixture(scope="session")
 def tiny():
     """Paths of a target and its draft."""
     if not TARGET.exists():

@@ -13,7 +13,10 @@ from pyfly_cpp.cli.bench import command as bench  # noqa: E402
 from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
 from pyfly_cpp.cli.explain import command as explain  # noqa: E402
 from pyfly_cpp.cli.tune import command as tune  # noqa: E402
+from pyfly_cpp.evaluation import sandbox  # noqa: E402
 from pyfly_cpp.presets import load_preset  # noqa: E402
+
+command = sandbox._command
 
 
 @pytest.fixture
@@ -59,15 +62,33 @@ def test_eval(run, data, tmp_path):
     assert run(evaluate, *arguments, "--force", "--without-plain").exit_code == 0
 
 
-def test_eval_with_worked_examples(run, data, tmp_path):
+def test_eval_with_worked_examples(run, data, tmp_path, containment):
     sample = data / "mbpp_sample.jsonl"
     arguments = ["mbpp", "--data", sample, "--examples", sample, "--limit", 1, "--max-tokens", 8]
     arguments += ["--few-shot", 2, "--allow-code-execution", "--without-plain", "-o", tmp_path / "run"]
+    arguments += ["--containment", containment]
     result = run(evaluate, *arguments)
     assert result.exit_code == 0, result.output
-    assert "2 items are worked examples and are not evaluated" in result.stderr and "contained by" in result.stderr
+    assert "2 items are worked examples and are not evaluated" in result.stderr
+    said = "Nothing contains" if containment == "none" else f"is contained by: {containment}"
+    assert said in result.stderr
     (line,) = map(json.loads, (tmp_path / "run" / "items.jsonl").read_text().splitlines())
     assert line["item"] == "mbpp-4" and line["prompt"].count("You are an expert") == 3
+
+
+def test_eval_without_containment(run, data, tmp_path, monkeypatch):
+    """Refused with one sentence before anything is done; asked for, it works and says what it means."""
+    monkeypatch.setattr(sandbox, "_command", lambda way, *rest: command(way, *rest) if way == "none" else ["false"])
+    sandbox.find_containment.cache_clear()
+    arguments = ["humaneval", "--data", data / "humaneval_sample.jsonl", "--limit", 1, "--max-tokens", 4]
+    arguments += ["--allow-code-execution", "--without-plain", "-o", tmp_path / "run"]
+    try:
+        refused(run(evaluate, *arguments), "cannot be contained here", "install bubblewrap", "--containment none")
+        assert not (tmp_path / "run").exists()
+        result = run(evaluate, *arguments, "--containment", "none")
+        assert result.exit_code == 0 and "Nothing contains the model's code here: it can read" in result.stderr
+    finally:
+        sandbox.find_containment.cache_clear()
 
 
 def test_eval_generates_needles(run, tmp_path):

@@ -14,7 +14,10 @@ import pytest
 
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
+from pyfly_cpp.evaluation.gsm8k import Gsm8k
+from pyfly_cpp.evaluation.humaneval import HumanEval
 from pyfly_cpp.evaluation.registry import get_task
+from pyfly_cpp.evaluation.sandbox import SandboxError
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 from pyfly_cpp.files import OutputError
 
@@ -146,15 +149,66 @@ def test_two_writers(data, generator, tmp_path):
             runner.run(plan(data), generator, tmp_path)
 
 
-def test_code_needs_permission(data, generator, tmp_path):
-    items = get_task("humaneval").read(data / "humaneval_sample.jsonl")[:1]
-    wanted = plan(data, task=get_task("humaneval"))
+def test_code_needs_permission(data, generator, tmp_path, containment):
+    task = HumanEval(containment=containment)
+    items = task.read(data / "humaneval_sample.jsonl")[:1]
+    wanted = plan(data, task=task)
     with pytest.raises(runner.CodeExecutionError, match="--allow-code-execution"):
         runner.run(wanted, generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    allowed = runner.Plan(get_task("humaneval"), items, (EXACT,), max_tokens=16, allow_code_execution=True)
+    allowed = runner.Plan(task, items, (EXACT,), max_tokens=16, allow_code_execution=True)
     (line,) = runner.run(allowed, generator, tmp_path / "a")
     assert line["correct"] is False and line["detail"]["status"] in ("failed", "timeout", "exited")
+
+
+def test_code_that_nothing_contains_is_refused(data, generator, tmp_path, monkeypatch):
+    def nothing_works(_):
+        raise SandboxError("the model's code cannot be contained here")
+
+    monkeypatch.setattr("pyfly_cpp.evaluation.code.find_containment", nothing_works)
+    with pytest.raises(SandboxError, match="cannot be contained"):
+        runner.run(plan(data, task=HumanEval(), allow_code_execution=True), generator, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+class Breaks(Gsm8k):
+    """Cannot judge the outputs of some items."""
+
+    def __init__(self, error, bad):
+        self.error, self.bad, self.n_scored = error, bad, 0
+
+    def score(self, item, text, tokens):
+        self.n_scored += 1
+        if item.id in self.bad:
+            raise self.error
+        return super().score(item, text, tokens)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RecursionError("too deep"), TypeError("'int' object is not iterable"), ValueError("\udcff \0"), MemoryError()],
+)
+def test_an_output_that_cannot_be_judged_is_wrong_and_met_once(data, generator, tmp_path, error):
+    whole = plan(data)
+    task = Breaks(error, bad={whole.items[0].id})
+    lines = runner.run(plan(data, task=task), generator, tmp_path)
+    assert len(lines) == task.n_scored == 9
+    for line in lines[:3]:
+        assert line["correct"] is False and type(error).__name__ in line["detail"]["unjudged"] and line["output"]
+    assert all("unjudged" not in line["detail"] for line in lines[3:])
+    assert runner.run(plan(data, task=task), generator, tmp_path) == lines and task.n_scored == 9
+    table = report.summarise(lines, [str(s) for s in SETTINGS], 3)
+    assert any("3 outputs could not be judged" in note for note in report.notes(table))
+    assert "strict" in table.rows[0].also, "what the other items have beside it is still told"
+
+
+def test_a_sandbox_that_stops_working_ends_the_run_without_a_verdict(data, generator, tmp_path):
+    task = Breaks(SandboxError("the sandbox cannot be set up"), bad={plan(data).items[1].id})
+    with pytest.raises(SandboxError):
+        runner.run(plan(data, task=task), generator, tmp_path)
+    task.bad = set()
+    lines = runner.run(plan(data, task=task), generator, tmp_path)
+    assert len(lines) == 9 and not any("unjudged" in line["detail"] for line in lines)
 
 
 def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_path):

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutations import returns_nothing, slightly_wrong
 
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.humaneval import HumanEval
+from pyfly_cpp.evaluation.mbpp import Mbpp
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.task import Item, spread
 
@@ -109,8 +111,8 @@ def test_wrong_values(name, change, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "mbpp", "mmlu", "commonsenseqa"])
-def test_worked_examples_are_right_answers(name, tmp_path):
-    task = get_task(name)
+def test_worked_examples_are_right_answers(name, tmp_path, containment):
+    task = get_task(name) if name != "mbpp" else Mbpp(containment=containment)
     (item,) = task.read(write(tmp_path / "f.jsonl", GOOD[name]))
     messages = task.messages(item, task.pick_examples(item, [item], 1))
     assert [m["role"] for m in messages] == ["user", "assistant", "user"]
@@ -133,16 +135,19 @@ def test_unknown_task():
 # ---- Code ------------------------------------------------------------------------------------------------------------
 
 
-def code_cases(data):
-    for name, key in (("humaneval", "canonical_solution"), ("mbpp", "code")):
-        path = data / f"{name}_sample.jsonl"
+def code_cases(data, containment):
+    for task, key in (
+        (HumanEval(containment=containment), "canonical_solution"),
+        (Mbpp(containment=containment), "code"),
+    ):
+        path = data / f"{task.name}_sample.jsonl"
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for item, row in zip(get_task(name).read(path), rows):
-            yield get_task(name), item, row, row[key]
+        for item, row in zip(task.read(path), rows):
+            yield task, item, row, row[key]
 
 
-def test_reference_solutions_pass(data):
-    cases = list(code_cases(data))
+def test_reference_solutions_pass(data, containment):
+    cases = list(code_cases(data, containment))
     assert len(cases) >= 20
     for task, item, _, solution in cases:
         verdict = task.score(item, solution, [])
@@ -150,9 +155,9 @@ def test_reference_solutions_pass(data):
         assert task.score(item, solution + "\n```\nThat is all.", []).correct
 
 
-def test_mutated_solutions_fail(data):
+def test_mutated_solutions_fail(data, containment):
     n_small = n_caught = 0
-    for task, item, row, solution in code_cases(data):
+    for task, item, row, solution in code_cases(data, containment):
         whole = row["prompt"] + solution if task.name == "humaneval" else solution
         before = solution + "\n" if task.name == "humaneval" else ""
         assert not task.score(item, before + returns_nothing(whole), []).correct, item.id
