@@ -275,8 +275,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         if draft_max is None:
             draft_max = max(getattr(drafter, "draft_max", 10) for drafter in drafters)
         parameters = inspect.signature(llama_cpp.Llama.__init__).parameters
-        n_ubatch: int = min(kwargs.get(name, parameters[name].default) for name in ("n_batch", "n_ubatch"))
-        return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 1))
+        sizes = [kwargs.get(name, parameters[name].default) for name in ("n_ctx", "n_batch", "n_ubatch")]
+        n_ubatch: int = min((n for n in sizes if n > 0), default=0)  # 0: as large as the others
+        # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
+        return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 2))
 
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:
