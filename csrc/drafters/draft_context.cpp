@@ -20,7 +20,8 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
     const int32_t n_target = llama_vocab_n_tokens(target);
     const int32_t n_draft = llama_vocab_n_tokens(draft);
     // The text of tokens first: it says more than two numbers do.
-    for (int32_t token = 0; token < std::min(n_target, n_draft); token++) {
+    const bool has_texts = llama_vocab_type(target) != LLAMA_VOCAB_TYPE_NONE;
+    for (int32_t token = 0; has_texts && token < std::min(n_target, n_draft); token++) {
         const char * a = llama_vocab_get_text(target, token);
         const char * b = llama_vocab_get_text(draft, token);
         if (std::strcmp(a, b) != 0) {

@@ -16,7 +16,8 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf, other_token, with_nan
+from gguf_edit import edit_gguf, other_token, with_nan, without_vocabulary
+from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import (
@@ -116,6 +117,42 @@ def test_draft_file(tmp_path, tiny_draft, fly):
 def test_a_path_object(tiny_target, expected, tmp_path):
     llm = FlyLlama(Path(tiny_target), drafter=DraftModel(Path(tiny_target)), **OPTIONS)
     assert answer(llm) == expected[PROMPT]
+
+
+def test_models_without_a_vocabulary(tiny_target, tiny_draft, tiny_qwen35, tmp_path):
+    """They generate by token ids, and what drafts for them needs as many tokens."""
+    target, draft, hybrid, head = (
+        edit_gguf(path, tmp_path / Path(path).name, without_vocabulary(path))
+        for path in (tiny_target, tiny_draft, tiny_qwen35, EAGLE3)
+    )
+    smaller = edit_gguf(
+        draft, tmp_path / "smaller.gguf", {"llama.vocab_size": 1500}, _first_rows("token_embd.weight", 1500)
+    )
+    code = """
+        import itertools, llama_cpp
+        target, draft, hybrid, head, smaller, other = map(str, paths)
+        settings["n_batch"] = 64
+        expected = list(itertools.islice(llama_cpp.Llama(target, **settings).generate([5, 6, 7], temp=0.0), 40))
+        for drafter in (None, PromptLookup(), DraftModel(draft), DraftModel(hybrid), Eagle3(head)):
+            llm = FlyLlama(target, drafter=drafter, **settings)
+            assert list(itertools.islice(llm.generate([5, 6, 7], temp=0.0), 40)) == expected
+            assert not drafter or llm.stats.matched
+        for wrong, why in ((smaller, "vocabulary size is 1500, the target's 1536"), (other, "tokenizer type is")):
+            try:
+                llm.drafter = DraftModel(wrong)
+            except IncompatibleDraftError as error:
+                assert why in str(error), error
+            else:
+                assert False"""
+    paths = (target, draft, hybrid, head, smaller, tiny_draft)
+    assert error_in_subprocess(textwrap.dedent(code), *paths) == "no error"
+
+
+def _first_rows(name, n):
+    def edit(arrays):
+        arrays[name] = arrays[name][:n]
+
+    return edit
 
 
 # ---- Drafts that do not fit ------------------------------------------------------------------------------------------
