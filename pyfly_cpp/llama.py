@@ -32,6 +32,7 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaLis
 
 from pyfly_cpp import _native
 from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
@@ -130,6 +131,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             near = difflib.get_close_matches(unknown[0], [*_BASE_PARAMETERS, *_OWN_PARAMETERS], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+        require_cache_types(kwargs.get("type_k"), kwargs.get("type_v"), kwargs.get("flash_attn"))
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")

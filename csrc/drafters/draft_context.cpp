@@ -96,6 +96,11 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
     }
     if (config.type_v >= 0) {
         params.type_v = static_cast<ggml_type>(config.type_v);
+        if (ggml_is_quantized(params.type_v) && !config.flash_attn) {
+            throw Error(PYFLY_STATUS_INVALID,
+                        std::string("the draft's type_v is ") + ggml_type_name(params.type_v) +
+                            ", which needs flash attention; load the target with flash_attn=True");
+        }
     }
     return params;
 }
