@@ -25,6 +25,7 @@ constexpr Limit limits[] = {
     {"block_count", 1, 512},
     {"nextn_predict_layers", 0, 512},
     {"embedding_length", 1, any_size},
+    {"embedding_length_out", 0, any_size},
     {"feed_forward_length", 0, any_size},
     {"vocab_size", 0, any_size},
     {"full_attention_interval", 1, INT32_MAX},
@@ -63,13 +64,17 @@ constexpr std::array without_rope = {
 // Those that rotate in sections; others do so only if the file says which.
 constexpr std::array with_sections = {"paddleocr", "qwen2vl", "qwen35",     "qwen35moe",
                                       "qwen3tts",  "qwen3vl", "qwen3vlmoe", "qwen4exp"};
-// Recurrent layers of one of two kinds.
+// Recurrent layers, by kind.
 constexpr std::array with_mamba2 = {"falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"};
+constexpr std::array with_double_width = {"granitehybrid", "jamba"};
 constexpr std::array with_delta_net = {"qwen35", "qwen35moe", "qwen3next", "qwen4exp"};
+// Those that divide by the number of experts that are used.
+constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
 // Graphs that assert that keys and values of a head are equally long; where they differ, most others allow it.
 constexpr std::array with_equal_heads = {"eagle3", "gemma2",   "gemma3", "llama",  "phi2",      "phi3",
                                          "qwen2",  "qwen2moe", "qwen3",  "qwen35", "qwen35moe", "qwen3moe"};
-// Those that assert that the whole head is rotated. (The loader checks llama, falcon, deci and llama-embed.)
+// Those with plain attention that assert that the whole head is rotated. (The loader checks llama, falcon, deci and
+// llama-embed.)
 constexpr std::array with_whole_rope = {
     "exaone",   "exaone4", "ernie4_5", "granite",  "internlm2", "llama4",   "mistral3", "olmo2",      "olmoe", "qwen2",
     "qwen2moe", "qwen2vl", "qwen3",    "qwen3moe", "qwen3vl",   "seed_oss", "smollm3",  "starcoder2", "xverse"};
@@ -173,12 +178,23 @@ std::string outside_limits(const Header & header) {
     for (const Limit & limit : limits) {
         for (const double value : header.numbers(limit.key)) {
             if (!(value >= limit.low && value <= limit.high)) { // NaN is outside, too
-                return std::string("claims a ") + limit.key + " of " + written(value) +
+                return std::string("has ") + limit.key + " = " + written(value) +
                        (value < limit.low      ? ", which must be at least " + written(limit.low)
                         : limit.high < FLT_MAX ? ", which must be at most " + written(limit.high)
                                                : ", which must be finite");
             }
         }
+    }
+    return {};
+}
+
+// Heads read as many floats of a hidden state as the file says; the graphs give one of embedding_length.
+std::string wrong_width(const Header & header) {
+    const int64_t n = header.first("embedding_length", 0), n_out = header.first("embedding_length_out", n);
+    const bool is_head = header.first("nextn_predict_layers", 0) > 0 || header.architecture() == "eagle3";
+    if (n_out != n && is_head && header.architecture() != "deepseek4") {
+        return "has embedding_length_out = " + std::to_string(n_out) +
+               " beside embedding_length = " + std::to_string(n);
     }
     return {};
 }
@@ -189,7 +205,7 @@ std::string wrong_experts(const Header & header) {
     if (n <= 1 && (header.architecture() == "hunyuan-dense" || header.architecture() == "hunyuan_vl")) {
         return {}; // llama.cpp does without, then
     }
-    if (n_used > n || (n > 0 && n_used < 1)) {
+    if (n_used > n || (n_used < 1 && (n > 0 || contains(with_experts, header.architecture())))) {
         return "uses " + std::to_string(n_used) + " of " + std::to_string(n) + " experts";
     }
     const int64_t n_groups = header.first("expert_group_count", 0);
@@ -206,10 +222,11 @@ std::string wrong_experts(const Header & header) {
 std::string wrong_heads(const Header & header) {
     const std::vector<double> n_heads = header.numbers("attention.head_count");
     const std::vector<double> n_kv_heads = header.numbers("attention.head_count_kv");
-    const size_t n_layers = std::max(n_heads.size(), n_kv_heads.size());
-    for (size_t i = 0; i < n_layers && !n_heads.empty() && !n_kv_heads.empty(); i++) {
-        const double n = n_heads[std::min(i, n_heads.size() - 1)];
-        const double n_kv = n_kv_heads[std::min(i, n_kv_heads.size() - 1)];
+    const auto of_layer = [](const std::vector<double> & values, size_t i) {
+        return values.empty() ? 0.0 : values[std::min(i, values.size() - 1)];
+    };
+    for (size_t i = 0; i < std::max(n_heads.size(), n_kv_heads.size()); i++) {
+        const double n = of_layer(n_heads, i), n_kv = of_layer(n_kv_heads, i);
         if (n > 0 && n_kv > 0 && std::fmod(n, n_kv) != 0) {
             return "has " + written(n) + " attention heads for " + written(n_kv) + " of keys and values";
         }
@@ -229,7 +246,7 @@ std::string wrong_heads(const Header & header) {
     }
     const auto wrong_rope = [&](const char * key, int64_t n_rope, int64_t n_head) -> std::string {
         if (n_rope < 1 || n_rope % 2 != 0 || n_rope > n_head) {
-            return std::string("claims a ") + key + " of " + std::to_string(n_rope) +
+            return std::string("has ") + key + " = " + std::to_string(n_rope) +
                    ", which must be even and from 2 to the " + std::to_string(n_head) + " of a head";
         }
         return {};
@@ -240,11 +257,22 @@ std::string wrong_heads(const Header & header) {
         why = wrong_rope("rope.dimension_count_swa", header.first("rope.dimension_count_swa", 0),
                          header.first("attention.key_length_swa", n_key));
     }
-    if (why.empty() && n_rope != n_key && contains(with_whole_rope, header.architecture())) {
-        why = "rotates " + std::to_string(n_rope) + " of the " + std::to_string(n_key) + " dimensions of a head";
-    }
     if (!why.empty()) {
         return why;
+    }
+    if (contains(with_whole_rope, header.architecture())) {
+        if (n_rope != n_key) {
+            return "rotates " + std::to_string(n_rope) + " of the " + std::to_string(n_key) + " dimensions of a head";
+        }
+        for (int64_t i = 0; i < header.first("block_count", 0); i++) {
+            const std::string name = "blk." + std::to_string(i) + ".attn_q.weight";
+            const int64_t tensor = gguf_find_tensor(header.gguf(), name.c_str());
+            const int64_t n = static_cast<int64_t>(of_layer(n_heads, static_cast<size_t>(i)));
+            if (tensor >= 0 && gguf_get_tensor_ne(header.gguf(), tensor)[1] != n * n_key) {
+                return "has " + std::to_string(n) + " attention heads of " + std::to_string(n_key) +
+                       ", which do not fit the tensor " + name;
+            }
+        }
     }
     std::vector<double> sections = header.numbers("rope.dimension_sections");
     sections.resize(sections.empty() ? 0 : 4, sections.size() == 1 ? sections.front() : 0.0);
@@ -268,8 +296,14 @@ std::string wrong_recurrence(const Header & header) {
                std::to_string(n_state) + ", time_step_rank " + std::to_string(n_rank) + " and group_count " +
                std::to_string(n_groups) + ", which do not fit together";
     };
-    if (header.numbers("ssm.inner_size").empty() || header.numbers("ssm.group_count").empty()) {
+    if (header.numbers("ssm.inner_size").empty()) {
         return {}; // the loader asks for what it needs
+    }
+    if (contains(with_double_width, header.architecture()) && n_inner != 2 * header.first("embedding_length", 0)) {
+        return sizes();
+    }
+    if (header.numbers("ssm.group_count").empty()) {
+        return {};
     }
     if (contains(with_mamba2, header.architecture()) &&
         (n_rank < 1 || n_groups < 1 || n_inner % n_rank != 0 || n_inner % n_groups != 0)) {
@@ -337,7 +371,7 @@ std::string wrong_types(const Header & header) {
 std::string header_problem(const gguf_context * gguf, const std::string & architecture) {
     const Header header(gguf, architecture);
     for (const auto check :
-         {outside_limits, wrong_experts, wrong_heads, wrong_recurrence, wrong_strings, wrong_types}) {
+         {outside_limits, wrong_width, wrong_experts, wrong_heads, wrong_recurrence, wrong_strings, wrong_types}) {
         std::string why = check(header);
         if (!why.empty()) {
             return why;
