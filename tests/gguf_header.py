@@ -38,7 +38,7 @@ class Header:
     """What follows the header, from the first tensor on."""
 
     def to_bytes(self) -> bytes:
-        head = struct.pack("<4sIQQ", b"GGUF", self.version, self.n_tensors, self.n_fields)
+        head = struct.pack("<4sIQQ", b"GGUF", self.version, self.n_tensors % 2**64, self.n_fields % 2**64)
         for field in self.fields:
             head += _string(field.key) + struct.pack("<I", field.kind) + _value(field.kind, field.value)
         for tensor in self.tensors:
