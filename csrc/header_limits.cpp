@@ -338,6 +338,9 @@ std::string wrong_strings(const Header & header) {
         return {};
     }
     const size_t n = gguf_get_arr_n(gguf, tokens);
+    if (n == 0) {
+        return "has an empty list of tokens";
+    }
     std::unordered_set<std::string_view> seen;
     seen.reserve(n);
     std::deque<std::string> names; // of tokens without a text, as llama.cpp calls them

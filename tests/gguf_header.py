@@ -49,10 +49,10 @@ class Header:
         return head + bytes(-len(head) % 32) + self.data
 
     def set(self, key: bytes, value: object) -> None:
-        """Replaces a field, or adds it: an int as u32, a float as f32, a str, or a list of one of these."""
+        """Replaces a field, or adds it: an int as u32, a float as f32, a str, or a list of one of these ([]: str)."""
         kinds = {int: 4, float: 6, str: STRING}
         values = value if isinstance(value, list) else [value]
-        kind = kinds[type(values[0])]
+        kind = kinds[type(values[0])] if values else STRING
         raw = [one.encode() if isinstance(one, str) else one for one in values]
         field = next((f for f in self.fields if f.key == key), None)
         if field is None:

@@ -54,6 +54,7 @@ def hostile_headers(folder):
         changes = [(f"{prefix}.{name}", value, why) for name, cases in fields.items() for value, why in cases]
         if role != "head":
             changes.append(("tokenizer.ggml.tokens", ["twice", "twice"], "has the token 'twice' twice"))
+            changes.append(("tokenizer.ggml.tokens", [], "has an empty list of tokens"))
         for i, (name, value, why) in enumerate(changes):
             copy = header.copy()
             copy.set(name.encode(), value)
