@@ -22,10 +22,11 @@ struct Limit {
     double low, high;
     const char * readers = nullptr; // the only architectures that read it, null: any may
 };
+constexpr size_t most_layers = 512;
 constexpr double any_size = 1 << 24; // more than a real model has, and small enough to multiply
 constexpr Limit limits[] = {
-    {"block_count", 1, 512},
-    {"nextn_predict_layers", 0, 512},
+    {"block_count", 1, most_layers},
+    {"nextn_predict_layers", 0, most_layers},
     {"embedding_length", 1, any_size},
     {"embedding_length_out", 0, any_size},
     {"feed_forward_length", 0, any_size},
@@ -117,7 +118,7 @@ class Header {
         if (type == GGUF_TYPE_STRING || type == GGUF_TYPE_ARRAY) {
             return out;
         }
-        const size_t n = is_array ? gguf_get_arr_n(gguf_, key) : 1;
+        const size_t n = is_array ? std::min(gguf_get_arr_n(gguf_, key), most_layers) : 1; // longer ones are not loaded
         const void * data = is_array ? gguf_get_arr_data(gguf_, key) : gguf_get_val_data(gguf_, key);
         switch (type) {
             case GGUF_TYPE_BOOL:
