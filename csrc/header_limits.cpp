@@ -207,10 +207,9 @@ std::string wrong_width(const Header & header) {
 }
 
 std::string wrong_experts(const Header & header) {
-    const int64_t n = header.first("expert_count", 0);
-    const int64_t n_used = header.largest("expert_used_count");
+    int64_t n = header.first("expert_count", 0), n_used = header.largest("expert_used_count");
     if (n <= 1 && (header.architecture() == "hunyuan-dense" || header.architecture() == "hunyuan_vl")) {
-        return {}; // llama.cpp does without, then
+        n = n_used = 0; // as llama.cpp does
     }
     if (n_used > n || (n_used < 1 && (n > 0 || contains(with_experts, header.architecture())))) {
         return "uses " + std::to_string(n_used) + " of " + std::to_string(n) + " experts";
