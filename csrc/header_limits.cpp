@@ -73,9 +73,9 @@ constexpr std::array with_double_width = {"granitehybrid", "jamba"};
 constexpr std::array with_delta_net = {"qwen35", "qwen35moe", "qwen3next", "qwen4exp"};
 // Those that divide by the number of experts that are used.
 constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
-// Graphs that assert that keys and values of a head are equally long; where they differ, most others allow it.
-constexpr std::array with_equal_heads = {"eagle3", "gemma2",   "gemma3", "llama",  "phi2",      "phi3",
-                                         "qwen2",  "qwen2moe", "qwen3",  "qwen35", "qwen35moe", "qwen3moe"};
+// Graphs that assert that keys and values of a head are equally long, besides the next ones.
+constexpr std::array with_equal_heads = {"eagle3", "falcon", "gemma2", "gemma3", "grok",
+                                         "llama",  "phi2",   "phi3",   "qwen35", "qwen35moe"};
 // Those with plain attention that assert that the whole head is rotated. (The loader checks llama, falcon, deci and
 // llama-embed.)
 constexpr std::array with_whole_rope = {
@@ -243,7 +243,8 @@ std::string wrong_heads(const Header & header) {
     const int64_t by_default = header.first("embedding_length", 0) / static_cast<int64_t>(n_heads.front());
     const int64_t n_key = header.first("attention.key_length", by_default);
     const int64_t n_value = header.first("attention.value_length", by_default);
-    if (n_key != n_value && contains(with_equal_heads, header.architecture())) {
+    const bool is_plain = contains(with_whole_rope, header.architecture());
+    if (n_key != n_value && (is_plain || contains(with_equal_heads, header.architecture()))) {
         return "has attention heads with keys of " + std::to_string(n_key) + " and values of " +
                std::to_string(n_value);
     }
@@ -266,7 +267,7 @@ std::string wrong_heads(const Header & header) {
     if (!why.empty()) {
         return why;
     }
-    if (contains(with_whole_rope, header.architecture())) {
+    if (is_plain) {
         if (n_rope != n_key) {
             return "rotates " + std::to_string(n_rope) + " of the " + std::to_string(n_key) + " dimensions of a head";
         }
