@@ -73,7 +73,7 @@ constexpr std::array with_double_width = {"granitehybrid", "jamba"};
 constexpr std::array with_delta_net = {"qwen35", "qwen35moe", "qwen3next", "qwen4exp"};
 // Those that divide by the number of experts that are used.
 constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
-// Graphs that assert that keys and values of a head are equally long, besides the next ones.
+// Graphs that take it for granted that keys and values of a head are equally long, besides the next ones.
 constexpr std::array with_equal_heads = {"eagle3", "falcon", "gemma2", "gemma3", "grok",
                                          "llama",  "phi2",   "phi3",   "qwen35", "qwen35moe"};
 // Those with plain attention that assert that the whole head is rotated. (The loader checks llama, falcon, deci and
