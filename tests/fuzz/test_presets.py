@@ -80,7 +80,7 @@ def written(data):
 
 def test_random_presets(cases, tmp_path):
     path, copy = tmp_path / "p.json", tmp_path / "copy.json"
-    n_read = 0
+    n_read = n_refused = 0
     for seed in cases(300):
         rng = random.Random(seed)
         data = written(random_preset(rng)).encode()
@@ -95,10 +95,11 @@ def test_random_presets(cases, tmp_path):
         except PresetError as error:
             assert "\n" not in str(error)
             assert str(path) in str(error)
+            n_refused += 1
             continue
         n_read += 1
         preset.arguments()
         save_preset(preset, copy, force=True)
         again = load_preset(copy)
         assert (again.gate, again.window, again.drafter) == (preset.gate, preset.window, preset.drafter)
-    assert n_read or seed < 20
+    assert n_read or n_refused < 50  # they are not all of one kind
