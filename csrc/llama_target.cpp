@@ -12,9 +12,13 @@ namespace pyfly {
 namespace {
 
 // Tokens that only have a meaning to the chat format: control, unknown and unused ones, and user-defined markers such
-// as <think> or <tool_call>, which are normal text to the model but appear in its chat template.
+// as <think> or <tool_call>, which are normal text to the model but appear in its chat template. A model without a
+// vocabulary has only the numbers of its tokens; llama.cpp ends the process when asked for more.
 void protect_vocabulary(Target & target, const llama_model * model) {
     const llama_vocab * vocab = llama_model_get_vocab(model);
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+        return;
+    }
     const char * chat_template = llama_model_chat_template(model, nullptr);
     const int32_t n_vocab = llama_vocab_n_tokens(vocab);
     for (int32_t token = 0; token < n_vocab; token++) {

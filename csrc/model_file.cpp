@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "error.h"
+#include "header_limits.h"
 
 namespace pyfly {
 
@@ -89,10 +90,16 @@ std::optional<std::vector<int64_t>> ModelFile::read_integers(const std::string &
     if (tensor < 0 || gguf_get_tensor_type(gguf_.get(), tensor) != GGML_TYPE_I64) {
         return std::nullopt;
     }
-    std::vector<int64_t> values(gguf_get_tensor_size(gguf_.get(), tensor) / sizeof(int64_t));
-    std::ifstream file(std::filesystem::u8path(path_), std::ios::binary);
-    file.seekg(
-        static_cast<std::streamoff>(gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), tensor)));
+    const std::filesystem::path path = std::filesystem::u8path(path_);
+    const size_t n_bytes = gguf_get_tensor_size(gguf_.get(), tensor);
+    const uint64_t begin = gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), tensor);
+    const uint64_t n_file = std::filesystem::file_size(path);
+    if (begin > n_file || n_bytes > n_file - begin) {
+        return std::nullopt;
+    }
+    std::vector<int64_t> values(n_bytes / sizeof(int64_t));
+    std::ifstream file(path, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(begin));
     file.read(reinterpret_cast<char *>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(int64_t)));
     return file ? std::optional(std::move(values)) : std::nullopt;
 }
@@ -111,22 +118,15 @@ void ModelFile::require_loadable() const {
     const auto refuse = [&](const std::string & why) {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' " + why + "; convert or download the model again");
     };
+    const std::string why = header_problem(gguf_.get(), architecture_);
+    if (!why.empty()) {
+        refuse(why);
+    }
     const int64_t n_block = integer("block_count").value_or(0);
-    if (n_nextn() < 0 || n_nextn() > n_block) {
+    if (n_nextn() > n_block) {
         refuse("claims " + std::to_string(n_nextn()) + " NextN layers of " + std::to_string(n_block) + " blocks");
     }
     const bool is_qwen35 = architecture_ == "qwen35" || architecture_ == "qwen35moe";
-    if (is_qwen35 || architecture_ == "eagle3") {
-        // The graphs assert that keys and values of a head are equally long.
-        const int64_t n_head = integer("attention.head_count").value_or(0);
-        const int64_t by_default = n_head > 0 ? integer("embedding_length").value_or(0) / n_head : 0;
-        const int64_t n_key = integer("attention.key_length").value_or(by_default);
-        const int64_t n_value = integer("attention.value_length").value_or(by_default);
-        if (n_key != n_value) {
-            refuse("has attention heads with keys of " + std::to_string(n_key) + " and values of " +
-                   std::to_string(n_value));
-        }
-    }
     if (is_qwen35 && !is_split()) {
         // The loader takes these for optional and the graph does not.
         for (int64_t i = 0; i < n_block; i++) {

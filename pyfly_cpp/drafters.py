@@ -13,6 +13,9 @@ from typing import Union
 
 from llama_cpp.llama_speculative import LlamaDraftModel
 
+from pyfly_cpp.cache_types import require_cache_types
+from pyfly_cpp.threads import require_threads
+
 MATCHES = ("latest", "earliest")
 """In the order of `pyfly_lookup_match` of pyfly.h."""
 
@@ -51,21 +54,24 @@ class DraftModel:
     """Layers on the GPU, -1 for all; None: as the target."""
 
     n_threads: int | None = None
-    """Threads, >= 1; None: the target's."""
+    """Threads, 1..512; None: the target's."""
 
     type_k: int | None = None
-    """ggml type of the K cache; None: F16."""
+    """ggml type of the K cache, one of `cache_types.CACHE_TYPES`; None: F16."""
 
     type_v: int | None = None
-    """ggml type of the V cache; None: F16."""
+    """ggml type of the V cache likewise; a quantised one needs a target with flash_attn=True."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", os.fspath(self.model_path))
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
-        for name, low in (("n_ctx", 16), ("n_batch", 1), ("n_gpu_layers", -1), ("n_threads", 1)):
+        for name, low in (("n_ctx", 16), ("n_batch", 1), ("n_gpu_layers", -1)):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low)
+        if self.n_threads is not None:
+            require_threads(self.n_threads)
+        require_cache_types(self.type_k, self.type_v)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

@@ -22,6 +22,9 @@ EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY = range(6)
 MAX_TOP = 32
 """Largest n of a top-n entropy."""
 
+MAX_DEPTH = 32
+"""How deep the written form of a gate may be nested."""
+
 
 class GateNode(NamedTuple):
     """One node of a gate in reverse Polish order (`pyfly_gate_node` of pyfly.h)."""
@@ -178,10 +181,16 @@ def require_gate(gate: object) -> Gate:
 
 def parse_gate(text: str) -> Gate:
     """Reads a gate as it is written on the command line and in presets; raises ValueError with the forms it knows."""
+    return _parse(text, MAX_DEPTH)
+
+
+def _parse(text: str, n_levels: int) -> Gate:
     text = text.strip()
     for name, combined in (("all", All), ("any", Any)):
         if text.startswith(name + "(") and text.endswith(")"):
-            return combined(*(parse_gate(part) for part in _split(text[len(name) + 1 : -1])))
+            if n_levels == 0:
+                raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
+            return combined(*(_parse(part, n_levels - 1) for part in _split(text[len(name) + 1 : -1])))
     name, *numbers = text.split(":")
     try:
         if name == "exact" and not numbers:

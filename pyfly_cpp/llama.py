@@ -32,6 +32,7 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaLis
 
 from pyfly_cpp import _native, extra_buffers
 from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
@@ -43,14 +44,12 @@ from pyfly_cpp.window import Window
 _UNLIMITED = 2**31 - 1
 _MOST_SNAPSHOTS = 16
 
-_BASE_DEFAULTS = {
-    name: parameter.default
-    for base in reversed(llama_cpp.Llama.__mro__[:-1])  # somebody's own subclass may take (*args, **kwargs)
+_BASE_PARAMETERS = {
+    name
+    for base in llama_cpp.Llama.__mro__[:-1]  # somebody's own subclass may take (*args, **kwargs)
     for name, parameter in inspect.signature(base.__init__).parameters.items()
-    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    if name not in ("self", "model_path")
-}
-"""The base class's arguments and what they are if nobody gives them."""
+    if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+} - {"self", "model_path"}
 
 
 class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -129,11 +128,12 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         """Keep a `Round` of every round of the last generation in `self.rounds`."""
         self.rounds: list[Round] = []
 
-        unknown = [name for name in kwargs if name not in _BASE_DEFAULTS]
+        unknown = [name for name in kwargs if name not in _BASE_PARAMETERS]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], [*_BASE_DEFAULTS, *_OWN_PARAMETERS], n=1)
+            near = difflib.get_close_matches(unknown[0], [*_BASE_PARAMETERS, *_OWN_PARAMETERS], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+        require_cache_types(kwargs.get("type_k"), kwargs.get("type_v"), kwargs.get("flash_attn"))
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
@@ -282,8 +282,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         draft_max = self._draft_max
         if draft_max is None:
             draft_max = max(getattr(drafter, "draft_max", 10) for drafter in drafters)
-        n_ubatch: int = min(kwargs.get(name, _BASE_DEFAULTS[name]) for name in ("n_batch", "n_ubatch"))
-        return max(0, min(draft_max, _MOST_SNAPSHOTS, n_ubatch - 1))
+        return min(draft_max, _MOST_SNAPSHOTS)
 
     def _require_fitting(self, draft_max: int | None) -> None:
         if draft_max is not None and draft_max > self.n_batch - 1:
@@ -432,13 +431,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
-        """llama_context_params of the base class."""
-        return self._context_params
+        """llama_context_params of the base class, which goes on to change its sizes until it makes the context."""
+        params = self._context_params
+        # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
+        n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
+        params.n_rs_seq = max(0, min(self._n_snapshots, n_ubatch - 2))
+        return params
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
-        params.n_rs_seq = self._n_snapshots
 
     # ---- Generation --------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,15 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     """Reads and checks a preset; raises PresetError."""
     name = os.fspath(path)
     try:
+        return _load(path, name)
+    except RecursionError:  # in reading it, or in naming what is wrong in it
+        raise PresetError(f"the preset {name} is nested too deep; write it anew.") from None
+
+
+def _load(path: str | os.PathLike[str], name: str) -> Preset:
+    try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
+        json.dumps(data, ensure_ascii=False).encode("utf-8")  # an escape may be half a character
     except OSError as error:
         raise PresetError(f"the preset {name} cannot be read ({error.strerror}); check the path.") from None
     except ValueError as error:
@@ -89,7 +97,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     _known(name, "the preset", data, ("format", "model", "drafter", "gate", "window", "draft_max", "claim"))
     folder = Path(path).resolve().parent
     model, draft_max, claim = data.get("model"), data.get("draft_max"), data.get("claim", {})
-    if model is not None and not isinstance(model, str):
+    if model is not None and not _is_path(model):
         raise PresetError(f"{name}: 'model' must be a path or null, not {model!r}.")
     if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
         raise PresetError(f"{name}: 'draft_max' must be an integer >= 0 or null, not {draft_max!r}.")
@@ -136,17 +144,21 @@ def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
 
 def _drafter(name: str, folder: Path, data: Any) -> Drafter:
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(_KINDS)}, not {kind!r}.")
     arguments = {k: v for k, v in data.items() if k != "kind"}
     arguments = _object(name, "drafter", arguments, _names(_KINDS[kind]))
     path = arguments.get("model_path")
     if path is not None or kind in ("draft", "eagle3"):
-        if not isinstance(path, str):
+        if not _is_path(path):
             raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
-        arguments = {**arguments, "model_path": str(folder / path)}
+        arguments = {**arguments, "model_path": str(folder / str(path))}
     drafter: Drafter = _KINDS[kind](**arguments)
     return drafter
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _names(kind: type) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How many threads to decode with by default."""
+"""How many threads to decode with: the default, and what is possible."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+MOST_THREADS = 512
+"""GGML_MAX_N_THREADS; more end the process."""
+
+
+def require_threads(n: object, name: str = "n_threads") -> int:
+    """Returns `n` if it is a number of threads, 1..MOST_THREADS; raises ValueError otherwise."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_THREADS:
+        raise ValueError(f"{name} must be an integer in 1..{MOST_THREADS}, not {n!r}.")
+    return n
 
 
 def physical_cores() -> int:

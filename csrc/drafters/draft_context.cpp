@@ -20,7 +20,8 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
     const int32_t n_target = llama_vocab_n_tokens(target);
     const int32_t n_draft = llama_vocab_n_tokens(draft);
     // The text of tokens first: it says more than two numbers do.
-    for (int32_t token = 0; token < std::min(n_target, n_draft); token++) {
+    const bool has_texts = llama_vocab_type(target) != LLAMA_VOCAB_TYPE_NONE;
+    for (int32_t token = 0; has_texts && token < std::min(n_target, n_draft); token++) {
         const char * a = llama_vocab_get_text(target, token);
         const char * b = llama_vocab_get_text(draft, token);
         if (std::strcmp(a, b) != 0) {
@@ -96,6 +97,11 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
     }
     if (config.type_v >= 0) {
         params.type_v = static_cast<ggml_type>(config.type_v);
+        if (ggml_is_quantized(params.type_v) && !config.flash_attn) {
+            throw Error(PYFLY_STATUS_INVALID,
+                        std::string("the draft's type_v is ") + ggml_type_name(params.type_v) +
+                            ", which needs flash attention; load the target with flash_attn=True");
+        }
     }
     return params;
 }

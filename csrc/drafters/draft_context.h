@@ -35,7 +35,8 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
                         bool load_mtp);
 
-// Parameters of a context that runs beside the target's.
+// Parameters of a context that runs beside the target's. Throws Error(PYFLY_STATUS_INVALID) for a V cache that needs
+// flash attention where it is off.
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
 // Creates the context, on the target's threads. Throws Error(PYFLY_STATUS_NATIVE) if llama.cpp cannot.

@@ -117,9 +117,14 @@ size_t DraftModel::n_behind(const std::vector<int32_t> & history) const {
 
 // Everything but the last token, whose row starts the draft.
 size_t DraftModel::prepare(const std::vector<int32_t> & history) {
+    return catch_up(history, 0);
+}
+
+// One batch of it, where the memory is to hold n_more tokens behind the last one.
+size_t DraftModel::catch_up(const std::vector<int32_t> & history, size_t n_more) {
     sync(history);
     const auto behind = [&] { return history.size() - 1 - offset_ - cached_.size(); };
-    make_room(history.size(), behind() + 1);
+    make_room(history.size(), behind() + 1 + n_more);
     const size_t n = std::min(behind(), n_batch_);
     if (n > 1) { // a single one goes with the last token, as after a fully accepted draft
         evaluate(history.data() + offset_ + cached_.size(), n, false);
@@ -128,12 +133,8 @@ size_t DraftModel::prepare(const std::vector<int32_t> & history) {
 }
 
 void DraftModel::draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) {
-    while (prepare(history) > 0) {
-    }
     n_max = std::min(n_max, static_cast<int32_t>(n_ctx_ / 4));
-    // The last draft is not evaluated, so n_max - 1 of them need a place.
-    make_room(history.size(), history.size() - offset_ - cached_.size() + static_cast<size_t>(n_max) - 1);
-    while (prepare(history) > 0) { // no-op unless making room started the window anew
+    while (catch_up(history, static_cast<size_t>(n_max) - 1) > 0) { // the last draft is not evaluated
     }
     const int32_t * next = history.data() + offset_ + cached_.size();
     size_t n_next = history.size() - offset_ - cached_.size();

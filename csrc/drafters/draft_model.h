@@ -27,6 +27,7 @@ class DraftModel : public Drafter {
     void forget_from(size_t n);
     void forget_all();
     void make_room(size_t n_history, size_t n_new);
+    size_t catch_up(const std::vector<int32_t> & history, size_t n_more);
     void evaluate(const int32_t * tokens, size_t n, bool with_row);
 
     double p_min_;

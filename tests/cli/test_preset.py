@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pyfly_cpp import MTP, DraftModel, FlyLlama, Margin, PromptLookup, Window
-from pyfly_cpp.presets import Preset, save_preset
+from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -114,3 +114,42 @@ def test_errors(run, tmp_path):
     (tmp_path / "p.json").write_text('{"format": 1, "model": "gone.gguf"}')
     result = run("complete", "--preset", tmp_path / "p.json", "x")
     assert result.code == 1 and "there is no model file" in result.err and "gone.gguf" in result.err
+
+
+DRAFTED = {"kind": "draft", "model_path": "draft.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"drafter": {**DRAFTED, "type_k": 9999}}, r"type_k must be a type that a KV cache can have.*not 9999"),
+        ({"drafter": {**DRAFTED, "type_k": 27}}, r"one of 0 \(F32\), 1 \(F16\).*not 27"),
+        ({"drafter": {**DRAFTED, "type_v": 4}}, "type_v must be.*not 4"),
+        ({"drafter": {**DRAFTED, "type_v": True}}, "type_v must be.*not True"),
+        ({"drafter": {**DRAFTED, "n_threads": 10**6}}, r"n_threads must be an integer in 1..512, not 1000000"),
+        ({"gate": "all(" * 5000 + "exact" + ")" * 5000}, "nested more than 32 deep"),
+        ({"drafter": {"kind": []}}, r"'kind' must be one of draft, .*not \[\]"),
+        ({"drafter": {"kind": {}}}, "'kind' must be one of"),
+        ({"model": "a\0b"}, "'model' must be a path"),
+        ({"model": "\ud800"}, "surrogates not allowed"),
+        ({"drafter": {**DRAFTED, "model_path": "\0"}}, "needs 'model_path'"),
+    ],
+)
+def test_fields_out_of_range(tmp_path, fields, message):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"format": 1, **fields}))
+    with pytest.raises(PresetError, match=message) as caught:
+        load_preset(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "deep",
+    ["[" * 5000, '{"format": ' * 900 + "1" + "}" * 900, '{"format": 1, "gate": ' + "[" * 950 + "]" * 950 + "}"],
+    ids=["lists", "objects", "in a field"],
+)
+def test_nested_too_deep(tmp_path, deep):
+    path = tmp_path / "p.json"
+    path.write_text(deep)
+    with pytest.raises(PresetError, match=r"nested too deep|the format|must be a text"):
+        load_preset(path)

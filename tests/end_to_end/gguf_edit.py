@@ -8,13 +8,14 @@ import pytest
 
 
 def edit_gguf(source, destination, fields=None, tensors=None):
-    """Writes a copy. `fields`: value by name, replaced or added (bool, int or float, or a list of one of these);
-    `tensors(arrays)`: changes a dict of arrays by name. Returns the destination as a Path."""
+    """Writes a copy. `fields`: value by name, replaced or added (bool, int, float, str, or a list of one), or None to
+    leave it out; `tensors(arrays)`: changes a dict of arrays by name. Returns the destination as a Path."""
     gguf = pytest.importorskip("gguf")
     kinds = {
         bool: gguf.GGUFValueType.BOOL,
         int: gguf.GGUFValueType.UINT32,
         float: gguf.GGUFValueType.FLOAT32,
+        str: gguf.GGUFValueType.STRING,
     }
     reader = gguf.GGUFReader(source)
     fields = dict(fields or {})
@@ -23,8 +24,9 @@ def edit_gguf(source, destination, fields=None, tensors=None):
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
-        value = fields.pop(name, entry.contents())
-        writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
+        value = fields.pop(name) if name in fields else entry.contents()
+        if value is not None:
+            writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
     for name, value in fields.items():
         if isinstance(value, list):
             writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, kinds[type(value[0])])
@@ -67,6 +69,16 @@ def as_architecture(source, architecture):
         for name, entry in fields.items()
         if name.startswith(prefix)
     }
+
+
+def without_vocabulary(source):
+    """For `fields`: no tokens, only their number."""
+    gguf = pytest.importorskip("gguf")
+    fields = gguf.GGUFReader(source).fields
+    names = [name for name in fields if name.startswith("tokenizer.")]
+    architecture = fields["general.architecture"].contents()
+    n_vocab = len(fields["tokenizer.ggml.tokens"].contents())
+    return {**dict.fromkeys(names), "tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_vocab}
 
 
 def other_token(source, *texts):

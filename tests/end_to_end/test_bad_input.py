@@ -16,7 +16,8 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf, other_token, with_nan
+from gguf_edit import edit_gguf, other_token, with_nan, without_vocabulary
+from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import (
@@ -34,6 +35,7 @@ from pyfly_cpp import (
     Window,
 )
 from pyfly_cpp._native import require_release
+from pyfly_cpp.cache_types import CACHE_TYPES
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -116,6 +118,42 @@ def test_draft_file(tmp_path, tiny_draft, fly):
 def test_a_path_object(tiny_target, expected, tmp_path):
     llm = FlyLlama(Path(tiny_target), drafter=DraftModel(Path(tiny_target)), **OPTIONS)
     assert answer(llm) == expected[PROMPT]
+
+
+def test_models_without_a_vocabulary(tiny_target, tiny_draft, tiny_qwen35, tmp_path):
+    """They generate by token ids, and what drafts for them needs as many tokens."""
+    target, draft, hybrid, head = (
+        edit_gguf(path, tmp_path / Path(path).name, without_vocabulary(path))
+        for path in (tiny_target, tiny_draft, tiny_qwen35, EAGLE3)
+    )
+    smaller = edit_gguf(
+        draft, tmp_path / "smaller.gguf", {"llama.vocab_size": 1500}, _first_rows("token_embd.weight", 1500)
+    )
+    code = """
+        import itertools, llama_cpp
+        target, draft, hybrid, head, smaller, other = map(str, paths)
+        settings["n_batch"] = 64
+        expected = list(itertools.islice(llama_cpp.Llama(target, **settings).generate([5, 6, 7], temp=0.0), 40))
+        for drafter in (None, PromptLookup(), DraftModel(draft), DraftModel(hybrid), Eagle3(head)):
+            llm = FlyLlama(target, drafter=drafter, **settings)
+            assert list(itertools.islice(llm.generate([5, 6, 7], temp=0.0), 40)) == expected
+            assert not drafter or llm.stats.matched
+        for wrong, why in ((smaller, "vocabulary size is 1500, the target's 1536"), (other, "tokenizer type is")):
+            try:
+                llm.drafter = DraftModel(wrong)
+            except IncompatibleDraftError as error:
+                assert why in str(error), error
+            else:
+                assert False"""
+    paths = (target, draft, hybrid, head, smaller, tiny_draft)
+    assert error_in_subprocess(textwrap.dedent(code), *paths) == "no error"
+
+
+def _first_rows(name, n):
+    def edit(arrays):
+        arrays[name] = arrays[name][:n]
+
+    return edit
 
 
 # ---- Drafts that do not fit ------------------------------------------------------------------------------------------
@@ -226,6 +264,9 @@ def test_more_drafts_than_a_batch_holds(tiny_target, tiny_draft, fly, expected):
         (lambda: DraftModel("x.gguf", p_min=1.5), r"p_min must be in \[0, 1\], not 1.5"),
         (lambda: DraftModel("x.gguf", p_min=math.nan), "p_min"),
         (lambda: DraftModel("x.gguf", n_ctx=3), "n_ctx must be an integer >= 16"),
+        (lambda: DraftModel("x.gguf", n_threads=513), r"n_threads must be an integer in 1..512, not 513"),
+        (lambda: DraftModel("x.gguf", type_k=9999), "type_k must be a type that a KV cache can have"),
+        (lambda: DraftModel("x.gguf", type_v=27), "type_v must be a type that a KV cache can have"),
         (lambda: Window(-1), "the window's size must be an integer >= 0, not -1"),
         (lambda: PromptLookup(0), "max_ngram_size must be an integer in 1..64"),
         (lambda: PromptLookup(num_pred_tokens=0), "num_pred_tokens"),
@@ -254,6 +295,28 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
     assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
     with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
         FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, **OPTIONS)
+
+
+def test_cache_types(tiny_target, tiny_draft, expected):
+    for kind in (-5, 4, 9, 10, 27, 9999, "f16", True):
+        for name in ("type_k", "type_v"):
+            with pytest.raises(ValueError, match=rf"{name} must be a type that a KV cache can have.*not {kind!r}"):
+                FlyLlama(tiny_target, flash_attn=True, **{name: kind}, **OPTIONS)
+    with pytest.raises(ValueError, match=r"type_v=8 \(Q8_0\) needs flash attention; add flash_attn=True"):
+        FlyLlama(tiny_target, type_v=8, **OPTIONS)
+    llm = FlyLlama(tiny_target, **OPTIONS)
+    with pytest.raises(ValueError, match="draft's type_v is q8_0, which needs flash attention; load the target with"):
+        llm.drafter = DraftModel(tiny_draft, type_v=8)
+    for kind in CACHE_TYPES:
+        llm.drafter = DraftModel(tiny_draft, type_k=kind)
+        assert answer(llm) == expected[PROMPT]
+    llm.close()
+    for kind in CACHE_TYPES:
+        llm = FlyLlama(
+            tiny_target, drafter=DraftModel(tiny_draft, type_v=kind), flash_attn=True, type_k=kind, **OPTIONS
+        )
+        assert len(list(zip(range(5), llm.generate([5, 6, 7])))) == 5
+        llm.close()
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,15 @@ def test_a_context_smaller_than_the_history(n_ctx, tiny_target, tiny_draft, plai
     assert evaluated(fly) < 8 * stats.rounds + 256
 
 
+@pytest.mark.parametrize("draft_max", [1, 6, 64])
+def test_a_context_smaller_than_the_history_that_cannot_shift(draft_max, tiny_target, tiny_qwen35, plain):
+    """A recurrent draft is built anew from the most recent half, with room for what it is to draft."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_qwen35, draft_max=draft_max, n_ctx=64), **OPTIONS)
+    assert generate(fly, 330) == plain[:330]  # its context, rounded up, has 256 tokens
+    assert fly.stats.drafted >= fly.stats.rounds  # it drafted to the end
+    fly.close()
+
+
 def test_a_prompt_longer_than_its_context(tiny_target, tiny_draft):
     base = llama_cpp.Llama(tiny_target, **OPTIONS)
     prompt = PROMPT * 14

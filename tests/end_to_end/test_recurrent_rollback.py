@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
-from heads import Script, second_choice, take
+from gguf_edit import edit_gguf
+from heads import Script, error_in_subprocess, second_choice, take
 
 from pyfly_cpp import FlyLlama, Margin, Window
 
@@ -87,6 +89,27 @@ def test_rejections_at_every_depth(reference, k, n_snapshots):
     assert all(0 < a < d for a, d in zip(stats.accepted_at_depth, depths))
     assert (stats.replayed == 0) == (n_snapshots >= k)
     llm.close()
+
+
+def test_batches_that_hold_fewer_snapshots(reference, tmp_path):
+    """llama.cpp ends the process where a batch is not longer than the last token and its snapshots. n_ctx limits
+    n_batch as it is given, though the context that comes is longer; 0 is what the file was trained with."""
+    code = """
+        from pyfly_cpp.llama import llama_cpp
+        for name, size in [("n_ubatch", n) for n in (2, 3, 4, 5, 8)] + [("n_batch", 4), ("n_batch", 8), ("n_ctx", 4),
+                                                                      ("n_ctx", 8), ("n_ctx", 11), ("n_ctx", 18)]:
+            for drafter in (MTP(), lambda history: history[-9:]):
+                llm = FlyLlama(paths[0], drafter=drafter, **{**settings, name: size})
+                assert llama_cpp.llama_n_rs_seq(llm.ctx) <= max(0, size - 2)
+                n = 1 if name == "n_ctx" else 20
+                tokens = [token for token, _ in zip(llm.generate([20, 21, 22], temp=0.0), range(n))]
+                assert tokens == EXPECTED[:n], (name, size, tokens)
+                llm.close()
+        llm = FlyLlama(paths[1], drafter=MTP(), **{**settings, "n_ctx": 0})
+        assert next(llm.generate([20, 21, 22], temp=0.0)) == EXPECTED[0]"""
+    short = edit_gguf(MODEL, tmp_path / "short.gguf", {"qwen35.context_length": 8})
+    code = textwrap.dedent(code).replace("EXPECTED", str(plain(reference, [20, 21, 22], 20)))
+    assert error_in_subprocess(code, MODEL, short) == "no error"
 
 
 @pytest.mark.parametrize("n_snapshots", [3, 0])

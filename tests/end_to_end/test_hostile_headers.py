@@ -1,0 +1,110 @@
+"""GGUF headers over which llama.cpp would end the process: refused before it sees them."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+import time
+
+from gguf_header import read_header
+from heads import DRAFT, EAGLE3, HYBRID, LLAMA, error_in_subprocess
+
+LLAMA_FIELDS = {
+    "block_count": [(0, "block_count = 0, which must be at least 1"), (513, "at most 512"), (2**32 - 1, "at most")],
+    "embedding_length": [(0, "embedding_length = 0")],
+    "attention.head_count": [([4, 3, 4, 4, 4, 4], "has 3 attention heads for 2 of keys and values")],
+    "attention.head_count_kv": [(3, "has 4 attention heads for 3 of keys and values")],
+    "attention.value_length": [(32, "keys of 64 and values of 32")],
+    "attention.layer_norm_rms_epsilon": [
+        (-1e-6, "at least 0"), (math.nan, "epsilon = nan"), (math.inf, "epsilon = inf, which must be finite")],
+    "rope.dimension_count": [(0, "even and from 2 to the 64"), (63, "even and from 2"), (66, "even and")],
+    "rope.scaling.type": [("up", "names a rope.scaling.type 'up' that llama.cpp does not know")],
+    "expert_used_count": [(1, "uses 1 of 0 experts")],
+    "expert_count": [(8, "uses 0 of 8 experts"), (1025, "at most 1024")],
+    "vocab_size": [(2**32 - 1, "vocab_size = 4294967295")],
+}  # fmt: skip
+HYBRID_FIELDS = {
+    "block_count": [(2**32 - 1, "at most 512")],
+    "attention.layer_norm_rms_epsilon": [(-1.0, "at least 0")],
+    "rope.dimension_count": [(0, "even and from 2 to the 64"), (15, "even and from 2"), (66, "even and")],
+    "rope.dimension_sections": [([0, 0, 0, 0], "has 0 in rope.dimension_sections"), ([64, 64, 0, 0], "has 128 in")],
+    "full_attention_interval": [(0, "full_attention_interval = 0")],
+    "ssm.inner_size": [(255, "do not fit together"), (4, "do not fit together"), (2**31, "at most")],
+    "ssm.group_count": [(0, "do not fit together"), (3, "do not fit together")],
+    "ssm.time_step_rank": [(0, "do not fit together")],
+    "expert_used_count": [(1, "uses 1 of 0 experts")],
+    "embedding_length_out": [(512, "embedding_length_out = 512 beside embedding_length"), (2**31, "at most")],
+}  # fmt: skip
+HEAD_FIELDS = {
+    "attention.layer_norm_rms_epsilon": [(-1e-6, "at least 0"), (math.nan, "epsilon = nan")],
+    "rope.dimension_count": [(0, "even and from 2"), (7, "even and from 2"), (128, "even and from 2")],
+    "block_count": [(2**32 - 1, "at most 512")],
+    "embedding_length_out": [(512, "embedding_length_out = 512 beside")],
+}
+
+
+def hostile_headers(folder):
+    """Yields (file, what loads it, part of the error) of copies with one field, or the type of one tensor, changed."""
+    models = {"target": (LLAMA, LLAMA_FIELDS), "draft": (DRAFT, LLAMA_FIELDS), "hybrid": (HYBRID, HYBRID_FIELDS),
+              "head": (EAGLE3, HEAD_FIELDS)}  # fmt: skip
+    for role, (source, fields) in models.items():
+        header = read_header(source)
+        prefix = next(f.value for f in header.fields if f.key == b"general.architecture").decode()
+        changes = [(f"{prefix}.{name}", value, why) for name, cases in fields.items() for value, why in cases]
+        if role != "head":
+            changes.append(("tokenizer.ggml.tokens", ["twice", "twice"], "has the token 'twice' twice"))
+            changes.append(("tokenizer.ggml.tokens", [], "has an empty list of tokens"))
+        for i, (name, value, why) in enumerate(changes):
+            copy = header.copy()
+            copy.set(name.encode(), value)
+            path = folder / f"{role} {i}.gguf"
+            path.write_bytes(copy.to_bytes())
+            yield path, role, why
+    types = [(b"output_norm.weight", 26, "type i32"), (b"token_embd.weight", 25, "type i16")]  # of the same size
+    for i, (name, kind, why) in enumerate(types):
+        header = read_header(LLAMA)
+        next(tensor for tensor in header.tensors if tensor.name == name).kind = kind
+        path = folder / f"tensor {i}.gguf"
+        path.write_bytes(header.to_bytes())
+        yield path, "target", why
+
+
+def test_headers_that_would_end_the_process(tmp_path):
+    """In a child: it would abort, divide by zero, loop for hours, or allocate what nobody has."""
+    cases = list(hostile_headers(tmp_path))
+    code = """
+        target, draft = FlyLlama(paths[0], **settings), paths[1]
+        def load(path, role):
+            if role in ("target", "hybrid"):
+                FlyLlama(path, drafter=MTP() if role == "hybrid" else None, **settings)
+            if role != "head":
+                target.drafter = DraftModel(path)
+            else:
+                target.drafter = Eagle3(path)
+        for path, (role, why) in zip(paths[1:], CASES):
+            try:
+                load(path, role)
+            except (ValueError, IncompatibleDraftError) as error:
+                assert why in str(error) and str(path) in str(error) and str(error).count(". ") == 0, (role, why, error)
+            else:
+                raise AssertionError((path, role, why))"""
+    code = textwrap.dedent(code).replace("CASES", repr([(role, why) for _, role, why in cases]))
+    begun = time.monotonic()
+    assert error_in_subprocess(code, LLAMA, *(path for path, _, _ in cases)) == "no error"
+    assert time.monotonic() - begun < 60
+
+
+def test_a_tensor_larger_than_the_file(tmp_path):
+    """d2t, which is read before llama.cpp sees the file: a claim of 16 GiB is not believed."""
+    header = read_header(EAGLE3)
+    next(tensor for tensor in header.tensors if tensor.name == b"d2t").shape = [2**31]
+    path = tmp_path / "head.gguf"
+    path.write_bytes(header.to_bytes())
+    code = """
+        import resource
+        llm = FlyLlama(paths[0], **settings)
+        resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+        llm.drafter = Eagle3(paths[1])"""
+    error = error_in_subprocess(textwrap.dedent(code), LLAMA, path)
+    assert re.match("(IncompatibleDraft|Value)Error: .*(d2t|complete GGUF)", error), error
