@@ -8,6 +8,23 @@ import sys
 from pathlib import Path
 
 
+AUTO = "auto"
+"""In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
+
+
+def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, bool]:
+    """Whether the thread counts for one token and for batches follow the load of the machine: where neither was given
+    (None, 0 or "auto"), both; a number holds for what it was given for, and one for single tokens for both.
+
+    Raises ValueError for another text.
+    """
+    for name, value in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
+        if isinstance(value, str) and value != AUTO:
+            raise ValueError(f"{name} must be a number of threads or {AUTO!r}, not {value!r}.")
+    free = (None, 0, AUTO)
+    return n_threads in free, n_threads in free and n_threads_batch in free
+
+
 def physical_cores() -> int:
     """Physical cores this process may run on, >= 1.
 

@@ -1,0 +1,66 @@
+"""How many threads decode: fixed numbers, and "auto"."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp.threads import AUTO, physical_cores
+
+
+def load(path, **settings):
+    return FlyLlama(str(path), n_ctx=256, verbose=False, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_threads": AUTO}, {"n_threads": None}, {"n_threads_batch": AUTO}])
+def test_auto_is_the_default(tiny_target, settings):
+    llm = load(tiny_target, **settings)
+    assert llm.n_threads == llm.n_threads_batch == physical_cores()  # the base class stores numbers
+    list(llm.create_completion("Tom has 3 apples", max_tokens=4, stream=True))
+    threads = llm.stats.threads
+    assert 1 <= threads.n <= threads.n_max == physical_cores()
+    assert llm.stats.as_dict()["threads"]["n_max"] == threads.n_max
+    llm.close()
+
+
+def test_a_number_is_fixed(tiny_target):
+    llm = load(tiny_target, n_threads=1)
+    assert llm.n_threads == 1
+    assert llm.n_threads_batch == physical_cores()
+    llm.create_completion("Tom has", max_tokens=4)
+    assert llm.stats.threads is None
+    llm.close()
+    llm = load(tiny_target, n_threads=AUTO, n_threads_batch=1)  # batches keep theirs
+    llm.create_completion("Tom has", max_tokens=4)
+    assert (llm.n_threads_batch, llm.stats.threads.n_max) == (1, physical_cores())
+    llm.close()
+
+
+@pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
+def test_another_text_is_refused(tiny_target, name):
+    with pytest.raises(ValueError, match=f"{name} must be a number of threads or 'auto', not 'many'"):
+        load(tiny_target, **{name: "many"})
+
+
+def test_auto_survives_pickling(tiny_target):
+    llm = load(tiny_target)
+    state = llm.__getstate__()
+    assert (state["n_threads"], state["n_threads_batch"]) == (AUTO, AUTO)
+    llm.close()
+    llm = load(tiny_target, n_threads=1)
+    assert llm.__getstate__()["n_threads"] == 1
+    assert llm.__getstate__()["n_threads_batch"] == physical_cores()
+    llm.close()
+
+
+@pytest.mark.parametrize("n_threads", [None, 1])
+def test_the_text_is_that_of_one_thread(tiny_target, tiny_draft, n_threads):
+    prompt, n = "Tom has 3 apples and buys", 24
+    plain = load(tiny_target, n_threads=1, n_threads_batch=1)
+    expected = plain.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"]
+    plain.close()
+    llm = load(tiny_target, drafter=DraftModel(tiny_draft, n_threads=n_threads))
+    assert llm.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"] == expected
+    assert llm.stats.drafted > 0
+    llm.close()
