@@ -448,7 +448,7 @@ class ModelDrafter(Drafter):
             n_ctx=config.n_ctx or 0,
             n_batch=config.n_batch or 0,
             n_gpu_layers=n_gpu_layers if config.n_gpu_layers is None else config.n_gpu_layers,
-            n_threads=config.n_threads or 0,
+            n_threads=int(config.n_threads or 0),
             flash_attn=flash_attn,
             offload_kqv=offload_kqv,
             type_k=-1 if config.type_k is None else config.type_k,

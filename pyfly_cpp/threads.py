@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 AUTO = "auto"
 """In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
 

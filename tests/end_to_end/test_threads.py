@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 
 import pytest
+from click.testing import CliRunner
 
 from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp.cli import cli
+from pyfly_cpp.evaluation.machine import disturbance, used_by_others
 from pyfly_cpp.threads import AUTO, physical_cores
 
 
@@ -64,3 +69,38 @@ def test_the_text_is_that_of_one_thread(tiny_target, tiny_draft, n_threads):
     assert llm.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"] == expected
     assert llm.stats.drafted > 0
     llm.close()
+
+
+def test_a_draft_takes_auto(tmp_path):
+    assert DraftModel("draft.gguf", n_threads=AUTO) == DraftModel("draft.gguf")
+    with pytest.raises(ValueError, match="n_threads must be an integer >= 1, not 'many'"):
+        DraftModel("draft.gguf", n_threads="many")
+
+
+@pytest.mark.parametrize("command", ["complete", "bench"])
+def test_the_option(command):
+    done = CliRunner().invoke(cli, [command, "-t", "many"])
+    assert done.exit_code == 2
+    assert "'many' is not a number of threads from 1 on, or 'auto'." in done.output
+    done = CliRunner().invoke(cli, [command, "-t", "0"])
+    assert done.exit_code == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/stat")
+def test_others_are_seen():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            assert used_by_others() > 0.2
+        finally:
+            busy.kill()
+
+
+def test_a_busy_machine_is_told():
+    idle = {"used_by_others": 0.1, "load_before": 9.0, "physical_cores": 4}
+    assert disturbance(idle) is None
+    assert disturbance({**idle, "used_by_others": 1.32}) == (
+        "other programs were using 1.3 of 4 cores before the run; close them."
+    )
+    unseen = {**idle, "used_by_others": None}
+    assert disturbance(unseen) == "the load of this machine was 9.0 on 4 cores before the run; close other programs."
+    assert disturbance({**unseen, "load_before": 0.5}) is None
