@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import llama_cpp
 import pytest
 from click.testing import CliRunner
 
@@ -68,6 +69,21 @@ def test_the_text_is_that_of_one_thread(tiny_target, tiny_draft, n_threads):
     llm = load(tiny_target, drafter=DraftModel(tiny_draft, n_threads=n_threads))
     assert llm.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"] == expected
     assert llm.stats.drafted > 0
+    llm.close()
+
+
+def test_logits_do_not_depend_on_the_thread_count(tiny_target):
+    """Else a text would depend on what other programs do. (With flash attention they do: docs/threads.md.)"""
+    llm = llama_cpp.Llama(tiny_target, n_ctx=1024, n_threads=3, n_threads_batch=3, logits_all=True, verbose=False)
+    for n_rows in (1, 8):
+        rows = []
+        for n_threads in (1, 2, 3):
+            llama_cpp.llama_set_n_threads(llm.ctx, n_threads, n_threads)
+            llm.reset()
+            llm.eval([10 + i % 90 for i in range(600)])
+            llm.eval(list(range(20, 20 + n_rows)))
+            rows.append(llm.scores[600 : 600 + n_rows].copy())
+        assert all((row == rows[0]).all() for row in rows)
     llm.close()
 
 
