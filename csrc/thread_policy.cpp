@@ -7,14 +7,13 @@ namespace pyfly {
 
 namespace {
 
-// What each of these is good for was tried in the simulated worlds of tests/core/thread_policy_test.cpp: "gain" is
-// speed against all threads, sooner or later beside one busy process of two, or the like.
-constexpr double window_us = 100e3;  // of evaluating that is judged together; 50 or 200 ms change no world by 3 %
-constexpr int32_t low_windows = 2;   // in a row before a trial; with 1, work of 0.1 s each second costs 20 %, not 3 %
-constexpr double missing_core = 0.4; // cores fewer than threads that make it low; one neighbour takes 0.5 to 1
-constexpr double worth_it = 0.95;    // share of its former time under which another count stays; 0.85 to 1 do alike
-constexpr double spent_on_trials = 0.01; // of the time, on those that fail; half of it: back up later, where unseen
-constexpr int32_t most_evaluations = 32; // of a trial, where kinds hardly repeat: only an end
+// Each was varied in simulated worlds (docs/threads.md, "Constants").
+constexpr double window_us = 100e3;      // of evaluating that is judged together: many time slices of the scheduler
+constexpr int32_t low_windows = 2;       // in a row before a trial: a moment's work of others is not worth one
+constexpr double missing_core = 0.4;     // cores fewer than threads that make a window low; a neighbour takes 0.5 to 1
+constexpr double worth_it = 0.95;        // share of its former time under which a step down stays
+constexpr double spent_on_trials = 0.01; // of the time, at most, on trials that fail
+constexpr int32_t most_evaluations = 32; // of a trial, where kinds hardly repeat: an end, no tuning
 constexpr int32_t exact_rows = 16;       // kernels work on blocks of rows: smaller batches have no cost per row
 
 } // namespace
@@ -79,7 +78,7 @@ void ThreadPolicy::close_window() {
     const bool is_other_better = other_ > 0 && with_other_us_ < worth_it * comparable_us_;
     us_ = cpu_us_ = 0.0;
     if (is_missing_cores && ++n_low_ < low_windows) {
-        return; // a moment's work is not worth a trial
+        return;
     }
     n_low_ = 0;
     if (is_other_better && (is_missing_cores || other_ > n_)) {

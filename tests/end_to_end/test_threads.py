@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.cli import cli
 from pyfly_cpp.evaluation.machine import disturbance, used_by_others
+from pyfly_cpp.presets import FORMAT, load_preset
 from pyfly_cpp.threads import AUTO, physical_cores
 
 
@@ -89,6 +91,10 @@ def test_logits_do_not_depend_on_the_thread_count(tiny_target):
 
 def test_a_draft_takes_auto(tmp_path):
     assert DraftModel("draft.gguf", n_threads=AUTO) == DraftModel("draft.gguf")
+    preset = tmp_path / "preset.json"
+    drafter = {"kind": "draft", "model_path": "draft.gguf", "n_threads": AUTO}
+    preset.write_text(json.dumps({"format": FORMAT, "drafter": drafter}), encoding="utf-8")
+    assert load_preset(preset).drafter == DraftModel(str(tmp_path / "draft.gguf"))
     with pytest.raises(ValueError, match="n_threads must be an integer >= 1, not 'many'"):
         DraftModel("draft.gguf", n_threads="many")
 
