@@ -24,6 +24,7 @@ from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator, Prompt
+from pyfly_cpp.evaluation.machine import describe_machine, disturbance
 from pyfly_cpp.files import only_writer
 
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt, from the I-th on (from 0)")
     parser.add_argument("--max-prompt-tokens", type=int, help="longer prompts are left out and counted")
     parser.add_argument("--ctx", type=int, default=2048, help="context, tokens (default 2048)")
-    parser.add_argument("--threads", type=int, help="threads (default: all physical cores)")
+    parser.add_argument("--threads", type=int, help="threads (default: auto, all physical cores of an idle machine)")
     parser.add_argument("--minutes", type=float, help="end after the prompt during which so many minutes have passed")
     parser.add_argument("--table", action="store_true", help="print Markdown from --out; decode nothing")
 
@@ -87,6 +88,8 @@ def read_questions(path: Path) -> list[BenchPrompt]:
 def load(args: argparse.Namespace) -> Generator:
     """The target, and the draft if one is given."""
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
+    if (why := disturbance(describe_machine())) is not None:
+        print(f"NOT IDLE: {why} The times are not to be believed.", file=sys.stderr)
     llm = FlyLlama(args.target, n_ctx=args.ctx, verbose=False, **threads)
     return Generator(llm, Drafters(DraftModel(args.draft, n_threads=args.threads) if args.draft else None))
 

@@ -28,7 +28,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import DraftModel, FlyLlama, _native, extra_buffers
-from pyfly_cpp.evaluation.machine import describe_machine
+from pyfly_cpp.evaluation.machine import describe_machine, disturbance
 from pyfly_cpp.threads import physical_cores
 
 HERE = Path(__file__).parent
@@ -50,6 +50,8 @@ def print_machine() -> None:
         f"software: pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python "
         f"{machine['llama_cpp_python']}, Python {machine['python']}"
     )
+    if (why := disturbance(machine)) is not None:
+        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
 
 
 def spread(values: list[float]) -> str:

@@ -27,14 +27,25 @@ pyfly::LlamaTarget & llama_target(pyfly_target * target) {
 
 extern "C" {
 
-pyfly_status pyfly_target_llama_new(void * llama_context_pointer, pyfly_target ** out, pyfly_error * error) {
+pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, pyfly_target ** out,
+                                    pyfly_error * error) {
     return guard(error, [&] {
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
-        *out =
-            new pyfly_target{std::make_unique<pyfly::LlamaTarget>(static_cast<llama_context *>(llama_context_pointer))};
+        *out = new pyfly_target{std::make_unique<pyfly::LlamaTarget>(
+            static_cast<llama_context *>(llama_context_pointer), adaptive_threads != PYFLY_THREADS_FIXED,
+            adaptive_threads == PYFLY_THREADS_ADAPT_ALL)};
     });
+}
+
+void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out) {
+    *out = {};
+    const auto * llama = dynamic_cast<const pyfly::LlamaTarget *>(target->impl.get());
+    if (llama != nullptr && llama->thread_pool().policy()) {
+        const pyfly::ThreadPolicy & policy = *llama->thread_pool().policy();
+        *out = {policy.n_threads(), policy.n_max(), policy.n_changes(), policy.n_trials()};
+    }
 }
 
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error) {

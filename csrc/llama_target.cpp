@@ -50,9 +50,10 @@ std::string model_architecture(const llama_model * model) {
     return name;
 }
 
-LlamaTarget::LlamaTarget(llama_context * context)
+LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive)
     : Target(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)))), context_(context),
-      thread_pool_(std::max(llama_n_threads(context), llama_n_threads_batch(context))) {
+      thread_pool_(std::make_unique<ThreadPool>(
+          ThreadPool::Size{llama_n_threads(context), llama_n_threads_batch(context), is_adaptive, is_batch_adaptive})) {
     const llama_model * model = llama_get_model(context);
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_ctx_ = static_cast<int32_t>(llama_n_ctx_seq(context));
@@ -65,7 +66,7 @@ LlamaTarget::LlamaTarget(llama_context * context)
         throw Error(PYFLY_STATUS_INVALID, "this model cannot generate text: it has no vocabulary or no memory");
     }
     protect_vocabulary(*this, model);
-    thread_pool_.attach(context);
+    thread_pool_->attach(context);
 }
 
 namespace {
@@ -97,12 +98,32 @@ llama_batch make_batch(size_t n, int32_t n_past, size_t first_row) {
 
 } // namespace
 
-void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
-                   size_t first_row, const float * inputs) {
+namespace {
+
+// Runs llama_decode or llama_encode on a batch, waits for the result and returns its code.
+int32_t compute(llama_context * context, ThreadPool * threads, const llama_batch & batch,
+                int32_t (*function)(llama_context *, llama_batch)) {
+    int32_t code = 0;
+    const auto evaluate = [&] {
+        code = function(context, batch);
+        llama_synchronize(context);
+    };
+    if (threads != nullptr) {
+        threads->run(context, batch.n_tokens, evaluate);
+    } else {
+        evaluate();
+    }
+    return code;
+}
+
+} // namespace
+
+void decode_tokens(llama_context * context, ThreadPool * threads, const char * who, const int32_t * tokens, size_t n,
+                   int32_t n_past, size_t first_row, const float * inputs) {
     llama_batch batch = make_batch(n, n_past, first_row);
     batch.token = const_cast<llama_token *>(tokens); // llama_decode does not write to it
     batch.embd = const_cast<float *>(inputs);
-    const int32_t code = llama_decode(context, batch);
+    const int32_t code = compute(context, threads, batch, llama_decode);
     if (code != 0) {
         // A recurrent state is of no use after half a batch, and cutting it may succeed and be wrong.
         llama_memory_seq_rm(llama_get_memory(context), 0, is_recurrent(llama_get_model(context)) ? -1 : n_past, -1);
@@ -113,19 +134,17 @@ void decode_tokens(llama_context * context, const char * who, const int32_t * to
         throw Error(code == 1 ? PYFLY_STATUS_CONTEXT_FULL : PYFLY_STATUS_NATIVE,
                     std::string("llama_decode on the ") + who + " returned " + std::to_string(code) + ": " + why);
     }
-    llama_synchronize(context);
 }
 
-void encode_rows(llama_context * context, const char * who, const float * rows, size_t n) {
+void encode_rows(llama_context * context, ThreadPool * threads, const char * who, const float * rows, size_t n) {
     // The encoder does not use the positions, but llama.cpp wants them to continue from its memory.
     llama_batch batch = make_batch(n, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
     batch.embd = const_cast<float *>(rows);
-    const int32_t code = llama_encode(context, batch);
+    const int32_t code = compute(context, threads, batch, llama_encode);
     if (code != 0) {
         throw Error(PYFLY_STATUS_NATIVE,
                     std::string("llama_encode on the ") + who + " returned " + std::to_string(code));
     }
-    llama_synchronize(context);
 }
 
 void LlamaTarget::evaluate(const int32_t * tokens, size_t n, int32_t n_past, size_t first_row) {
@@ -133,7 +152,7 @@ void LlamaTarget::evaluate(const int32_t * tokens, size_t n, int32_t n_past, siz
     if (rollback_) {
         rollback_->forget_batch(); // should this throw
     }
-    decode_tokens(context_, "target", tokens, n, n_past, first_row);
+    decode_tokens(context_, thread_pool_.get(), "target", tokens, n, n_past, first_row);
     if (rollback_) {
         rollback_->evaluated(n);
     }

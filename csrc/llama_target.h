@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@ namespace pyfly {
 
 class LlamaTarget : public Target {
   public:
-    // The context is borrowed and gets a thread pool of its thread count, until the target goes. Throws
-    // Error(PYFLY_STATUS_INVALID) for one without memory or vocabulary.
-    explicit LlamaTarget(llama_context * context);
+    // The context is borrowed and gets a thread pool of its thread counts, until the target goes; is_adaptive and
+    // is_batch_adaptive say whether they are only the most threads. Throws Error(PYFLY_STATUS_INVALID) for a context
+    // without memory or vocabulary.
+    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive);
     ~LlamaTarget() override { llama_detach_threadpool(context_); }
 
     int32_t n_vocab() const override { return n_vocab_; }
@@ -41,7 +43,7 @@ class LlamaTarget : public Target {
     void keep_layer_input(uint32_t layer, bool is_kept);
 
     // The pool of CPU threads that drafters' contexts share with the target's. The target outlives them.
-    const ThreadPool & thread_pool() const { return thread_pool_; }
+    ThreadPool & thread_pool() const { return *thread_pool_; }
 
   private:
     int32_t n_held() const;
@@ -50,7 +52,7 @@ class LlamaTarget : public Target {
     void act();
 
     llama_context * context_;
-    ThreadPool thread_pool_;
+    std::unique_ptr<ThreadPool> thread_pool_;
     int32_t n_vocab_, n_ctx_, n_batch_;
     int32_t n_swa_;                    // tokens of a sliding window of attention, 0: none
     std::optional<Rollback> rollback_; // for recurrent and hybrid memory
@@ -68,11 +70,12 @@ std::string model_architecture(const llama_model * model);
 
 // Evaluates tokens[n] at positions n_past... of sequence 0, with logits from index first_row on (n: none), and waits
 // for the result. Throws Error naming `who` and what llama_decode returned; what was evaluated of it is removed, from a
-// recurrent memory everything. `inputs`: for heads, the row that goes with each token; else null.
-void decode_tokens(llama_context * context, const char * who, const int32_t * tokens, size_t n, int32_t n_past,
-                   size_t first_row, const float * inputs = nullptr);
+// recurrent memory everything. `inputs`: for heads, the row that goes with each token; else null. `threads`: whose size
+// the context follows; null: it has its own thread count.
+void decode_tokens(llama_context * context, ThreadPool * threads, const char * who, const int32_t * tokens, size_t n,
+                   int32_t n_past, size_t first_row, const float * inputs = nullptr);
 
-// Runs a context's encoder over rows [n][its input width], n <= n_ubatch, and waits for it. Throws Error likewise.
-void encode_rows(llama_context * context, const char * who, const float * rows, size_t n);
+// Runs a context's encoder over rows [n][its input width], n <= n_ubatch, and waits for it. Otherwise likewise.
+void encode_rows(llama_context * context, ThreadPool * threads, const char * who, const float * rows, size_t n);
 
 } // namespace pyfly

@@ -2,12 +2,30 @@
 
 #include <algorithm>
 
+#include "cpu_time.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
 namespace pyfly {
 
-ThreadPool::ThreadPool(int32_t n_threads) : n_threads_(n_threads) {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The system counts in steps of 10 ms; what was free long ago says nothing.
+constexpr std::chrono::milliseconds least_interval(100), longest_interval(1000);
+
+double microseconds(Clock::duration time) {
+    return std::chrono::duration<double, std::micro>(time).count();
+}
+
+} // namespace
+
+ThreadPool::ThreadPool(Size size) : size_(size) {
+    const int32_t n_most = std::max(size.n, size.n_batch);
+    if (size.is_adaptive) {
+        policy_.emplace(size.is_batch_adaptive ? n_most : size.n, unused_cpu_us().has_value());
+    }
     // Looked up, not linked: builds with loadable backends have no ggml-cpu library to link to.
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (device == nullptr) {
@@ -21,7 +39,7 @@ ThreadPool::ThreadPool(int32_t n_threads) : n_threads_(n_threads) {
     if (make == nullptr || free_ == nullptr) {
         return;
     }
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_most);
     pool_ = make(&params);
 }
 
@@ -32,9 +50,44 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::attach(llama_context * context) const {
-    if (pool_ != nullptr && std::max(llama_n_threads(context), llama_n_threads_batch(context)) <= n_threads_) {
+    const int32_t n_wanted = std::max(llama_n_threads(context), llama_n_threads_batch(context));
+    if (pool_ != nullptr && n_wanted <= std::max(size_.n, size_.n_batch)) {
         llama_attach_threadpool(context, pool_, pool_);
     }
+}
+
+void ThreadPool::run(llama_context * context, int32_t n_rows, const std::function<void()> & evaluate) {
+    if (!policy_ || (n_rows > 1 && !size_.is_batch_adaptive)) {
+        evaluate();
+        return;
+    }
+    const int32_t n = std::min(policy_->n_threads(), size_.n);
+    const int32_t n_batch = size_.is_batch_adaptive ? std::min(policy_->n_threads(), size_.n_batch) : size_.n_batch;
+    if (llama_n_threads(context) != n || llama_n_threads_batch(context) != n_batch) {
+        llama_set_n_threads(context, n, n_batch);
+    }
+    const Clock::time_point began = Clock::now();
+    const double cpu_began = process_cpu_us();
+    evaluate();
+    const Clock::time_point ended = Clock::now();
+    const double cpu_ended = process_cpu_us();
+    policy_->observe(
+        {reinterpret_cast<uintptr_t>(context), n_rows, microseconds(ended - began), cpu_ended - cpu_began});
+    look_at_cores(ended, cpu_ended);
+}
+
+// Tells the policy, if it wants to know, how many cores were this process's or nobody's since the last look.
+void ThreadPool::look_at_cores(Clock::time_point now, double cpu_us) {
+    if (!policy_->wants_cores() || now - looked_at_ < least_interval) {
+        return;
+    }
+    const double unused_us = unused_cpu_us().value_or(0.0);
+    if (now - looked_at_ <= longest_interval) {
+        policy_->observe_cores((cpu_us - cpu_us_ + unused_us - unused_us_) / microseconds(now - looked_at_));
+    }
+    looked_at_ = now;
+    cpu_us_ = cpu_us;
+    unused_us_ = unused_us;
 }
 
 } // namespace pyfly

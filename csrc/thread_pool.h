@@ -1,16 +1,28 @@
-// One pool of CPU threads for all contexts of an object.
+// One pool of CPU threads for all contexts of an object, and how many of them compute.
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <optional>
+
 #include "llama.h"
+#include "thread_policy.h"
 
 namespace pyfly {
 
 // A ggml thread pool, attached to contexts that run one after the other. Without it every context makes its own, and
-// builds of ggml without OpenMP start and join threads for every batch.
+// builds of ggml without OpenMP start and join threads for every batch. A pool of adaptive size chooses the thread
+// count of the contexts that follow it before each evaluation; the threads it leaves out then sleep (OpenMP ends them).
 class ThreadPool {
   public:
-    // n_threads >= 1. Where the CPU backend offers no pools, the object does nothing.
-    explicit ThreadPool(int32_t n_threads);
+    struct Size {
+        int32_t n, n_batch;     // threads for single tokens and for batches, >= 1; adaptive: at most
+        bool is_adaptive;       // n changes with the load of the machine
+        bool is_batch_adaptive; // so does n_batch; only with is_adaptive
+    };
+
+    // Where the CPU backend offers no pools, contexts have their own threads.
+    explicit ThreadPool(Size size);
     ~ThreadPool();
     ThreadPool(const ThreadPool &) = delete;
     ThreadPool & operator=(const ThreadPool &) = delete;
@@ -19,10 +31,23 @@ class ThreadPool {
     // detached (or freed) before the pool goes.
     void attach(llama_context * context) const;
 
+    // Calls `evaluate`, which evaluates n_rows tokens in a context that follows the pool's size.
+    void run(llama_context * context, int32_t n_rows, const std::function<void()> & evaluate);
+
+    const Size & size() const { return size_; }
+    const std::optional<ThreadPolicy> & policy() const { return policy_; } // of an adaptive size
+
   private:
-    int32_t n_threads_;
+    void look_at_cores(std::chrono::steady_clock::time_point now, double cpu_us);
+
+    Size size_;
     ggml_threadpool_t pool_ = nullptr;
     void (*free_)(ggml_threadpool_t) = nullptr;
+    std::optional<ThreadPolicy> policy_;
+
+    // The last look at what the machine had left.
+    std::chrono::steady_clock::time_point looked_at_ = {};
+    double cpu_us_ = 0.0, unused_us_ = 0.0;
 };
 
 } // namespace pyfly

@@ -341,12 +341,29 @@ class Target(_Handle):
 
 
 class LlamaTarget(Target):
-    """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is."""
+    """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
 
-    def __init__(self, context: Any) -> None:
-        super().__init__(
-            _lib.pyfly_target_llama_new, _lib.pyfly_target_free, "pyfly_target", _ffi.cast("void *", _address(context))
+    `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
+    """
+
+    def __init__(self, context: Any, adapts: bool = False, adapts_batch: bool = False) -> None:
+        adaptive = (
+            _lib.PYFLY_THREADS_FIXED
+            if not adapts
+            else _lib.PYFLY_THREADS_ADAPT_ALL
+            if adapts_batch
+            else _lib.PYFLY_THREADS_ADAPT_SINGLE
         )
+        super().__init__(
+            _lib.pyfly_target_llama_new, _lib.pyfly_target_free, "pyfly_target",
+            _ffi.cast("void *", _address(context)), adaptive,
+        )  # fmt: skip
+
+    def threads(self) -> _stats.Threads | None:
+        """How the threads stand; None where their number is fixed."""
+        out = _ffi.new("pyfly_threads *")
+        _lib.pyfly_target_threads(self.pointer, out)
+        return _stats.Threads(out.n, out.n_max, out.n_changes, out.n_trials) if out.n > 0 else None
 
 
 class ScriptedTarget(Target):
@@ -421,7 +438,6 @@ class ModelDrafter(Drafter):
         config: _drafters.DraftModel,
         *,
         n_gpu_layers: int,
-        n_threads: int,
         flash_attn: int,
         offload_kqv: int,
         use_extra_bufts: int,
@@ -433,7 +449,7 @@ class ModelDrafter(Drafter):
             n_ctx=config.n_ctx or 0,
             n_batch=config.n_batch or 0,
             n_gpu_layers=n_gpu_layers if config.n_gpu_layers is None else config.n_gpu_layers,
-            n_threads=config.n_threads or n_threads,
+            n_threads=int(config.n_threads or 0),
             flash_attn=flash_attn,
             offload_kqv=offload_kqv,
             use_extra_bufts=use_extra_bufts,

@@ -14,7 +14,7 @@ from typing import Union
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp.cache_types import require_cache_types
-from pyfly_cpp.threads import require_threads
+from pyfly_cpp.threads import AUTO, require_threads
 
 MATCHES = ("latest", "earliest")
 """In the order of `pyfly_lookup_match` of pyfly.h."""
@@ -53,8 +53,8 @@ class DraftModel:
     n_gpu_layers: int | None = None
     """Layers on the GPU, -1 for all; None: as the target."""
 
-    n_threads: int | None = None
-    """Threads, 1..512; None: the target's."""
+    n_threads: int | str | None = None
+    """Threads, 1..512; None or "auto": the target's, as they change."""
 
     type_k: int | None = None
     """ggml type of the K cache, one of `cache_types.CACHE_TYPES`; None: F16."""
@@ -64,6 +64,8 @@ class DraftModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", os.fspath(self.model_path))
+        if self.n_threads == AUTO:
+            object.__setattr__(self, "n_threads", None)
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
         for name, low in (("n_ctx", 16), ("n_batch", 1), ("n_gpu_layers", -1)):

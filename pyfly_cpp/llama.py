@@ -38,10 +38,11 @@ from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
 from pyfly_cpp.stats import Record, Round, Stats
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.threads import AUTO, adaptive_threads, is_automatic, physical_cores
 from pyfly_cpp.window import Window
 
 _UNLIMITED = 2**31 - 1
+_THREAD_COUNTS = ("n_threads", "n_threads_batch")
 _MOST_SNAPSHOTS = 16
 
 _BASE_PARAMETERS = {
@@ -56,7 +57,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
 
     Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
-    `n_threads_batch` are the physical cores (the base class takes half of the logical ones for generation).
+    `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
+    (docs/threads.md). A number is that many, always. The base class takes half of the logical cores for generation.
 
     An object serves one generation at a time; use one object per thread.
     """
@@ -158,8 +160,9 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         _native.inspect_model(model_path, self._load_mtp)  # refuses what would end the process
         cores = physical_cores()
         self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
-        kwargs["n_threads"] = kwargs.get("n_threads") or cores
-        kwargs["n_threads_batch"] = kwargs.get("n_threads_batch") or cores
+        self._adapts = adaptive_threads(kwargs.get("n_threads"), kwargs.get("n_threads_batch"))
+        for name in _THREAD_COUNTS:
+            kwargs[name] = cores if is_automatic(kwargs.get(name)) else kwargs[name]
         try:
             super().__init__(model_path, **kwargs)
         except ValueError as error:
@@ -308,6 +311,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             seconds_python=self._python_seconds,
             accepted_by_drafter=tuple(by_drafter.items()),
             governor=self._engine.governor() if self.adaptive and self._native_drafters else None,
+            threads=self._target.threads() if self._target is not None else None,
         )
 
     def _accepted_before(self, drafters: list[_native.Drafter]) -> dict[str, int]:
@@ -340,7 +344,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _open_target(self) -> _native.LlamaTarget:
         if self._target is None:
-            target = _native.LlamaTarget(self._ctx.ctx)
+            target = _native.LlamaTarget(self._ctx.ctx, *self._adapts)
             target.protect(self._protected)
             self._target = target
             self._engine = _native.Engine(target)
@@ -351,7 +355,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             return _native.LookupDrafter(drafter)
         settings = {
             "n_gpu_layers": self.model_params.n_gpu_layers,
-            "n_threads": self.n_threads,
             "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
             "offload_kqv": int(self.context_params.offload_kqv),
             "use_extra_bufts": int(self.model_params.use_extra_bufts),
@@ -777,6 +780,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
+            **{name: AUTO for name, adapts in zip(_THREAD_COUNTS, self._adapts) if adapts},
             "logits_all": bool(self._logits_all),
             "drafter": None if self.draft_model is not None else self._drafter,
             "adaptive": self.adaptive,

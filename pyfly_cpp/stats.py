@@ -29,6 +29,20 @@ class Governor:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """How many threads decode, where `n_threads="auto"` chooses. See docs/threads.md."""
+
+    n: int
+    """Of the next evaluation."""
+    n_max: int
+    """On a free machine: the physical cores."""
+    changes: int
+    """Times that another number was found to be better, since the model was loaded."""
+    trials: int
+    """Times that another number was tried, for a few evaluations."""
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counters of a `FlyLlama`, since it was made or since `reset_stats()`. Seconds are wall time."""
 
@@ -76,6 +90,8 @@ class Stats:
     """Committed drafts by the drafter that proposed them."""
     governor: Governor | None = None
     """What the governor has learned (`adaptive=True`)."""
+    threads: Threads | None = None
+    """How many threads decode; None where the number was given."""
     mean_margin_loose: float = math.nan
     """Mean ln p(top 1) - ln p(draft) of loose accepts, nats; NaN if there were none."""
     mean_margin_rejected: float = math.nan

@@ -10,12 +10,34 @@ from pathlib import Path
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS; more end the process."""
 
+AUTO = "auto"
+"""In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
+
 
 def require_threads(n: object, name: str = "n_threads") -> int:
     """Returns `n` if it is a number of threads, 1..MOST_THREADS; raises ValueError otherwise."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_THREADS:
         raise ValueError(f"{name} must be an integer in 1..{MOST_THREADS}, not {n!r}.")
     return n
+
+
+def is_automatic(n: object) -> bool:
+    """Whether this leaves the number of threads to us: "auto", None, 0, or, as in llama.cpp's tools, a negative one."""
+    return n is None or n == AUTO or (isinstance(n, int) and not isinstance(n, bool) and n <= 0)
+
+
+def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, bool]:
+    """Whether the thread counts for one token and for batches follow the load of the machine: where neither was given
+    (`is_automatic`), both; a number holds for what it was given for, and one for single tokens for both.
+
+    Raises ValueError for anything else that is no number of threads.
+    """
+    for name, n in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
+        if isinstance(n, str) and n != AUTO:
+            raise ValueError(f"{name} must be a number of threads or {AUTO!r}, not {n!r}.")
+        if not is_automatic(n):
+            require_threads(n, name)
+    return is_automatic(n_threads), is_automatic(n_threads) and is_automatic(n_threads_batch)
 
 
 def physical_cores() -> int:

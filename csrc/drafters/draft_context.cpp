@@ -88,8 +88,8 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
         config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
     params.n_batch = std::clamp(params.n_batch, uint32_t{2}, params.n_ctx); // two tokens follow a fully accepted draft
     params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
-    params.n_threads = config.n_threads;
-    params.n_threads_batch = config.n_threads;
+    params.n_threads = config.n_threads > 0 ? config.n_threads : target.thread_pool().size().n;
+    params.n_threads_batch = params.n_threads;
     params.flash_attn_type = config.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.offload_kqv = config.offload_kqv != 0;
     if (config.type_k >= 0) {
@@ -104,6 +104,10 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
         }
     }
     return params;
+}
+
+ThreadPool * followed_pool(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+    return config.n_threads > 0 ? nullptr : &target.thread_pool();
 }
 
 ContextPointer make_draft_context(const LlamaTarget & target, llama_model * model, const llama_context_params & params,

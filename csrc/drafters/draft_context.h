@@ -39,6 +39,9 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
 // flash attention where it is off.
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
+// The pool whose size the draft's context follows; null where the configuration gives it a thread count.
+ThreadPool * followed_pool(const LlamaTarget & target, const pyfly_draft_model_config & config);
+
 // Creates the context, on the target's threads. Throws Error(PYFLY_STATUS_NATIVE) if llama.cpp cannot.
 ContextPointer make_draft_context(const LlamaTarget & target, llama_model * model, const llama_context_params & params,
                                   const char * what);

@@ -17,7 +17,8 @@ ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_co
 } // namespace
 
 DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config)
-    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config)),
+    : p_min_(require_p_min(config.p_min)), threads_(followed_pool(target, config)),
+      model_(load_checked(target, config)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")) {
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_.get()));
     n_ctx_ = llama_n_ctx_seq(context_.get());
@@ -98,7 +99,7 @@ void DraftModel::make_room(size_t n_history, size_t n_new) {
 
 void DraftModel::evaluate(const int32_t * tokens, size_t n, bool with_row) {
     try {
-        decode_tokens(context_.get(), "draft model", tokens, n, static_cast<int32_t>(cached_.size()),
+        decode_tokens(context_.get(), threads_, "draft model", tokens, n, static_cast<int32_t>(cached_.size()),
                       with_row ? n - 1 : n);
     } catch (...) {
         forget_all(); // the memory may have lost more than this batch

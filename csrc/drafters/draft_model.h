@@ -31,6 +31,7 @@ class DraftModel : public Drafter {
     void evaluate(const int32_t * tokens, size_t n, bool with_row);
 
     double p_min_;
+    ThreadPool * threads_; // whose size the context follows; null: it has its own thread count
     double expected_cost_;
     ModelPointer model_;
     ContextPointer context_;

@@ -84,7 +84,7 @@ HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_mo
     params.ctx_other = target.context();
     ContextPointer context = make_draft_context(target, model.get(), params, "EAGLE-3 head");
     const Shape shape = {"EAGLE-3 head", n_layers * static_cast<size_t>(n_embd), static_cast<size_t>(n_embd_own), 1, 1};
-    return {std::move(model), std::move(context), shape};
+    return {std::move(model), std::move(context), followed_pool(target, config), shape};
 }
 
 Eagle3::Eagle3(LlamaTarget & target, const pyfly_draft_model_config & config)
@@ -121,7 +121,7 @@ void Eagle3::make_inputs(const float * rows, size_t n, float * out) {
     const size_t width = shape().input_width;
     for (size_t begin = 0; begin < n; begin += n_ubatch()) {
         const size_t n_batch = std::min(n_ubatch(), n - begin);
-        encode_rows(context(), shape().name, rows + begin * shape().row_width, n_batch);
+        encode_rows(context(), threads(), shape().name, rows + begin * shape().row_width, n_batch);
         const float * fused = llama_get_embeddings_nextn(context());
         if (fused == nullptr) {
             throw Error(PYFLY_STATUS_INTERNAL, "llama.cpp kept no output of the EAGLE-3 encoder");

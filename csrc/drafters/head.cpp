@@ -30,7 +30,7 @@ size_t n_common(const std::vector<int32_t> & a, size_t a_begin, const std::vecto
 } // namespace
 
 HeadDrafter::HeadDrafter(Parts parts, double p_min)
-    : model_(std::move(parts.model)), context_(std::move(parts.context)), shape_(parts.shape),
+    : model_(std::move(parts.model)), context_(std::move(parts.context)), threads_(parts.threads), shape_(parts.shape),
       p_min_(require_p_min(p_min)), n_batch_(llama_n_batch(context_.get())), n_ubatch_(llama_n_ubatch(context_.get())),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context_.get())))),
       entries_begin_(shape_.first_entry) {
@@ -127,7 +127,7 @@ void HeadDrafter::gather_inputs(size_t entry, size_t n) {
 // they are wanted of some tokens only, the heads' graphs answer with those of the first ones.
 void HeadDrafter::evaluate(const int32_t * tokens, size_t n, size_t entry, bool with_rows) {
     try {
-        decode_tokens(context(), shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry),
+        decode_tokens(context(), threads_, shape_.name, tokens, n, static_cast<int32_t>(entry - shape_.first_entry),
                       with_rows ? 0 : n, inputs_.data());
     } catch (...) {
         restart(entries_begin_); // the memory may have lost more than this batch

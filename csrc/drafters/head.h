@@ -30,6 +30,7 @@ class HeadDrafter : public Drafter {
     struct Parts {
         ModelPointer model; // null: the target's
         ContextPointer context;
+        ThreadPool * threads; // whose size the context follows; null: it has its own thread count
         Shape shape;
     };
 
@@ -45,6 +46,7 @@ class HeadDrafter : public Drafter {
     virtual void select(int32_t step) { (void) step; }
 
     llama_context * context() const { return context_.get(); }
+    ThreadPool * threads() const { return threads_; }
     const Shape & shape() const { return shape_; }
     size_t n_ubatch() const { return n_ubatch_; }
 
@@ -64,6 +66,7 @@ class HeadDrafter : public Drafter {
 
     ModelPointer model_; // outlives the context
     ContextPointer context_;
+    ThreadPool * threads_;
     Shape shape_;
     double p_min_;
     size_t n_batch_, n_ubatch_;

@@ -141,8 +141,26 @@ pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * notic
 /* What the engine verifies with: it turns a token sequence into logits rows and can forget its last positions. */
 typedef struct pyfly_target pyfly_target;
 
-/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses sequence 0. */
-pyfly_status pyfly_target_llama_new(void * llama_context, pyfly_target ** out, pyfly_error * error);
+/* Which of a context's thread counts change with the load of the machine: those are then the most it takes. */
+typedef enum pyfly_adaptive_threads {
+    PYFLY_THREADS_FIXED = 0,
+    PYFLY_THREADS_ADAPT_SINGLE = 1, /* of evaluations of one token */
+    PYFLY_THREADS_ADAPT_ALL = 2
+} pyfly_adaptive_threads;
+
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses sequence 0. `adaptive_threads`: a
+ * pyfly_adaptive_threads. */
+pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, pyfly_target ** out,
+                                    pyfly_error * error);
+
+/* How a target's threads stand. */
+typedef struct pyfly_threads {
+    int32_t n;         /* of the next evaluation, where they adapt; else 0 */
+    int32_t n_max;     /* on a free machine; else 0 */
+    int64_t n_changes; /* of the count, for good */
+    int64_t n_trials;  /* of another count, for a few evaluations */
+} pyfly_threads;
+void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out);
 
 /* A scripted target for tests: `row` writes the logits that follow history[n_history] to out[n_vocab] and returns 0,
  * or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed through. */
@@ -191,7 +209,7 @@ typedef struct pyfly_draft_model_config {
     int32_t n_ctx;           /* context of the draft, tokens; 0: the target's */
     int32_t n_batch;         /* largest batch, tokens; 0: the target's */
     int32_t n_gpu_layers;    /* layers on the GPU; < 0: all */
-    int32_t n_threads;       /* > 0 */
+    int32_t n_threads;       /* 0: the target's, also where they adapt */
     int32_t flash_attn;      /* 0 or 1 */
     int32_t offload_kqv;     /* 0 or 1 */
     int32_t use_extra_bufts; /* 1: the CPU may repack weights, for AMX and others; 0: it may not */

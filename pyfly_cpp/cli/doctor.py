@@ -18,6 +18,7 @@ import numpy as np
 from pyfly_cpp import __version__, _native, extra_buffers
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.threads import physical_cores
@@ -83,11 +84,18 @@ def _machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "physical_cores": physical_cores(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "used_by_others": used_by_others(),
         "row_statistics": _native.simd_level,
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
         "extra_buffers": extra_buffers.verdict()._asdict(),
     }
+
+
+def _threads(machine: dict[str, Any]) -> str:
+    used = machine["used_by_others"]
+    others = "" if used is None else f"; other programs are using {used:.1f} cores"
+    return f"auto: at most {machine['physical_cores']}, fewer while other programs use cores{others}"
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -227,6 +235,7 @@ def _show(report: dict[str, Any]) -> None:
         None,
         ("system", machine["system"]),
         ("physical cores", f"{machine['physical_cores']}{load}"),
+        ("threads", _threads(machine)),
         ("row statistics", machine["row_statistics"]),
         ("llama.cpp features", machine["llama_cpp_features"]),
         ("GPU offload", offload),

@@ -17,16 +17,18 @@ import llama_cpp
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
+from pyfly_cpp.cli.options import THREADS_HELP, ThreadCount
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.machine import describe_machine, describe_model
+from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
+from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,7 +42,8 @@ class Models:
     drafter: str
     """A drafter's word, or `auto`."""
     n_ctx: int
-    threads: int | None
+    threads: int | str
+    """A number, or "auto"."""
     gpu_layers: int
     chat_format: str | None
     preset: Preset | None = None
@@ -83,7 +86,7 @@ class Models:
             "drafter": [_without_folder(drafter_as_dict(drafter)) for drafter in require_drafters(default)],
             "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
             "n_ctx": llm.n_ctx(),
-            "n_threads": llm.n_threads,
+            "n_threads": AUTO_THREADS if self.threads == AUTO_THREADS else llm.n_threads,
             "gpu_layers": self.gpu_layers,
             "chat_format": llm.chat_format,
         }
@@ -115,10 +118,10 @@ class Session:
         names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
         return [
             f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
-            f"{models['n_threads']} threads, {layers} layers on the GPU",
+            f"threads: {models['n_threads']}, {layers} layers on the GPU",
             f"drafter, where a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
-            f"{machine['load_before']}",
+            f"{machine['load_before']}" + (f"; NOT IDLE: {why}" if (why := disturbance(machine)) else ""),
             f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, "
             f"Python {machine['python']}; started {machine['started']}",
         ]
@@ -146,8 +149,8 @@ def model_options(command: Command) -> Command:
             help="Context, tokens.",
         ),
         click.option(
-            "--threads", "--n-threads", "-t", "threads", type=click.IntRange(1),
-            help="Threads.  [default: the physical cores]",
+            "--threads", "--n-threads", "-t", "threads", type=ThreadCount(), default=AUTO_THREADS, show_default=True,
+            help=THREADS_HELP,
         ),
         click.option(
             "--gpu-layers", "--n-gpu-layers", "gpu_layers", type=click.IntRange(-1), default=-1,
@@ -165,7 +168,7 @@ def model_options(command: Command) -> Command:
         drafter: str,
         preset: str | None,
         n_ctx: int,
-        threads: int | None,
+        threads: int | str,
         gpu_layers: int,
         chat_format: str | None,
         **rest: Any,
@@ -199,13 +202,9 @@ def require_outputs(files: Sequence[str | None], force: bool, plot: str | None =
 
 def warn_of_load(machine: dict[str, Any]) -> None:
     """Says on stderr if other programs were busy: then no speed is to be believed."""
-    load = machine["load_before"]
-    if load is not None and load > 0.5 * machine["physical_cores"]:
-        click.echo(
-            f"warning: the load of this machine was {load} on {machine['physical_cores']} cores before the run; close "
-            "other programs, or do not believe the speeds.",
-            err=True,
-        )
+    why = disturbance(machine)
+    if why is not None:
+        click.echo(f"warning: {why} The speeds are not to be believed.", err=True)
 
 
 @contextlib.contextmanager

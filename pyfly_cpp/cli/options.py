@@ -19,6 +19,7 @@ from pyfly_cpp.gates import Any as AnyGate
 from pyfly_cpp.llama import require_gguf
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import drafter_as_dict, load_preset
+from pyfly_cpp.threads import AUTO
 from pyfly_cpp.window import RULES, Window
 
 DEFAULT_N_CTX = 4096
@@ -53,7 +54,7 @@ class Options:
     n_ctx: int | None
     n_batch: int
     n_gpu_layers: int
-    n_threads: int | None
+    n_threads: int | str
     flash_attn: bool
     chat_format: str | None
     temperature: float
@@ -191,6 +192,23 @@ class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
+THREADS_HELP = "Threads; auto: the physical cores, fewer while other programs use some."
+
+
+class ThreadCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of threads, or "auto"."""
+
+    name = "threads"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == AUTO:
+            return AUTO
+        try:
+            return int(click.IntRange(min=1).convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of threads from 1 on, or 'auto'.", param, ctx)
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorator = Callable[[_Function], _Function]
 
@@ -265,7 +283,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Largest batch in tokens."),
         click.option("--n-gpu-layers", metavar="N", type=_Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
-        click.option("-t", "--n-threads", metavar="N", type=_COUNT, help="Threads.  [default: the physical cores]"),
+        click.option("-t", "--n-threads", metavar="N", type=ThreadCount(), default=AUTO, show_default=True,
+                     help=THREADS_HELP),
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
         click.option("--temperature", metavar="X", type=_Real(min=0), default=0.0, show_default=True,

@@ -26,6 +26,7 @@ from pyfly_cpp.evaluation.generation import Generator, Prompt
 from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting, require_repeatable
 from pyfly_cpp.llama import FlyLlama, _Request
 from pyfly_cpp.logprobs import LogprobCollector
+from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 _OPTIONS = (
     "model",
@@ -92,7 +93,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             setting = " ".join(words)
         self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
         require_repeatable([self.setting])
-        n_threads = int(threads) if threads is not None else None
+        n_threads = AUTO_THREADS if threads is None or threads == AUTO_THREADS else int(threads)
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
         llm = load_target(
             model,

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,42 @@ from pyfly_cpp import _native, extra_buffers
 from pyfly_cpp.files import sha256
 from pyfly_cpp.threads import physical_cores
 
+_DISTURBING = 0.25
+"""Cores that other programs may use before no speed is to be believed. An idle desktop stays under 0.1."""
+
+
+def used_by_others(seconds: float = 0.5) -> float | None:
+    """Cores that other processes use, on average over so many seconds; None where the system does not say (only Linux
+    does). Takes that long."""
+
+    def busy() -> float:
+        ticks = [int(n) for n in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]  # user, nice, system, idle, iowait, irq, softirq, steal
+        return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+    try:
+        before, started = busy(), time.monotonic()
+        time.sleep(seconds)
+        return max(0.0, round((busy() - before) / (time.monotonic() - started), 2))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def disturbance(machine: dict[str, Any]) -> str | None:
+    """Why speeds measured on this machine (`describe_machine()`) are not to be believed, in a sentence; else None."""
+    used = machine["used_by_others"]
+    if used is None:  # the load includes what has just ended
+        load, cores = machine["load_before"], machine["physical_cores"]
+        if load is None or load <= 0.5 * cores:
+            return None
+        return f"the load of this machine was {load} on {cores} cores before the run; close other programs."
+    if used <= _DISTURBING:
+        return None
+    return f"other programs were using {used:.1f} of {machine['physical_cores']} cores before the run; close them."
+
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, system, load and versions."""
+    """Processor, cores, system, what other programs do, and versions. Looks at the machine for half a second."""
     from pyfly_cpp import __version__
 
     cpu = platform.processor() or platform.machine()
@@ -29,6 +63,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": cpu,
         "physical_cores": physical_cores(),
         "system": f"{platform.system()} {platform.release()}",
+        "used_by_others": used_by_others(),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "pyfly_cpp": __version__,

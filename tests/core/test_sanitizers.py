@@ -28,6 +28,7 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_core_test", "avx2"),
         ("pyfly_core_test", "baseline"),
         ("pyfly_governor_test", "avx512"),
+        ("pyfly_thread_policy_test", "baseline"),
         ("pyfly_header_test", "baseline"),
     ):
         environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "PYFLY_SIMD": level}

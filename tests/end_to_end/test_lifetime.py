@@ -220,6 +220,16 @@ def test_max_tokens_of_any_kind(max_tokens, target):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
+@pytest.mark.parametrize("n", [-1, 0, None, "auto", 1])
+def test_thread_counts_of_any_kind(n, name, target, expected):
+    fly = FlyLlama(target, drafter=PromptLookup(), **{**OPTIONS, name: n})
+    assert answer(fly) == expected[PROMPT]
+    for wrong in (513, 10**6, 1.5, True, "many"):
+        with pytest.raises(ValueError, match=f"{name} must be (an integer in 1..512|a number of threads)"):
+            FlyLlama(target, **{**OPTIONS, name: wrong})
+
+
 def test_a_subclass_in_place_of_llama(target):
     """Somebody else may have put a subclass with other parameters where the base class was."""
     code = """

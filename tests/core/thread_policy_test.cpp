@@ -1,0 +1,221 @@
+// The thread policy in simulated worlds, where it is known how many cores there are and who uses them. No clock is
+// read.
+
+#undef NDEBUG
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "thread_policy.h"
+
+namespace {
+
+using pyfly::ThreadPolicy;
+
+// A machine and what runs on it. Time is in microseconds since the beginning.
+struct World {
+    int32_t n_cores = 2;
+    std::function<double(double)> busy = [](double) { return 0.0; }; // cores that other processes want
+    bool sleeps = false;    // threads at a barrier sleep: they use CPU time only while they compute
+    bool is_on_gpu = false; // threads make no difference
+    bool sees_cores = true;
+    double quota = 1e9;      // cores that a control group grants, of those there are
+    double smt_slowdown = 1; // a neighbour shares a core's units with us, both run on
+    double stall = 4.0;      // mean wait of a contended evaluation for threads without a core, in its own time
+    double noise = 0.05;
+    std::vector<double> round = {20e3}; // single-threaded time of the evaluations of a round, each a kind of its own
+};
+
+struct Simulation {
+    explicit Simulation(World w, uint32_t seed = 1)
+        : world(std::move(w)), policy(world.n_cores, world.sees_cores), rng(seed) {}
+
+    // Runs for so many microseconds; returns rounds per second. n > 0: with so many threads.
+    double run(double duration, int32_t n = 0) {
+        const double end = us + duration;
+        int64_t n_rounds = 0;
+        const double begun = us;
+        while (us < end) {
+            for (size_t kind = 0; kind < world.round.size(); kind++) {
+                evaluate(static_cast<int32_t>(kind) + 1, world.round[kind], n);
+            }
+            n_rounds++;
+        }
+        return static_cast<double>(n_rounds) / (us - begun) * 1e6;
+    }
+
+    void evaluate(int32_t kind, double work, int32_t fixed) {
+        const int32_t n = fixed > 0 ? fixed : policy.n_threads();
+        const double busy = world.busy(us), all = world.n_cores;
+        std::exponential_distribution<double> exponential(1.0);
+        std::normal_distribution<double> normal(1.0, world.noise);
+        const bool is_contended = n + busy > all;
+        double cores = is_contended ? n * all / (n + busy) : n; // what a fair scheduler gives us
+        double wall = work / n;
+        if (is_contended && n > 1) {
+            wall *= 1.0 + world.stall * std::min(1.0, n + busy - all) * exponential(rng);
+        } else {
+            wall = work / cores;
+        }
+        if (world.smt_slowdown > 1.0 && n > all - busy) {
+            cores = n;
+            wall = work / n * world.smt_slowdown;
+        }
+        if (cores > world.quota) {
+            wall *= cores / world.quota;
+            cores = world.quota;
+        }
+        if (world.is_on_gpu) {
+            wall = work / all;
+            cores = 1.0;
+        }
+        wall *= std::max(0.5, normal(rng));
+        const double cpu = world.sleeps ? 0.6 * cores * wall : cores * wall;
+        us += wall;
+        if (fixed == 0) {
+            policy.observe({1, kind, wall, cpu});
+            // Others keep what we leave them only as far as they want it.
+            if (world.sees_cores && policy.wants_cores() && us - seen_at > 100e3) {
+                policy.observe_cores(std::max(cores, all - busy));
+                seen_at = us;
+            }
+        }
+    }
+
+    World world;
+    ThreadPolicy policy;
+    std::mt19937 rng;
+    double us = 0.0, seen_at = 0.0;
+};
+
+constexpr double second = 1e6;
+
+double one(double) {
+    return 1.0;
+}
+
+// Rounds per second against those of a fixed thread count.
+double gain(const World & world, double duration, int32_t fixed, uint32_t n_seeds = 4) {
+    double sum = 0.0, other = 0.0;
+    for (uint32_t seed = 1; seed <= n_seeds; seed++) {
+        sum += Simulation(world, seed).run(duration);
+        other += Simulation(world, seed + 100).run(duration, fixed);
+    }
+    return sum / other;
+}
+
+// Worlds are tried with rounds of one short evaluation, of one long, and of several: a draft and its verification.
+const std::vector<std::vector<double>> rounds = {{20e3}, {300e3}, {10e3, 5e3, 5e3, 5e3, 5e3, 5e3, 60e3}};
+
+template <typename Check> void each_world(World world, Check check) {
+    for (const bool sees_cores : {true, false}) {
+        for (const std::vector<double> & round : rounds) {
+            world.sees_cores = sees_cores;
+            world.round = round;
+            check(world);
+        }
+    }
+}
+
+void test_idle_costs_nothing() {
+    for (const int32_t n_cores : {1, 2, 16}) {
+        World idle;
+        idle.n_cores = n_cores;
+        each_world(idle, [&](const World & world) {
+            Simulation simulation(world);
+            simulation.run(30 * second);
+            assert(simulation.policy.n_threads() == n_cores);
+            assert(simulation.policy.n_trials() == 0);
+        });
+    }
+}
+
+// Cores are missing, but not because others use them: nothing may be lost.
+void test_other_reasons_for_missing_cores() {
+    World gpu, sleeping, quota;
+    gpu.is_on_gpu = sleeping.sleeps = true;
+    gpu.n_cores = quota.n_cores = 8;
+    quota.quota = 2.0;
+    for (const World & w : {gpu, sleeping, quota}) {
+        each_world(w, [](const World & world) { assert(gain(world, 60 * second, world.n_cores) > 0.975); });
+    }
+}
+
+void test_busy_neighbour() {
+    World beside_one;
+    beside_one.busy = one;
+    each_world(beside_one, [](const World & world) {
+        assert(gain(world, 30 * second, 2) > 1.8);
+        assert(gain(world, 30 * second, 1) > 0.75);
+    });
+    World of_many = beside_one;
+    of_many.n_cores = 16;
+    of_many.busy = [](double) { return 4.0; };
+    each_world(of_many, [](const World & world) {
+        assert(gain(world, 30 * second, 16) > 3.0);
+        assert(gain(world, 30 * second, 12) > 0.95);
+    });
+    of_many.n_cores = 64;
+    of_many.busy = one;
+    each_world(of_many, [](const World & world) { assert(gain(world, 30 * second, 63) > 0.95); });
+}
+
+void test_more_neighbours_than_cores() {
+    World crowded;
+    crowded.busy = [](double) { return 2.0; };
+    each_world(crowded, [](const World & world) { assert(gain(world, 30 * second, 2) > 1.25); });
+    crowded.n_cores = 16;
+    crowded.busy = [](double) { return 16.0; };
+    each_world(crowded, [](const World & world) { assert(gain(world, 30 * second, 16) > 0.85); });
+}
+
+// Neighbours come, and all threads are used again soon after they have gone.
+void test_neighbour_comes_and_goes() {
+    World world;
+    world.busy = [](double us) { return us > 5 * second && us < 15 * second ? 1.0 : 0.0; };
+    each_world(world, [](const World & w) {
+        Simulation simulation(w);
+        simulation.run(5 * second);
+        assert(simulation.policy.n_threads() == 2);
+        simulation.run(9 * second);
+        assert(simulation.policy.n_threads() == 1);
+        simulation.run((w.sees_cores ? 2 : 300) * second);
+        assert(simulation.policy.n_threads() == 2);
+    });
+}
+
+void test_moments_of_work_are_ignored() {
+    World world;
+    world.busy = [](double us) { return std::fmod(us, 10 * second) < 0.1 * second ? 1.0 : 0.0; };
+    each_world(world, [](const World & w) { assert(gain(w, 60 * second, 2) > 0.94); });
+    world.busy = [](double us) { return std::fmod(us, second) < 0.1 * second ? 1.0 : 0.0; };
+    each_world(world, [](const World & w) { assert(gain(w, 60 * second, 2) > 0.92); });
+}
+
+// Kinds that never come again decide nothing, and no trial lasts for ever.
+void test_kinds_that_do_not_repeat() {
+    ThreadPolicy policy(2, true);
+    for (uint64_t context = 0; context < 1000; context++) {
+        policy.observe({context, 1, 60e3, 60e3});
+    }
+    assert(policy.n_changes() == 0);
+    assert(policy.n_trials() > 1);
+}
+
+} // namespace
+
+int main() {
+    test_idle_costs_nothing();
+    test_other_reasons_for_missing_cores();
+    test_busy_neighbour();
+    test_more_neighbours_than_cores();
+    test_neighbour_comes_and_goes();
+    test_moments_of_work_are_ignored();
+    test_kinds_that_do_not_repeat();
+    std::puts("thread policy: all tests passed");
+    return 0;
+}
