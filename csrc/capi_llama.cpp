@@ -1,7 +1,9 @@
 // The functions of pyfly.h that need llama.cpp.
 
 #include <cstdio>
+#include <optional>
 
+#include "abort_guard.h"
 #include "drafters/draft_model.h"
 #include "drafters/eagle3.h"
 #include "drafters/mtp.h"
@@ -45,6 +47,15 @@ void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out) {
     if (llama != nullptr && llama->thread_pool().policy()) {
         const pyfly::ThreadPolicy & policy = *llama->thread_pool().policy();
         *out = {policy.n_threads(), policy.n_max(), policy.n_changes(), policy.n_trials()};
+    }
+}
+
+void pyfly_load_guard(int32_t is_on) {
+    thread_local std::optional<pyfly::AbortGuard> guard;
+    if (is_on == 0) {
+        guard.reset();
+    } else if (!guard) {
+        guard.emplace();
     }
 }
 

@@ -7,6 +7,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -14,7 +15,7 @@ import importlib.util
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import llama_cpp  # loads libllama, which the extension below resolves to
@@ -262,6 +263,17 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     _check(_lib.pyfly_model_inspect, _ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = _ffi.string(info.architecture).decode("utf-8", errors="replace")
     return ModelInfo(architecture, int(info.n_nextn), int(info.mtp_draft_max))
+
+
+@contextlib.contextmanager
+def load_guard() -> Iterator[None]:
+    """Around llama.cpp's loading of a model or making of a context: an assertion that fails in there lets it fail, with
+    what llama.cpp logs and returns then, instead of ending the process. Not nested; on this thread alone."""
+    _lib.pyfly_load_guard(1)
+    try:
+        yield
+    finally:
+        _lib.pyfly_load_guard(0)
 
 
 # ---- Callbacks -------------------------------------------------------------------------------------------------------

@@ -135,6 +135,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             near = difflib.get_close_matches(unknown[0], [*_BASE_PARAMETERS, *_OWN_PARAMETERS], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+        for name, least in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 0)):
+            _require_size(name, kwargs.get(name, least), least)
         require_cache_types(kwargs.get("type_k"), kwargs.get("type_v"), kwargs.get("flash_attn"))
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
@@ -164,10 +166,16 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         for name in _THREAD_COUNTS:
             kwargs[name] = cores if is_automatic(kwargs.get(name)) else kwargs[name]
         try:
-            super().__init__(model_path, **kwargs)
+            with _native.load_guard():
+                super().__init__(model_path, **kwargs)
         except ValueError as error:
             if self._load_failure is not None:
                 raise self._load_failure from None
+            if "Failed to create llama_context" in str(error):
+                raise ValueError(
+                    f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
+                    "file is damaged; lower n_ctx or n_batch, or let verbose=True show why."
+                ) from error
             if "Failed to load model" in str(error):
                 raise ValueError(
                     f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
@@ -925,6 +933,11 @@ def _room(max_tokens: float | None) -> int:
     if max_tokens is None or not 0 < max_tokens < _UNLIMITED:
         return _UNLIMITED
     return math.ceil(max_tokens)
+
+
+def _require_size(name: str, n: object, least: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not least <= n < 2**31:
+        raise ValueError(f"{name} must be an integer in {least}..{2**31 - 1}, not {n!r}.")
 
 
 def _require_window(window: object) -> Window:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "abort_guard.h"
 #include "error.h"
 #include "rows.h"
 
@@ -66,7 +67,11 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
     params.n_gpu_layers = config.n_gpu_layers;
     params.load_mtp = load_mtp;
     params.use_extra_bufts = config.use_extra_bufts != 0;
-    ModelPointer model(llama_model_load_from_file(path.c_str(), params));
+    ModelPointer model;
+    {
+        const AbortGuard guard;
+        model.reset(llama_model_load_from_file(path.c_str(), params));
+    }
     if (!model) {
         throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + path +
                                              "'; check that it is a complete GGUF file");
@@ -112,7 +117,11 @@ ThreadPool * followed_pool(const LlamaTarget & target, const pyfly_draft_model_c
 
 ContextPointer make_draft_context(const LlamaTarget & target, llama_model * model, const llama_context_params & params,
                                   const char * what) {
-    ContextPointer context(llama_init_from_model(model, params));
+    ContextPointer context;
+    {
+        const AbortGuard guard;
+        context.reset(llama_init_from_model(model, params));
+    }
     if (!context || llama_get_memory(context.get()) == nullptr) {
         throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not create a context for the ") + what +
                                              "; lower its n_ctx or choose another cache type");

@@ -187,6 +187,11 @@ pyfly_status pyfly_target_scripted_limit(pyfly_target * target, int32_t n_snapsh
  * state llama.cpp refused to copy. */
 int32_t pyfly_target_can_rewind(const pyfly_target * target);
 
+/* With is_on 1, until it is called with 0: an assertion of llama.cpp or ggml that fails on this thread, in a call that
+ * loads a model or makes a context, makes that call return null instead of ending the process. Drafters do so by
+ * themselves. */
+void pyfly_load_guard(int32_t is_on);
+
 /* What the header of a GGUF file says about decoding with it. */
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_chat_format
 
+from pyfly_cpp import _native
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
 from pyfly_cpp.llama import FlyLlama
@@ -130,7 +132,8 @@ def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
     model_params = llama_cpp.llama_model_default_params()
     for name, value in params.items():
         setattr(model_params, name, value)
-    model = llama_cpp.llama_model_load_from_file(str(path).encode("utf-8"), model_params)
+    with _native.load_guard():
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
     try:
         yield model
     finally:

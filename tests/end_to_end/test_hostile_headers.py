@@ -7,6 +7,8 @@ import re
 import textwrap
 import time
 
+import pytest
+from gguf_edit import edit_gguf
 from gguf_header import read_header
 from heads import DRAFT, EAGLE3, HYBRID, LLAMA, error_in_subprocess
 
@@ -108,3 +110,19 @@ def test_a_tensor_larger_than_the_file(tmp_path):
         llm.drafter = Eagle3(paths[1])"""
     error = error_in_subprocess(textwrap.dedent(code), LLAMA, path)
     assert re.match("(IncompatibleDraft|Value)Error: .*(d2t|complete GGUF)", error), error
+
+
+def test_an_assertion_that_no_check_foresaw(tmp_path):
+    """The net below the checks: llama.cpp asserts while it loads the file, and no check was asked."""
+    empty = edit_gguf(LLAMA, tmp_path / "empty.gguf", {"llama.block_count": 0})
+    code = """
+        import llama_cpp
+        from pyfly_cpp import _native
+        if NET:
+            with _native.load_guard():
+                llama_cpp.Llama(str(paths[0]), **settings)
+        llama_cpp.Llama(str(paths[0]), **settings)"""
+    code = textwrap.dedent(code)
+    assert "Failed to load model" in error_in_subprocess(code.replace("NET", "True"), empty)
+    with pytest.raises(AssertionError):  # so it is the net that holds
+        error_in_subprocess(code.replace("NET", "False"), empty)

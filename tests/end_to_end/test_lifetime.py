@@ -230,6 +230,20 @@ def test_thread_counts_of_any_kind(n, name, target, expected):
             FlyLlama(target, **{**OPTIONS, name: wrong})
 
 
+@pytest.mark.parametrize(
+    "name, wrong",
+    [("n_ctx", n) for n in (-1, 2**31, 512.0, None)] + [("n_batch", n) for n in (0, -1, "8")] + [("n_ubatch", -5)],
+)
+def test_sizes_that_are_none(name, wrong, target):
+    with pytest.raises(ValueError, match=rf"{name} must be an integer in [01]\.\.2147483647, not {wrong!r}"):
+        FlyLlama(target, **{**OPTIONS, name: wrong})
+
+
+def test_a_context_that_no_memory_holds(target):
+    with pytest.raises(ValueError, match=r"could not make a context.*lower n_ctx or n_batch"):
+        FlyLlama(target, **{**OPTIONS, "n_ctx": 2**31 - 1})
+
+
 def test_a_subclass_in_place_of_llama(target):
     """Somebody else may have put a subclass with other parameters where the base class was."""
     code = """
