@@ -67,6 +67,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     input_ids: npt.NDArray[np.intc]
     n_tokens: int
     _logits_all: bool | int
+    _model: Any
 
     def __init__(
         self,
@@ -182,6 +183,10 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
                 ) from error
             raise
+        if llama_cpp.llama_vocab_type(self._model.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE and not kwargs.get(
+            "tokenizer"
+        ):
+            self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
@@ -400,7 +405,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._is_closed = True
             super().close()
             # The base class would hand the freed pointers to llama.cpp.
-            self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
+            self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(_CLOSED)
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -843,11 +848,14 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 _CLOSED = "this FlyLlama is closed; load the model again."
 
 
-class _Closed:
-    """Stands where the base class had something of llama.cpp's: whoever asks it for anything hears why it is gone."""
+class _Missing:
+    """Stands where the base class has something of llama.cpp's: whoever asks it for anything hears why that is gone."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def __getattr__(self, name: str) -> Any:
-        raise ValueError(_CLOSED)
+        raise ValueError(self._why)
 
 
 class _Request:

@@ -138,6 +138,13 @@ def test_models_without_a_vocabulary(tiny_target, tiny_draft, tiny_qwen35, tmp_p
             llm = FlyLlama(target, drafter=drafter, **settings)
             assert list(itertools.islice(llm.generate([5, 6, 7], temp=0.0), 40)) == expected
             assert not drafter or llm.stats.matched
+        for call in (lambda: llm.tokenize(b"x"), lambda: llm.detokenize([5]), lambda: llm("x"), lambda: llm([5, 6])):
+            try:
+                call()
+            except ValueError as error:
+                assert "no vocabulary: give generate() token ids" in str(error), error
+            else:
+                assert False
         for wrong, why in ((smaller, "vocabulary size is 1500, the target's 1536"), (other, "tokenizer type is")):
             try:
                 llm.drafter = DraftModel(wrong)
