@@ -10,6 +10,7 @@ namespace {
 // Each was varied in simulated worlds (docs/threads.md, "Constants").
 constexpr double window_us = 100e3;      // of evaluating that is judged together: many time slices of the scheduler
 constexpr int32_t low_windows = 2;       // in a row before a trial: a moment's work of others is not worth one
+constexpr double long_us = 1e6;          // an evaluation that takes this long is reason enough, once
 constexpr double missing_core = 0.4;     // cores fewer than threads that make a window low; a neighbour takes 0.5 to 1
 constexpr double worth_it = 0.95;        // share of its former time under which a step down stays
 constexpr double spent_on_trials = 0.01; // of the time, at most, on trials that fail
@@ -76,8 +77,9 @@ void ThreadPolicy::close_window() {
     const double n_cores = cpu_us_ / us_;
     const bool is_missing_cores = n_ > 1 && n_cores < n_ - missing_core;
     const bool is_other_better = other_ > 0 && with_other_us_ < worth_it * comparable_us_;
+    const bool is_long = us_ >= long_us;
     us_ = cpu_us_ = 0.0;
-    if (is_missing_cores && ++n_low_ < low_windows) {
+    if (is_missing_cores && ++n_low_ < low_windows && !is_long) {
         return;
     }
     n_low_ = 0;

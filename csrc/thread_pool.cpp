@@ -4,7 +4,6 @@
 
 #include "cpu_time.h"
 #include "ggml-backend.h"
-#include "ggml-cpu.h"
 
 namespace pyfly {
 
@@ -22,9 +21,8 @@ double microseconds(Clock::duration time) {
 } // namespace
 
 ThreadPool::ThreadPool(Size size) : size_(size) {
-    const int32_t n_most = std::max(size.n, size.n_batch);
     if (size.is_adaptive) {
-        policy_.emplace(size.is_batch_adaptive ? n_most : size.n, unused_cpu_us().has_value());
+        policy_.emplace(size.is_batch_adaptive ? std::max(size.n, size.n_batch) : size.n, unused_cpu_us().has_value());
     }
     // Looked up, not linked: builds with loadable backends have no ggml-cpu library to link to.
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -32,27 +30,41 @@ ThreadPool::ThreadPool(Size size) : size_(size) {
         return;
     }
     ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(device);
-    const auto make = reinterpret_cast<decltype(&ggml_threadpool_new)>(
+    make_ = reinterpret_cast<decltype(&ggml_threadpool_new)>(
         ggml_backend_reg_get_proc_address(registry, "ggml_threadpool_new"));
     free_ = reinterpret_cast<decltype(&ggml_threadpool_free)>(
         ggml_backend_reg_get_proc_address(registry, "ggml_threadpool_free"));
-    if (make == nullptr || free_ == nullptr) {
-        return;
-    }
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_most);
-    pool_ = make(&params);
 }
 
 ThreadPool::~ThreadPool() {
-    if (pool_ != nullptr) {
-        free_(pool_);
+    for (const auto & [n, pool] : pools_) {
+        free_(pool);
     }
+}
+
+// The pool of n threads; null where the backend offers none.
+ggml_threadpool_t ThreadPool::pool(int32_t n) const {
+    if (make_ == nullptr || free_ == nullptr) {
+        return nullptr;
+    }
+    const auto found = pools_.find(n);
+    if (found != pools_.end()) {
+        return found->second;
+    }
+    ggml_threadpool_params params = ggml_threadpool_params_default(n);
+    ggml_threadpool_t pool = make_(&params);
+    if (pool != nullptr) {
+        pools_.emplace(n, pool);
+    }
+    return pool;
 }
 
 void ThreadPool::attach(llama_context * context) const {
     const int32_t n_wanted = std::max(llama_n_threads(context), llama_n_threads_batch(context));
-    if (pool_ != nullptr && n_wanted <= std::max(size_.n, size_.n_batch)) {
-        llama_attach_threadpool(context, pool_, pool_);
+    const int32_t n_most = std::max(size_.n, size_.n_batch);
+    ggml_threadpool_t own = n_wanted <= n_most ? pool(n_most) : nullptr;
+    if (own != nullptr) {
+        llama_attach_threadpool(context, own, own);
     }
 }
 
@@ -65,6 +77,10 @@ void ThreadPool::run(llama_context * context, int32_t n_rows, const std::functio
     const int32_t n_batch = size_.is_batch_adaptive ? std::min(policy_->n_threads(), size_.n_batch) : size_.n_batch;
     if (llama_n_threads(context) != n || llama_n_threads_batch(context) != n_batch) {
         llama_set_n_threads(context, n, n_batch);
+        ggml_threadpool_t one = pool(n), batch = pool(n_batch);
+        if (one != nullptr && batch != nullptr) {
+            llama_attach_threadpool(context, one, batch);
+        }
     }
     const Clock::time_point began = Clock::now();
     const double cpu_began = process_cpu_us();

@@ -3,16 +3,18 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 
+#include "ggml-cpu.h"
 #include "llama.h"
 #include "thread_policy.h"
 
 namespace pyfly {
 
 // A ggml thread pool, attached to contexts that run one after the other. Without it every context makes its own, and
-// builds of ggml without OpenMP start and join threads for every batch. A pool of adaptive size chooses the thread
-// count of the contexts that follow it before each evaluation; the threads it leaves out then sleep (OpenMP ends them).
+// builds of ggml without OpenMP start and join threads for every batch. One of adaptive size chooses the thread count
+// of the contexts that follow it before each evaluation.
 class ThreadPool {
   public:
     struct Size {
@@ -38,11 +40,15 @@ class ThreadPool {
     const std::optional<ThreadPolicy> & policy() const { return policy_; } // of an adaptive size
 
   private:
+    ggml_threadpool_t pool(int32_t n) const;
     void look_at_cores(std::chrono::steady_clock::time_point now, double cpu_us);
 
     Size size_;
-    ggml_threadpool_t pool_ = nullptr;
+    ggml_threadpool_t (*make_)(ggml_threadpool_params *) = nullptr;
     void (*free_)(ggml_threadpool_t) = nullptr;
+    // By their thread count. In a pool that is larger than the graph's thread count the others would go on polling; a
+    // pool that its context has exchanged for another one sleeps.
+    mutable std::map<int32_t, ggml_threadpool_t> pools_;
     std::optional<ThreadPolicy> policy_;
 
     // The last look at what the machine had left.
