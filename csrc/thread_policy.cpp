@@ -83,13 +83,16 @@ void ThreadPolicy::close_window() {
         return;
     }
     n_low_ = 0;
-    if (is_other_better && (is_missing_cores || other_ > n_)) {
+    // What a failed trial cost is not paid again, unless there is more room than it had.
+    const bool may_rise = wait_us_ <= 0.0 || seen_cores_ >= cores_of_failure_ + missing_core;
+    const int32_t n_room = sees_cores_ ? static_cast<int32_t>(seen_cores_ + missing_core) : n_max_;
+    if (is_other_better && (is_missing_cores || (other_ > n_ && other_ <= n_room))) {
         start_trial(other_);
     } else if (is_missing_cores && wait_us_ <= 0.0) {
         const int32_t n = std::max(1, static_cast<int32_t>(n_cores));
         start_trial(other_ > 1 && other_ <= n ? other_ / 2 : n);
-    } else if (n_ < n_max_ && wait_us_ <= 0.0) {
-        const int32_t n = sees_cores_ ? static_cast<int32_t>(seen_cores_ + missing_core) : n_ + std::max(1, n_ / 4);
+    } else if (n_ < n_max_ && may_rise) {
+        const int32_t n = sees_cores_ ? n_room : n_ + std::max(1, n_ / 4);
         if (n > n_) {
             start_trial(std::min(n, n_max_));
         }
@@ -100,6 +103,7 @@ void ThreadPolicy::close_window() {
 
 void ThreadPolicy::start_trial(int32_t n) {
     trial_ = n;
+    trial_cores_ = seen_cores_;
     reference_ = window_;
     on_trial_.clear();
     spent_us_ = expected_us_ = 0.0;
@@ -117,6 +121,7 @@ void ThreadPolicy::end_trial(bool stays) {
         other_ = trial_;
         with_other_ = std::move(on_trial_);
         wait_us_ = (spent_us_ - expected_us_) / spent_on_trials;
+        cores_of_failure_ = trial_ > n_ ? trial_cores_ : n_max_;
     }
     trial_ = 0;
 }

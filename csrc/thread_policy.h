@@ -32,7 +32,7 @@ class ThreadPolicy {
     void observe(const Evaluation & evaluation);
 
     // Whether free cores would be made use of.
-    bool wants_cores() const { return sees_cores_ && n_ < n_max_ && trial_ == 0 && wait_us_ <= 0.0; }
+    bool wants_cores() const { return sees_cores_ && n_ < n_max_ && trial_ == 0; }
 
     // Cores that this process used or could have used of late, >= 0.
     void observe_cores(double n_cores) { seen_cores_ = n_cores; }
@@ -61,7 +61,8 @@ class ThreadPolicy {
     bool sees_cores_;
     int32_t n_;
     int64_t n_changes_ = 0, n_trials_ = 0;
-    double wait_us_ = 0.0; // of evaluating, before the next trial
+    double wait_us_ = 0.0;          // of evaluating, before the next trial
+    double cores_of_failure_ = 0.0; // seen before the trial that it is for, if that was upwards; else n_max
 
     // The window: evaluations with n_ threads that are judged together.
     Kinds window_;
@@ -77,6 +78,7 @@ class ThreadPolicy {
     int32_t trial_ = 0; // threads; 0: none
     Kinds reference_;   // the window before it
     Kinds on_trial_;
+    double trial_cores_ = 0.0;                  // seen before it
     double spent_us_ = 0.0, expected_us_ = 0.0; // by its evaluations that the reference knows, and by the reference
     int32_t n_evaluated_ = 0;
 };

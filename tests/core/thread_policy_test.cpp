@@ -183,19 +183,53 @@ void test_more_neighbours_than_cores() {
     each_world(crowded, [](const World & world) { assert(gain(world, 30 * second, 16) > 0.85); });
 }
 
-// Neighbours come, and all threads are used again soon after they have gone.
-void test_neighbour_comes_and_goes() {
-    World world;
-    world.busy = [](double us) { return us > 6 * second && us < 15 * second ? 1.0 : 0.0; };
-    each_world(world, [](const World & w) {
-        Simulation simulation(w);
-        simulation.run(5 * second);
-        assert(simulation.policy.n_threads() == 2);
-        simulation.run(9 * second);
-        assert(simulation.policy.n_threads() == 1);
-        simulation.run((w.sees_cores ? 3 : 300) * second);
-        assert(simulation.policy.n_threads() == 2);
-    });
+// Neighbours come for nine seconds, and all threads are used again soon after they have gone.
+void test_neighbours_come_and_go() {
+    const auto check = [](World world, double n_busy) {
+        for (uint32_t seed = 1; seed <= 40; seed++) {
+            const double begin = 6 * second + seed * 7e3; // anywhere in a window
+            world.busy = [=](double us) { return us > begin && us < begin + 9 * second ? n_busy : 0.0; };
+            Simulation simulation(world, seed);
+            simulation.run(5 * second);
+            assert(simulation.policy.n_threads() == 2);
+            simulation.run(9 * second);
+            assert(simulation.policy.n_threads() == 1);
+            simulation.run((world.sees_cores ? 3.3 : 300) * second);
+            assert(simulation.policy.n_threads() == 2);
+        }
+    };
+    each_world({}, [&](const World & world) { check(world, 1.0); });
+    // A failed trial beside two of them is dear, and must not keep all threads from coming back.
+    World crowded;
+    crowded.stall = 40.0; // seen: an evaluation of 10 ms that took 0.5 s
+    check(crowded, 2.0);
+}
+
+// Times of two threads from before it became worse are no reason to go back, where it can be seen that no core is free.
+void test_what_two_threads_once_took() {
+    ThreadPolicy policy(2, true);
+    const auto evaluations = [&](int32_t n, double us, double n_cores, double n_free) {
+        for (int32_t i = 0; i < n; i++) {
+            policy.observe({1, 1, us, us * n_cores});
+            if (policy.wants_cores()) {
+                policy.observe_cores(n_free);
+            }
+        }
+    };
+    evaluations(20, 10e3, 1.5, 0.0);
+    assert(policy.n_threads() == 1); // on trial
+    evaluations(20, 9e3, 1.0, 1.0);
+    assert(policy.n_changes() == 1);
+    evaluations(100, 30e3, 0.7, 0.7); // a second neighbour
+    assert(policy.n_trials() == 1);
+    while (policy.n_trials() == 1) {
+        evaluations(1, 30e3, 0.7, 2.0); // a moment without them
+    }
+    assert(policy.n_threads() == 2);
+    evaluations(1, 500e3, 0.7, 0.7);
+    assert(policy.n_threads() == 1 && policy.n_changes() == 1); // it failed, and was dear
+    evaluations(100, 30e3, 0.7, 2.0);
+    assert(policy.n_trials() == 2); // for a while, the same is not tried again
 }
 
 void test_moments_of_work_are_ignored() {
@@ -223,7 +257,8 @@ int main() {
     test_other_reasons_for_missing_cores();
     test_busy_neighbour();
     test_more_neighbours_than_cores();
-    test_neighbour_comes_and_goes();
+    test_neighbours_come_and_go();
+    test_what_two_threads_once_took();
     test_moments_of_work_are_ignored();
     test_kinds_that_do_not_repeat();
     std::puts("thread policy: all tests passed");
