@@ -1,30 +1,50 @@
 #include "abort_guard.h"
 
+#include <atomic>
+#include <cstdint>
 #include <cstdio>
+#include <mutex>
 #include <stdexcept>
+
+#include "ggml.h"
 
 namespace pyfly {
 
 namespace {
 
-thread_local int32_t n_guards = 0;
+std::mutex mutex;
+int32_t n_in_process = 0;
+std::atomic<ggml_abort_callback_t> previous = nullptr;
+thread_local int32_t n_on_thread = 0;
 
 void on_abort(const char * message) {
-    if (n_guards > 0) {
+    if (n_on_thread > 0) {
         throw std::runtime_error(message);
     }
-    std::fprintf(stderr, "%s\n", message); // another thread's; ggml says nothing where there is a callback
+    // Another thread's; ggml says nothing itself where there is a callback.
+    if (const ggml_abort_callback_t callback = previous) {
+        callback(message);
+    } else {
+        std::fprintf(stderr, "%s\n", message);
+    }
 }
 
 } // namespace
 
-AbortGuard::AbortGuard() : previous_(ggml_set_abort_callback(on_abort)) {
-    n_guards++;
+AbortGuard::AbortGuard() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (n_in_process++ == 0) {
+        previous = ggml_set_abort_callback(on_abort);
+    }
+    n_on_thread++;
 }
 
 AbortGuard::~AbortGuard() {
-    n_guards--;
-    ggml_set_abort_callback(previous_);
+    const std::lock_guard<std::mutex> lock(mutex);
+    n_on_thread--;
+    if (--n_in_process == 0) {
+        ggml_set_abort_callback(previous);
+    }
 }
 
 } // namespace pyfly

@@ -1,7 +1,8 @@
 // The functions of pyfly.h that need llama.cpp.
 
 #include <cstdio>
-#include <optional>
+#include <memory>
+#include <vector>
 
 #include "abort_guard.h"
 #include "drafters/draft_model.h"
@@ -51,11 +52,11 @@ void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out) {
 }
 
 void pyfly_load_guard(int32_t is_on) {
-    thread_local std::optional<pyfly::AbortGuard> guard;
-    if (is_on == 0) {
-        guard.reset();
-    } else if (!guard) {
-        guard.emplace();
+    thread_local std::vector<std::unique_ptr<pyfly::AbortGuard>> guards;
+    if (is_on != 0) {
+        guards.push_back(std::make_unique<pyfly::AbortGuard>());
+    } else if (!guards.empty()) {
+        guards.pop_back();
     }
 }
 

@@ -36,6 +36,8 @@ constexpr Limit limits[] = {
     {"shortconv.l_cache", 2, any_size, " lfm2 lfm2moe "},
     {"wkv.head_size", 1, any_size, " arwkv7 rwkv6 rwkv6qwen2 rwkv7 "},
     {"expert_count", 0, 1024},
+    {"expert_group_count", 0, 1024},
+    {"expert_group_used_count", 0, 1024},
     {"expert_used_count", 0, 1024},
     {"expert_gating_func", 0, 4},
     {"attention.head_count", 0, any_size},

@@ -65,8 +65,10 @@ void ThreadPolicy::observe_trial(const Evaluation & e) {
     if (const double before = expected(reference_, e); before > 0.0) {
         spent_us_ += e.us;
         expected_us_ += before;
+    } else {
+        unknown_us_ += e.us;
     }
-    const bool is_hopeless = spent_us_ - expected_us_ > window_us;
+    const bool is_hopeless = spent_us_ - expected_us_ > window_us || unknown_us_ > long_us;
     if (is_hopeless || expected_us_ >= window_us || n_evaluated_ >= most_evaluations) {
         // n_max is what a free machine is best with, so upwards it is enough that nothing is lost.
         end_trial(trial_ < n_ ? spent_us_ < worth_it * expected_us_ : spent_us_ <= expected_us_ && expected_us_ > 0.0);
@@ -106,7 +108,7 @@ void ThreadPolicy::start_trial(int32_t n) {
     trial_cores_ = seen_cores_;
     reference_ = window_;
     on_trial_.clear();
-    spent_us_ = expected_us_ = 0.0;
+    spent_us_ = expected_us_ = unknown_us_ = 0.0;
     n_evaluated_ = 0;
     n_trials_++;
 }
@@ -120,7 +122,8 @@ void ThreadPolicy::end_trial(bool stays) {
     } else {
         other_ = trial_;
         with_other_ = std::move(on_trial_);
-        wait_us_ = (spent_us_ - expected_us_) / spent_on_trials;
+        // Of what nothing is known, twice the time it took: a prompt's batches do not all run on trial.
+        wait_us_ = std::max(0.0, spent_us_ - expected_us_) / spent_on_trials + 2.0 * unknown_us_;
         cores_of_failure_ = trial_ > n_ ? trial_cores_ : n_max_;
     }
     trial_ = 0;

@@ -78,8 +78,9 @@ class ThreadPolicy {
     int32_t trial_ = 0; // threads; 0: none
     Kinds reference_;   // the window before it
     Kinds on_trial_;
-    double trial_cores_ = 0.0;                  // seen before it
-    double spent_us_ = 0.0, expected_us_ = 0.0; // by its evaluations that the reference knows, and by the reference
+    double trial_cores_ = 0.0; // seen before it
+    double spent_us_ = 0.0, expected_us_ = 0.0,
+           unknown_us_ = 0.0; // by its evaluations that the reference knows, and by the reference
     int32_t n_evaluated_ = 0;
 };
 

@@ -97,13 +97,18 @@ void ThreadPool::look_at_cores(Clock::time_point now, double cpu_us) {
     if (!policy_->wants_cores() || now - looked_at_ < least_interval) {
         return;
     }
-    const double unused_us = unused_cpu_us().value_or(0.0);
+    const std::optional<double> unused_us = unused_cpu_us();
+    if (!unused_us) {
+        looked_at_ = {};
+        return;
+    }
     if (now - looked_at_ <= longest_interval) {
-        policy_->observe_cores((cpu_us - cpu_us_ + unused_us - unused_us_) / microseconds(now - looked_at_));
+        const double n_cores = (cpu_us - cpu_us_ + *unused_us - unused_us_) / microseconds(now - looked_at_);
+        policy_->observe_cores(std::clamp(n_cores, 0.0, static_cast<double>(policy_->n_max()))); // CPUs come and go
     }
     looked_at_ = now;
     cpu_us_ = cpu_us;
-    unused_us_ = unused_us;
+    unused_us_ = *unused_us;
 }
 
 } // namespace pyfly

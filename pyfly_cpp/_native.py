@@ -268,7 +268,7 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
 @contextlib.contextmanager
 def load_guard() -> Iterator[None]:
     """Around llama.cpp's loading of a model or making of a context: an assertion that fails in there lets it fail, with
-    what llama.cpp logs and returns then, instead of ending the process. Not nested; on this thread alone."""
+    what llama.cpp logs and returns then, instead of ending the process. On this thread alone."""
     _lib.pyfly_load_guard(1)
     try:
         yield
@@ -569,7 +569,7 @@ class Engine(_Handle):
     def begin(self, history: Any, n_evaluated: int = 0, sampler: Any = None) -> None:
         """Starts a sequence of which the target's memory holds the first n_evaluated tokens. `sampler` is a
         llama_cpp LlamaSampler, whose chain is copied and whose Python functions are kept alive, or None for the argmax.
-        An error leaves the sequence as it was that ran before."""
+        An error leaves the sequence as it was that ran before, unless the target's memory could not be rolled back."""
         tokens = _tokens("the prompt", history)
         chain = _ffi.NULL if sampler is None else _ffi.cast("void *", _address(sampler.sampler))
         _check(_lib.pyfly_engine_begin, self.pointer, _token_pointer(tokens), len(tokens), n_evaluated, chain)

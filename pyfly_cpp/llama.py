@@ -38,7 +38,7 @@ from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
 from pyfly_cpp.stats import Record, Round, Stats
-from pyfly_cpp.threads import AUTO, adaptive_threads, is_automatic, physical_cores
+from pyfly_cpp.threads import AUTO, adaptive_threads, is_automatic, is_integer, physical_cores
 from pyfly_cpp.window import Window
 
 _UNLIMITED = 2**31 - 1
@@ -58,7 +58,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
     `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
-    (docs/threads.md). A number is that many, always. The base class takes half of the logical cores for generation.
+    (docs/threads.md). A number is that many, always; with a number of `n_threads` alone, batches take all physical
+    cores. The base class takes half of the logical cores for generation.
 
     An object serves one generation at a time; use one object per thread.
     """
@@ -68,6 +69,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
     n_tokens: int
     _logits_all: bool | int
     _model: Any
+    _is_closed = False  # also where __init__ never began
 
     def __init__(
         self,
@@ -118,7 +120,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._drafter: Drafter | Sequence[Drafter] | None = None
         self._generation = 0  # counts generations; an older generator finds out that it was superseded
         self._handed_over = threading.local()
-        self._is_closed = False
         self._rows = RowStore()
         self._python_seconds = 0.0
         self._accepted_earlier: dict[str, int] = {}
@@ -651,7 +652,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                         "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
                         "running; exhaust or close the generation first."
                     )
-                if sent:
+                if sent is not None and len(sent):
                     return list(sent)
 
     def _keep_row(self, position: int, row: npt.NDArray[np.float32], token: int, request: _Request) -> None:
@@ -739,6 +740,13 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         with self._exclusive():
             self._supersede()
             super().eval(tokens)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Embeddings, as in the base class. Ends a running generation."""
+        with self._exclusive():
+            self._supersede()
+            self.n_tokens = 0  # the base class clears the memory
+            return super().embed(*args, **kwargs)
 
     # ---- States ------------------------------------------------------------------------------------------------------
 
@@ -943,8 +951,8 @@ def _room(max_tokens: float | None) -> int:
     return math.ceil(max_tokens)
 
 
-def _require_size(name: str, n: object, least: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not least <= n < 2**31:
+def _require_size(name: str, n: Any, least: int) -> None:
+    if not is_integer(n) or not least <= n < 2**31:
         raise ValueError(f"{name} must be an integer in {least}..{2**31 - 1}, not {n!r}.")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS; more end the process."""
@@ -14,16 +16,25 @@ AUTO = "auto"
 """In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
 
 
-def require_threads(n: object, name: str = "n_threads") -> int:
+def is_integer(n: Any) -> bool:
+    """Whether this is an integer, numpy's included, and no bool."""
+    try:
+        operator.index(n)
+    except TypeError:
+        return False
+    return not isinstance(n, bool)
+
+
+def require_threads(n: Any, name: str = "n_threads") -> int:
     """Returns `n` if it is a number of threads, 1..MOST_THREADS; raises ValueError otherwise."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_THREADS:
+    if not is_integer(n) or not 1 <= n <= MOST_THREADS:
         raise ValueError(f"{name} must be an integer in 1..{MOST_THREADS}, not {n!r}.")
-    return n
+    return int(n)
 
 
-def is_automatic(n: object) -> bool:
+def is_automatic(n: Any) -> bool:
     """Whether this leaves the number of threads to us: "auto", None, 0, or, as in llama.cpp's tools, a negative one."""
-    return n is None or n == AUTO or (isinstance(n, int) and not isinstance(n, bool) and n <= 0)
+    return n is None or n == AUTO or (is_integer(n) and n <= 0)
 
 
 def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, bool]:

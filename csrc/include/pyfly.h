@@ -372,8 +372,9 @@ pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_
 /* The sequence goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a
  * token that the last round committed. What the round committed behind it is forgotten, and the sampler is as it was
  * just after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens.
- * Prefill and rounds follow as after pyfly_engine_begin. Needs `resumable`. An error changes nothing: INVALID for
- * another n_keep or a token outside the vocabulary, CONTEXT_FULL if the tokens do not fit. */
+ * Prefill and rounds follow as after pyfly_engine_begin. Needs `resumable`. An error changes nothing, but for
+ * pyfly_engine_begin's exception: INVALID for another n_keep or a token outside the vocabulary, CONTEXT_FULL if the
+ * tokens do not fit. */
 pyfly_status pyfly_engine_resume(pyfly_engine * engine, size_t n_keep, const int32_t * tokens, size_t n_tokens,
                                  pyfly_error * error);
 

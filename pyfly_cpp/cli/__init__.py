@@ -83,7 +83,9 @@ def describe(error: BaseException) -> str:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning as one line, without the line of our code that it comes from."""
-    click.echo(f"Warning: {' '.join(str(message).split())}", err=True)
+    from pyfly_cpp.cli.terminal import shown
+
+    click.echo(shown(f"Warning: {' '.join(str(message).split())}", sys.stderr), err=True)
 
 
 @click.command(

@@ -330,9 +330,9 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     try:
         if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
             return None if value is None else option.type.convert(value, None, None)
-        reason = "is of another type"
+        reason = "it is of another type"
     except (click.BadParameter, OverflowError) as error:
-        reason = error.message if isinstance(error, click.BadParameter) else "is too large"
+        reason = error.message if isinstance(error, click.BadParameter) else "it is too large"
     raise ValueError(
         f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason[:100].rstrip('.')}; nothing was loaded."
     )

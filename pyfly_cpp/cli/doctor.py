@@ -95,7 +95,8 @@ def _machine() -> dict[str, Any]:
 def _threads(machine: dict[str, Any]) -> str:
     used = machine["used_by_others"]
     others = "" if used is None else f"; other programs are using {used:.1f} cores"
-    return f"auto: at most {machine['physical_cores']}, fewer while other programs use cores{others}"
+    cores = machine["physical_cores"]
+    return f"auto: {'1' if cores == 1 else f'at most {cores}, fewer while other programs use cores'}{others}"
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -43,9 +43,9 @@ same command (without --force) goes on where it stopped. The folder of --output 
 each item and setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process that bubblewrap (or
-else user namespaces of its own) keeps from your network, your other processes and writing to your files, with limits on
-CPU, memory, files and time. Where neither works they are refused, unless --containment none says that the program may
-do without. That contains accidents, not adversaries; see the documentation."""
+else user namespaces of its own) keeps away from the network and your other processes, and from writing to your files,
+with limits on CPU, memory, files and time. Where neither works they are refused, unless you give --containment none.
+That contains accidents, not adversaries; see the documentation."""
 
 
 @click.command("eval", help=HELP)
@@ -128,7 +128,7 @@ def command(
         machine = session.machine
         conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
         conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
-        conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")})
+        conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
         if task.name == "needle" and not data:
             conditions.update(needle_words=needle_words, needle_values=needle_values)
         plan = runner.Plan(

@@ -22,19 +22,22 @@ _DISTURBING = 0.25
 
 
 def used_by_others(seconds: float = 0.5) -> float | None:
-    """Cores that other processes use, on average over so many seconds; None where the system does not say (only Linux
-    does). Takes that long."""
+    """Of the CPUs that this process may run on, how many other processes use, on average over so many seconds; None
+    where the system does not say (only Linux does). Takes that long."""
 
     def busy() -> float:
-        ticks = [int(n) for n in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-        idle = ticks[3] + ticks[4]  # user, nice, system, idle, iowait, irq, softirq, steal
-        return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK") - time.process_time()
+        ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+        rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        ticks = [[int(n) for n in row[1:9]] for row in rows if row[0] in ours]
+        used = sum(sum(row) - row[3] - row[4] for row in ticks)
+        return used / os.sysconf("SC_CLK_TCK") - time.process_time()
 
     try:
         before, started = busy(), time.monotonic()
         time.sleep(seconds)
         return max(0.0, round((busy() - before) / (time.monotonic() - started), 2))
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, AttributeError):
         return None
 
 

@@ -165,7 +165,7 @@ def _run(way: str, source: str, limits: Limits, audit_hook: bool) -> Outcome:
     if not is_ready and returncode is not None:
         raise SandboxError(" ".join(sealed_by.split())[-200:] or f"the guard ended with status {returncode}")
     layers = (way, *sealed_by.strip().split(",")) if is_ready else ()
-    return Outcome(*_judge(report, secret, returncode), seconds, layers)
+    return Outcome(*_judge(report, secret, returncode, seconds >= limits.cpu_seconds), seconds, layers)
 
 
 def _run_command(command: list[str], given: bytes, verdict: IO[bytes], seconds: float) -> tuple[bytes, int | None]:
@@ -231,7 +231,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so its number is still its own
 
 
-def _judge(report: bytes, secret: bytes, returncode: int | None) -> tuple[str, str]:
+def _judge(report: bytes, secret: bytes, returncode: int | None, had_its_time: bool) -> tuple[str, str]:
     """Status and detail. Only the guard knows the secret; anything else that the program may have written is no pass,
     whatever it says."""
     if returncode is None:
@@ -239,7 +239,7 @@ def _judge(report: bytes, secret: bytes, returncode: int | None) -> tuple[str, s
     if report == secret:
         return "passed", ""
     number = returncode - 128 if returncode > 128 else -returncode
-    if number in (signal.SIGXCPU, signal.SIGKILL):
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and had_its_time):
         return "timeout", "the CPU limit was reached"
     if number > 0:
         return "crashed", f"killed by signal {number}"

@@ -240,6 +240,20 @@ void test_moments_of_work_are_ignored() {
     each_world(world, [](const World & w) { assert(gain(w, 60 * second, 2) > 0.92); });
 }
 
+// A prompt that comes during a trial, in batches of a kind that is not known, does not run on trial for long.
+void test_a_prompt_during_a_trial() {
+    ThreadPolicy policy(16, false);
+    while (policy.n_trials() == 0) {
+        policy.observe({1, 1, 20e3, 60e3});
+    }
+    int32_t n_on_trial = 0;
+    for (int32_t i = 0; i < 32; i++) {
+        n_on_trial += policy.n_threads() < 16;
+        policy.observe({1, 512, 8e6, 24e6});
+    }
+    assert(n_on_trial <= 16);
+}
+
 // Kinds that never come again decide nothing, and no trial lasts for ever.
 void test_kinds_that_do_not_repeat() {
     ThreadPolicy policy(2, true);
@@ -260,6 +274,7 @@ int main() {
     test_neighbours_come_and_go();
     test_what_two_threads_once_took();
     test_moments_of_work_are_ignored();
+    test_a_prompt_during_a_trial();
     test_kinds_that_do_not_repeat();
     std::puts("thread policy: all tests passed");
     return 0;

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -240,6 +241,9 @@ def test_sizes_that_are_none(name, wrong, target):
 
 
 def test_a_context_that_no_memory_holds(target):
+    overcommit = Path("/proc/sys/vm/overcommit_memory")
+    if not overcommit.exists() or overcommit.read_text().strip() == "1":
+        pytest.skip("this system promises memory that it does not have")
     with pytest.raises(ValueError, match=r"could not make a context.*lower n_ctx or n_batch"):
         FlyLlama(target, **{**OPTIONS, "n_ctx": 2**31 - 1})
 
@@ -280,7 +284,7 @@ def test_threads_that_generate_and_stop(target, expected):
     for prompt in (PROMPT, SHORT):
         tokens = fly.tokenize(prompt.encode())
         whole[prompt] = tokens, [t for _, t in zip(range(30), fly.generate(tokens, temp=0.0))]
-    failures = []
+    failures, fine = [], []
 
     def work(seed):
         rng = np.random.default_rng(seed)
@@ -291,8 +295,7 @@ def test_threads_that_generate_and_stop(target, expected):
                 generator = fly.generate(tokens, temp=0.0)
                 found = [next(generator) for _ in range(n)]
                 generator.close()
-                if found != right[:n]:
-                    failures.append((found, right[:n]))
+                (failures if found != right[:n] else fine).append(found)
                 if rng.random() < 0.2:
                     fly.load_state(fly.save_state())
             except BusyError:
@@ -305,7 +308,7 @@ def test_threads_that_generate_and_stop(target, expected):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures
+    assert not failures and fine
     assert answer(fly) == expected[PROMPT]
 
 

@@ -102,4 +102,5 @@ def test_random_presets(cases, tmp_path):
         save_preset(preset, copy, force=True)
         again = load_preset(copy)
         assert (again.gate, again.window, again.drafter) == (preset.gate, preset.window, preset.drafter)
-    assert n_read or n_refused < 50  # they are not all of one kind
+    n = n_read + n_refused
+    assert n < 50 or min(n_read, n_refused) > n / 20  # they are not all of one kind
