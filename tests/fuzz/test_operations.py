@@ -220,7 +220,7 @@ def test_on_an_attention_model(cases, tiny_target_f32, tiny_draft):
     judge = Judge(tiny_target_f32, 1e-3)
     drafters = [None, PromptLookup(), DraftModel(tiny_draft, draft_max=5), [PromptLookup(), DraftModel(tiny_draft)],
                 lambda tokens: tokens[-3:]]  # fmt: skip
-    for seed in cases(25):
+    for seed in cases(14):
         run(tiny_target_f32, drafters, judge, seed)
 
 
@@ -228,7 +228,7 @@ def test_on_a_hybrid_model(cases, tiny_qwen35):
     """With a recurrent state, which goes back in snapshots and checkpoints."""
     judge = Judge(tiny_qwen35, 2e-2)
     drafters = [None, PromptLookup(), lambda tokens: tokens[-3:]]
-    for seed in cases(15):
+    for seed in cases(8):
         run(tiny_qwen35, drafters, judge, seed)
 
 
@@ -240,7 +240,7 @@ def test_gates_do_not_matter_to_what_is_held(cases, tiny_target_f32):
         def check(self, context, tokens):
             pass
 
-    for seed in cases(10):
+    for seed in cases(8):
         session = Session(tiny_target_f32, [PromptLookup(), lambda tokens: tokens[-5:]], Nothing(), seed)
         session.llm.gate = Margin(3.0) if seed % 3 else Exact()
         session.llm.window = Window(3, rule="reconverge")

@@ -81,7 +81,7 @@ def written(data):
 def test_random_presets(cases, tmp_path):
     path, copy = tmp_path / "p.json", tmp_path / "copy.json"
     n_read = n_refused = 0
-    for seed in cases(300):
+    for seed in cases(700):
         rng = random.Random(seed)
         data = written(random_preset(rng)).encode()
         if rng.random() < 0.15:
