@@ -970,6 +970,8 @@ def _require_draft_max(draft_max: object) -> int | None:
 
 def require_gguf(path: str, what: str = "model") -> None:
     """Raises ValueError unless the file is there and begins as a GGUF file does."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a .gguf file.")
     try:
         with open(path, "rb") as file:
             magic = file.read(4)

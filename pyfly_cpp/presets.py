@@ -84,6 +84,8 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
 
 
 def _load(path: str | os.PathLike[str], name: str) -> Preset:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise PresetError(f"the preset {name} is a device or a pipe; give the path of a JSON file.")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         json.dumps(data, ensure_ascii=False).encode("utf-8")  # an escape may be half a character

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from typing import Any, TextIO
@@ -23,6 +24,8 @@ def repaired(text: str, where: str) -> str:
         return text
     except UnicodeEncodeError:
         pass
+    with contextlib.suppress(UnicodeError):
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")  # right, but read as ASCII (LC_ALL=C)
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # joins the halves of a pair
     n_replaced = whole.count("\ufffd") - text.count("\ufffd")
     if n_replaced:

@@ -11,6 +11,7 @@ import pytest
 import pyfly_cpp
 from pyfly_cpp import extra_buffers
 from pyfly_cpp.cli import _COMMANDS
+from pyfly_cpp.cli.text import repaired
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -95,6 +96,11 @@ def test_complete_takes_an_argument_or_stdin(run):
     assert by_argument.err == ""
     assert complete(run, stdin="Natalia sold\n").out == by_argument.out
     assert complete(run, "-", stdin="Natalia sold\n").out == by_argument.out
+
+
+def test_utf8_that_was_read_as_ascii_is_right():
+    read = "caf\u00e9 \U0001f600".encode().decode("ascii", "surrogateescape")
+    assert repaired(read, "the message") == "caf\u00e9 \U0001f600"
 
 
 def test_complete_repairs_what_is_not_utf8(run):

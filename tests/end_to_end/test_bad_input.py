@@ -36,6 +36,7 @@ from pyfly_cpp import (
 )
 from pyfly_cpp._native import require_release
 from pyfly_cpp.cache_types import CACHE_TYPES
+from pyfly_cpp.presets import load_preset
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -102,6 +103,15 @@ def test_model_file(tmp_path, tiny_draft):
         with pytest.raises(ValueError, match=MESSAGES[name]) as caught:
             FlyLlama(path, **OPTIONS)
         assert repr(path) in str(caught.value), name
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_file(tmp_path):
+    """Reading it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for load in (FlyLlama, load_preset):
+        with pytest.raises(ValueError, match="is a device or a pipe; give the path of a"):
+            load(str(tmp_path / "pipe"))
 
 
 def test_draft_file(tmp_path, tiny_draft, fly):
