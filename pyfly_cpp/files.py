@@ -36,6 +36,11 @@ def digest(stream: IO[bytes], report: Callable[[int], None] | None = None) -> by
     return out.digest()
 
 
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a device or a pipe: reading it may wait, or go on, for ever."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
 

@@ -35,6 +35,7 @@ from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
+from pyfly_cpp.files import is_stream
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
 from pyfly_cpp.stats import Record, Round, Stats
@@ -184,9 +185,8 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
                 ) from error
             raise
-        if llama_cpp.llama_vocab_type(self._model.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE and not kwargs.get(
-            "tokenizer"
-        ):
+        has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
+        if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
@@ -537,8 +537,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             while True:
                 self._prefill(engine, generation, history, request)
                 self._warn_if_plain(target)
-                rounds = self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
-                sent = yield from rounds
+                sent = yield from self._rounds(engine, generation, request, processors, stopping_criteria, keep_rows)
                 if sent is None:
                     return
                 with self._step(generation), _interrupts_deferred():
@@ -970,7 +969,7 @@ def _require_draft_max(draft_max: object) -> int | None:
 
 def require_gguf(path: str, what: str = "model") -> None:
     """Raises ValueError unless the file is there and begins as a GGUF file does."""
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    if is_stream(path):
         raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a .gguf file.")
     try:
         with open(path, "rb") as file:

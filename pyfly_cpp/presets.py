@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
-from pyfly_cpp.files import require_free, write_atomically
+from pyfly_cpp.files import is_stream, require_free, write_atomically
 from pyfly_cpp.gates import Exact, Gate, parse_gate
 from pyfly_cpp.window import Window
 
@@ -84,7 +84,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
 
 
 def _load(path: str | os.PathLike[str], name: str) -> Preset:
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    if is_stream(path):
         raise PresetError(f"the preset {name} is a device or a pipe; give the path of a JSON file.")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

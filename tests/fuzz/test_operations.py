@@ -189,9 +189,6 @@ class Session:
         self.llm.trace = bool(self.rng.random() < 0.3)
         self.llm.adaptive = bool(self.rng.random() < 0.3)
 
-    def forget(self):
-        self.llm.reset()
-
     def step(self):
         operations = [self.start] * 3 + [self.go_on] * 6 + [self.send, self.stop, self.save, self.load, self.swap,
                       self.evaluate, self.complete, self.settings]  # fmt: skip
