@@ -5,40 +5,56 @@
 #include <cstdint>
 #include <vector>
 
+#include "model.h"
+
 namespace pyfly {
 
-struct RowStats;
+// Tokens that a drafter proposes to follow a text; none is a valid answer.
+struct Proposal {
+    std::vector<int32_t> tokens;
 
-// A drafter follows one sequence. It is always shown the whole token history and compares it with what it has seen, so
-// that nothing it holds can go stale: a rollback, another prompt or a caller that stops midway need no notice.
+    // 0..7: proposals of one class are about equally likely to be right. The governor keeps acceptance by class.
+    int32_t proposal_class = 0;
+};
+
+// Asks for a proposal of at most n_max tokens to follow `history` (not empty).
+struct DraftRequest {
+    int32_t text; // whose it is: 0 <= text < n_texts of the drafter
+    const std::vector<int32_t> * history;
+    int32_t n_max;      // >= 1
+    Proposal * out;     // empty on entry
+};
+
+// A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
+// whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback, another text
+// in the same place or a caller that stops midway need no notice.
 class Drafter {
   public:
     virtual ~Drafter() = default;
 
+    // Texts it can follow at the same time.
+    virtual int32_t n_texts() const { return 1; }
+
     // Catches up with at most one batch of `history`, so that a long prompt can be interrupted. Returns how many tokens
     // are left to catch up with; call again until it is 0.
-    virtual size_t prepare(const std::vector<int32_t> & history) {
-        (void) history;
+    virtual size_t prepare(int32_t text, const std::vector<int32_t> & history) {
+        (void) text, (void) history;
         return 0;
     }
 
     // Tokens of `history` that prepare() would evaluate now, about; 0 for a drafter that has nothing to catch up with.
-    virtual size_t n_behind(const std::vector<int32_t> & history) const {
-        (void) history;
+    virtual size_t n_behind(int32_t text, const std::vector<int32_t> & history) const {
+        (void) text, (void) history;
         return 0;
     }
 
-    // The target has just evaluated tokens[n] at positions n_past, n_past + 1, ..., some of which may be drafts that do
-    // not survive. A drafter that reads the target's hidden states takes them here, before the next batch replaces
-    // them.
-    virtual void observe(const int32_t * tokens, size_t n, int32_t n_past) {
-        (void) tokens;
-        (void) n;
-        (void) n_past;
-    }
+    // The target has just evaluated these spans, in this order, in one batch; some of their tokens may be drafts that
+    // do not survive. A span's sequence is its text. A drafter that reads the target's hidden states takes them here,
+    // before the next batch replaces them.
+    virtual void observe(const std::vector<Span> & spans) { (void) spans; }
 
-    // Proposes at most n_max tokens to follow `history` (not empty), to `out` (empty on entry). None is a valid answer.
-    virtual void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) = 0;
+    // Answers all requests, of different texts, together. On an Error no request is answered.
+    virtual void propose(const std::vector<DraftRequest> & requests) = 0;
 
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }
@@ -46,17 +62,6 @@ class Drafter {
     // What drafting a token costs, relative to the target's evaluating one, as far as it is known before it was
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }
-
-    // Class of the last draft, 0..7: drafts of one class are about equally likely to be right. The governor keeps
-    // acceptance by class.
-    virtual int32_t proposal_class() const { return 0; }
-
-    // Full rows of the last draft, one for each proposed token, for gates that want the draft's distribution
-    // (Gate::needs_draft_row). Null where the drafter has no distribution.
-    virtual const RowStats * row(size_t i) const {
-        (void) i;
-        return nullptr;
-    }
 
     // Tokens evaluated on a model of its own so far.
     virtual int64_t n_evaluated() const { return 0; }

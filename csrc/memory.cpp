@@ -1,0 +1,82 @@
+#include "memory.h"
+
+#include <algorithm>
+
+namespace pyfly {
+
+size_t Memory::n_common(const int32_t * text, size_t n_text) const {
+    const size_t n = std::min(n_text, tokens_.size());
+    return static_cast<size_t>(std::mismatch(text, text + n, tokens_.begin()).first - text);
+}
+
+size_t Memory::truncate(size_t n) {
+    if (n < tokens_.size()) {
+        tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(n))));
+    }
+    return tokens_.size();
+}
+
+void Memory::clear() {
+    model_->forget_checkpoint(sequence_);
+    checkpoint_.clear();
+    truncate(0);
+}
+
+Span Memory::span(const int32_t * tokens, size_t n, size_t first_row) const {
+    return {sequence_, tokens, n, tokens_.size(), first_row};
+}
+
+void Memory::evaluated(const Span & span) {
+    tokens_.insert(tokens_.end(), span.tokens, span.tokens + span.n);
+}
+
+void Memory::failed() {
+    tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(tokens_.size()))));
+}
+
+void Memory::evaluate(const int32_t * tokens, size_t n) {
+    for (size_t i = 0; i < n;) {
+        const size_t n_chunk = std::min(n - i, static_cast<size_t>(model_->n_batch()));
+        const Span chunk = span(tokens + i, n_chunk, n_chunk);
+        try {
+            model_->evaluate({chunk});
+        } catch (...) {
+            failed();
+            throw;
+        }
+        evaluated(chunk);
+        i += n_chunk;
+    }
+}
+
+bool Memory::checkpoint() {
+    const bool is_kept = model_->checkpoint(sequence_);
+    checkpoint_ = is_kept ? tokens_ : std::vector<int32_t>();
+    return is_kept;
+}
+
+void Memory::forget_other_checkpoint(const int32_t * text, size_t n_text) {
+    if (checkpoint_.size() > n_text || !std::equal(checkpoint_.begin(), checkpoint_.end(), text)) {
+        model_->forget_checkpoint(sequence_);
+        checkpoint_.clear();
+    }
+}
+
+bool Memory::share(const Memory & from, size_t n) {
+    clear();
+    if (!model_->copy(from.sequence_, sequence_, static_cast<int32_t>(n))) {
+        return false;
+    }
+    tokens_.assign(from.tokens_.begin(), from.tokens_.begin() + static_cast<std::ptrdiff_t>(n));
+    return true;
+}
+
+bool Memory::shift(size_t n) {
+    if (!model_->shift(sequence_, static_cast<int32_t>(n))) {
+        return false;
+    }
+    tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(n));
+    return true;
+}
+
+} // namespace pyfly

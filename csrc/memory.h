@@ -1,0 +1,72 @@
+// What one sequence has in one model: the tokens that are evaluated. Target, draft model and heads each have one for
+// every text. No llama.h.
+#pragma once
+
+#include <vector>
+
+#include "model.h"
+
+namespace pyfly {
+
+class Memory {
+  public:
+    // The model is borrowed; 0 <= sequence < model.n_sequences().
+    Memory(Model & model, int32_t sequence) : model_(&model), sequence_(sequence) {}
+
+    // Evaluated, at positions 0, 1, ...
+    const std::vector<int32_t> & tokens() const { return tokens_; }
+    size_t n() const { return tokens_.size(); }
+    int32_t sequence() const { return sequence_; }
+    Model & model() const { return *model_; }
+
+    // How many of the first tokens of text[n_text] it begins with.
+    size_t n_common(const int32_t * text, size_t n_text) const;
+
+    // Somebody else (the caller's own evaluations, a restored state) left these tokens in the model's memory.
+    void assume(std::vector<int32_t> tokens) { tokens_ = std::move(tokens); }
+
+    // Keeps the first n positions, or fewer where the model cannot go back to exactly n. Returns n().
+    size_t truncate(size_t n);
+
+    // Forgets everything, the checkpoint too.
+    void clear();
+
+    // tokens[n] behind what is held, as a span for Model::evaluate. Borrowed.
+    Span span(const int32_t * tokens, size_t n, size_t first_row) const;
+
+    // The model has evaluated this span of it, or has failed to.
+    void evaluated(const Span & span);
+    void failed();
+
+    // Evaluates tokens[n] alone, in batches of what the model takes, without rows. On an Error the memory is as after
+    // failed().
+    void evaluate(const int32_t * tokens, size_t n);
+
+    // Keeps the present state where the model needs that to come back to it (Model::checkpoint). False if it cannot;
+    // `checkpoint_` is empty then.
+    bool checkpoint();
+
+    // Whether there is a checkpoint of exactly what is held now.
+    bool is_checkpointed() const { return !checkpoint_.empty() && checkpoint_.size() == tokens_.size(); }
+
+    // Forgets a checkpoint that is not of a prefix of text[n_text].
+    void forget_other_checkpoint(const int32_t * text, size_t n_text);
+
+    // Takes over the first n positions of another sequence in the same model; what it held goes. False, and it is
+    // empty, where the model cannot share them.
+    bool share(const Memory & from, size_t n);
+
+    // Drops the first n positions, the others move up. False, and nothing changed, where the model cannot do that.
+    bool shift(size_t n);
+
+    // Somebody else may use the model's memory now.
+    void settle() { model_->settle(sequence_); }
+
+  private:
+    Model * model_;
+    int32_t sequence_;
+    std::vector<int32_t> tokens_;
+    std::vector<int32_t> checkpoint_; // the tokens whose state the model's checkpoint is
+};
+
+} // namespace pyfly

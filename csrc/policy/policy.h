@@ -1,0 +1,72 @@
+// How much is drafted for each text in a step, and by which drafter. policy/fixed.* and policy/governor.* decide. No
+// llama.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pyfly.h"
+
+namespace pyfly {
+
+// What a drafter could do for a text in this step.
+struct Offer {
+    int32_t drafter; // index
+    int32_t k_max;   // most tokens it can draft, >= 1
+    int32_t proposal_class = 0;
+    int64_t n_behind = 0; // tokens it has to evaluate before it can draft
+};
+
+// A text that takes part in this step, with at least one row of its own.
+struct Candidate {
+    int32_t text;
+    std::vector<Offer> offers; // at most one of each drafter; none: it decodes plainly
+};
+
+struct Choice {
+    int32_t drafter = -1; // -1: plain decoding
+    int32_t k = 0;
+};
+
+class Policy {
+  public:
+    virtual ~Policy() = default;
+
+    // The choice for each candidate, in their order. n_other_rows: rows that the step's batch holds besides one for
+    // each candidate (prompt chunks, tokens that are evaluated again).
+    virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) = 0;
+
+    // Whether a drafter could pay for this text if nearly all its drafts were accepted: whether it is worth keeping up
+    // to date with it.
+    virtual bool can_pay(int32_t text, int32_t drafter, int32_t k_max) const {
+        (void) text, (void) drafter, (void) k_max;
+        return true;
+    }
+
+    // Another text begins in this place: what was accepted of the one before says less about it.
+    virtual void begin_text(int32_t text) { (void) text; }
+
+    // The text in this place ended (or was cancelled).
+    virtual void end_text(int32_t text) { (void) text; }
+
+    // What a step showed. Times in microseconds, > 0.
+    virtual void observe_target(int32_t n_rows, double us) { (void) n_rows, (void) us; }
+
+    // `drafter` drafted for as many texts as `asked` has entries, in one go: asked[i] tokens for the i-th.
+    virtual void observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) {
+        (void) drafter, (void) asked, (void) us;
+    }
+    virtual void observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
+        (void) drafter, (void) n_tokens, (void) us;
+    }
+    virtual void observe_length(int32_t text, int64_t n_tokens) { (void) text, (void) n_tokens; } // < 0: taken back
+
+    // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
+    virtual void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
+                                    int32_t n_accepted) {
+        (void) text, (void) drafter, (void) proposal_class, (void) n_drafted, (void) n_accepted;
+    }
+};
+
+} // namespace pyfly
