@@ -21,8 +21,8 @@ struct Proposal {
 struct DraftRequest {
     int32_t text; // whose it is: 0 <= text < n_texts of the drafter
     const std::vector<int32_t> * history;
-    int32_t n_max;      // >= 1
-    Proposal * out;     // empty on entry
+    int32_t n_max;  // >= 1
+    Proposal * out; // empty on entry
 };
 
 // A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's

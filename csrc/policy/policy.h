@@ -37,6 +37,9 @@ class Policy {
     // each candidate (prompt chunks, tokens that are evaluated again).
     virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) = 0;
 
+    // Whether a text whose drafter had nothing to propose turns to the next one, in this very step.
+    virtual bool asks_the_next() const { return false; }
+
     // Whether a drafter could pay for this text if nearly all its drafts were accepted: whether it is worth keeping up
     // to date with it.
     virtual bool can_pay(int32_t text, int32_t drafter, int32_t k_max) const {
