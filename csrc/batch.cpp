@@ -36,9 +36,9 @@ Batch::Batch(Model & target, const Vocabulary & vocabulary)
 
 void Batch::require_draft_max(int32_t k) const {
     if (k < 0 || k > target_.n_batch() - 1) {
-        throw Error(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(k) + ", but one batch of " +
-                                              std::to_string(target_.n_batch()) +
-                                              " tokens holds the last token and the draft; keep draft_max under n_batch");
+        throw Error(PYFLY_STATUS_INVALID,
+                    "draft_max is " + std::to_string(k) + ", but one batch of " + std::to_string(target_.n_batch()) +
+                        " tokens holds the last token and the draft; keep draft_max under n_batch");
     }
 }
 
@@ -90,8 +90,7 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history) const {
         const Memory & memory = t.sequence.memory();
         const size_t n = memory.n_common(history, n_history);
         const auto is_better = [&](const Text & other) { // among equals the one that is missed least
-            return std::make_pair(memory.n() > 0, t.used) <
-                   std::make_pair(other.sequence.memory().n() > 0, other.used);
+            return std::make_pair(memory.n() > 0, t.used) < std::make_pair(other.sequence.memory().n() > 0, other.used);
         };
         if (best < 0 || n > n_best || (n == n_best && is_better(text(best)))) {
             best = slot;
@@ -143,7 +142,8 @@ void Batch::want(int32_t slot, int32_t n_room) {
     text(slot).n_room = n_room;
 }
 
-// Tokens that may go with a text's round: others that are in the middle of theirs are not to wait for more than a chunk.
+// Tokens that may go with a text's round: others that are in the middle of theirs are not to wait for more than a
+// chunk.
 size_t Batch::n_with_round(const Text & of) const {
     const bool is_alone = std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) {
         return &t != &of && t.is_running() && t.sequence.n_rounds() > 0;
@@ -262,9 +262,8 @@ const std::vector<Batch::Progress> & Batch::step() {
 
 // A text that has to wait comes back when another one has ended, or when nobody else is left.
 bool Batch::may_return(const Text & of) const {
-    return has_freed_ || std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) {
-               return &t != &of && t.is_running();
-           });
+    return has_freed_ ||
+           std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_running(); });
 }
 
 // A prompt that begins like another text takes over what is evaluated of it. Returns whether it waits for an older text
@@ -512,8 +511,8 @@ std::vector<Candidate> Batch::offer(std::vector<Drafting> & texts) {
         for (size_t i = 0; i < texts.size(); i++) {
             if (k_max[i][d] > 0) {
                 const Sequence & sequence = texts[i].text->sequence;
-                requests.push_back({texts[i].text->slot(), &sequence.transcript().history(), k_max[i][d],
-                                    &texts[i].free[d]});
+                requests.push_back(
+                    {texts[i].text->slot(), &sequence.transcript().history(), k_max[i][d], &texts[i].free[d]});
             }
         }
         ask(d, requests);

@@ -15,7 +15,7 @@
 namespace pyfly {
 
 struct BatchDrafter {
-    Drafter * drafter;  // borrowed
+    Drafter * drafter; // borrowed
     int32_t draft_max; // most tokens it drafts in a round
 };
 
@@ -83,8 +83,8 @@ class Batch {
   private:
     struct Text {
         Sequence sequence;
-        int64_t order = 0;      // of its beginning: the smaller, the older
-        int64_t used = 0;       // when its slot was used last
+        int64_t order = 0; // of its beginning: the smaller, the older
+        int64_t used = 0;  // when its slot was used last
         int32_t n_room = Model::unlimited;
         bool is_prepared = false; // the drafters have caught up with the prompt
         bool is_waiting = false;  // there was no room for it

@@ -223,10 +223,14 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         require_slot(batch, slot);
         const bool is_known = request->n_evaluated < 0;
         pyfly::Gate gate(request->gate, request->n_gate);
-        std::unique_ptr<pyfly::Sampler> sampler = pyfly::make_sampler(
-            request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
-        pyfly::RequestConfig config = {std::move(gate),         request->window,         request->trace != 0,
-                                       request->keep_rows != 0, request->resumable != 0, request->all_rows != 0,
+        std::unique_ptr<pyfly::Sampler> sampler =
+            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
+        pyfly::RequestConfig config = {std::move(gate),
+                                       request->window,
+                                       request->trace != 0,
+                                       request->keep_rows != 0,
+                                       request->resumable != 0,
+                                       request->all_rows != 0,
                                        batch->impl.draft_max(request->draft_max)};
         batch->impl.begin(slot, std::move(config),
                           std::vector<int32_t>(request->history, request->history + request->n_history),

@@ -109,8 +109,7 @@ size_t Sequence::n_left(size_t n_with_round) const {
 
 const Span & Sequence::plan_prompt(size_t n_most) {
     const size_t begin = memory_.n();
-    const size_t n =
-        std::min({n_most, transcript_.n() - 1 - begin, static_cast<size_t>(target_->n_batch())});
+    const size_t n = std::min({n_most, transcript_.n() - 1 - begin, static_cast<size_t>(target_->n_batch())});
     const auto first = transcript_.history().begin() + static_cast<std::ptrdiff_t>(begin);
     tokens_.assign(first, first + static_cast<std::ptrdiff_t>(n));
     planned_ = Planned::prompt;
@@ -199,8 +198,8 @@ void Sequence::take_round(size_t span, int64_t us) {
 // round.
 void Sequence::fall_back() {
     const std::optional<int64_t> open = judge_->oldest_open();
-    if (open && !target_->can_return(memory_.sequence(), static_cast<int32_t>(*open),
-                                     static_cast<int32_t>(draft_max()) + 1)) {
+    if (open &&
+        !target_->can_return(memory_.sequence(), static_cast<int32_t>(*open), static_cast<int32_t>(draft_max()) + 1)) {
         stats_.window_fallbacks++;
         judge_->give_up(transcript_, stats_);
     }

@@ -69,8 +69,8 @@ class Sequence {
 
     // `span`: its index in the target's last evaluate().
     void take(size_t span, int64_t us);
-    void postpone();                // it was not evaluated: another time
-    void fail(bool has_evaluated);  // nothing follows but end()
+    void postpone();               // it was not evaluated: another time
+    void fail(bool has_evaluated); // nothing follows but end()
     void begin_step() { transcript_.begin_round(); }
 
     const Transcript & transcript() const { return transcript_; }

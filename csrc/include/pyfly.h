@@ -166,9 +166,9 @@ void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out);
  * or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed through. */
 typedef int32_t (*pyfly_row_callback)(void * user, const int32_t * history, size_t n_history, float * out);
 typedef struct pyfly_scripted_config {
-    int32_t n_vocab;         /* all sizes >= 1 */
-    int32_t n_ctx;           /* positions of one sequence */
-    int32_t n_batch;         /* most tokens in one evaluation */
+    int32_t n_vocab; /* all sizes >= 1 */
+    int32_t n_ctx;   /* positions of one sequence */
+    int32_t n_batch; /* most tokens in one evaluation */
     int32_t n_sequences;
     int64_t n_cells;         /* positions of all sequences together */
     int32_t n_snapshots;     /* -1: a plain cache; else a recurrent memory, which can go back to the last n_snapshots
@@ -413,8 +413,7 @@ typedef struct pyfly_progress {
 /* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), all in one
  * evaluation. progress[n_slots] receives what came of the *n_progress texts that ran, the oldest first. A window that
  * is open when the context is full is rejected. Fails only where no text runs. */
-pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress,
-                              pyfly_error * error);
+pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress, pyfly_error * error);
 
 /* Why a text stopped in the last step: its status, and the sentence to `error`. */
 pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_error * error);

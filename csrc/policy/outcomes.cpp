@@ -25,8 +25,7 @@ void Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t pro
         // What was drafted behind the end was not wrong. A draft that ended early is one that failed there: it was paid
         // for, and brought no more.
         const size_t n_drafted = std::max(tokens.size(), static_cast<size_t>(n_asked));
-        policy.observe_acceptance(text, drafter, proposal_class,
-                                  static_cast<int32_t>(is_end ? n_accepted : n_drafted),
+        policy.observe_acceptance(text, drafter, proposal_class, static_cast<int32_t>(is_end ? n_accepted : n_drafted),
                                   static_cast<int32_t>(n_accepted));
     }
     for (size_t i = 0; i < shadows_.size();) {
