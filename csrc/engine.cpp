@@ -36,7 +36,7 @@ class Stopwatch {
 } // namespace
 
 Engine::Engine(Target & target)
-    : target_(target), config_{Gate(&exact_gate, 1), default_window, false, false, false, false, false},
+    : target_(target), config_{Gate(&exact_gate, 1), default_window, false, false, false, false},
       window_(default_window) {}
 
 void Engine::configure(EngineConfig config, std::vector<EngineDrafter> drafters) {
@@ -108,9 +108,6 @@ void Engine::begin(std::vector<int32_t> history, size_t n_evaluated, std::unique
     if (config_.adaptive) {
         governor_.begin_text();
     }
-    loop_guard_.begin(history_.size());
-    committed_loose_ = -1;
-    strict_until_ = 0;
     round_ = 0;
     is_active_ = has_sequence_ = true;
     is_broken_ = false;
@@ -440,42 +437,8 @@ size_t Engine::round(int32_t n_room) {
 
 // Positions are settled one after the other, because what the sampler does at one depends on the tokens before it.
 void Engine::verify(const Proposal & proposal, size_t first_row) {
-    for (size_t i = 0; verify_position(proposal, i, target_.row(first_row + i)) && !guard_loop(); i++) {
+    for (size_t i = 0; verify_position(proposal, i, target_.row(first_row + i)); i++) {
     }
-}
-
-// Steps in where the text repeats itself and a loose accept may have led it there. Returns whether the round ends.
-bool Engine::guard_loop() {
-    if (!config_.loop_guard || config_.gate.is_exact()) {
-        return false;
-    }
-    loop_guard_.follow(history_, history_.size());
-    const int64_t n = static_cast<int64_t>(history_.size());
-    const int64_t begin = loop_guard_.loop_begin();
-    if (begin < 0) {
-        return false;
-    }
-    const int64_t loose = last_loose();
-    if (loose < 0 || loose < begin - 2 * LoopGuard::max_period) {
-        return false; // no loose accept led to it
-    }
-    if (n > strict_until_) {
-        stats_.loops++;
-    }
-    strict_until_ = n + 2 * LoopGuard::max_period;
-    const Window::Outcome outcome = window_.break_youngest(PYFLY_REASON_LOOP);
-    settle(outcome);
-    if (outcome) {
-        settle(window_.end_of_round());
-    }
-    return outcome.has_value();
-}
-
-// Position of the last loose accept, or -1.
-int64_t Engine::last_loose() const {
-    const auto last = std::find_if(pending_.rbegin(), pending_.rend(),
-                                   [](const Pending & p) { return p.record.origin == PYFLY_ORIGIN_LOOSE; });
-    return last == pending_.rend() ? committed_loose_ : last->record.position;
 }
 
 // A mismatch that the target could not come back to after another round is not left open: its window falls back to the
@@ -550,9 +513,6 @@ bool Engine::verify_position(const Proposal & proposal, size_t i, const float * 
     }
     if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.size() - 1 - i))) {
         reason = PYFLY_REASON_BOUNDARY;
-    }
-    if (reason == PYFLY_REASON_LOOSE && position < strict_until_) {
-        reason = PYFLY_REASON_LOOP;
     }
     const auto rejected_drafts = [&] {
         return std::vector<int32_t>(draft.begin() + static_cast<std::ptrdiff_t>(i), draft.end());
@@ -632,9 +592,6 @@ void Engine::roll_back(const Window::Rejection & rejection) {
     std::vector<float> row = std::move(first->row);
     pending_.erase(first, pending_.end());
     history_.resize(n_keep);
-    if (config_.loop_guard) {
-        loop_guard_.follow(history_, n_keep);
-    }
     sampler_ = std::move(open->sampler);
     pyfly_record record = open->choice;
     record.reason = rejection.reason;
@@ -653,9 +610,6 @@ void Engine::count_rejection(const pyfly_record & record) {
             break;
         case PYFLY_REASON_BOUNDARY:
             stats_.rejected_boundary++;
-            break;
-        case PYFLY_REASON_LOOP:
-            stats_.rejected_loop++;
             break;
         default:
             stats_.rejected_safety++;
@@ -696,7 +650,6 @@ void Engine::commit() {
         stats_.matched += record.origin == PYFLY_ORIGIN_MATCHED;
         if (record.origin == PYFLY_ORIGIN_LOOSE) {
             stats_.loose_accepted++;
-            committed_loose_ = record.position;
             stats_.sum_margin_loose += record.margin;
         }
         if (record.depth > 0) {

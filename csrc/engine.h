@@ -7,7 +7,6 @@
 #include "drafters/drafter.h"
 #include "gates.h"
 #include "governor.h"
-#include "loop_guard.h"
 #include "pyfly.h"
 #include "sampler.h"
 #include "target.h"
@@ -19,7 +18,6 @@ struct EngineConfig {
     Gate gate;
     pyfly_window_config window;
     bool adaptive;
-    bool loop_guard;
     bool trace;
     bool keep_rows;
     bool resumable;
@@ -109,8 +107,6 @@ class Engine {
     void learn(const Proposal & proposal, size_t n_before);
     void verify(const Proposal & proposal, size_t first_row);
     bool verify_position(const Proposal & proposal, size_t i, const float * row);
-    bool guard_loop();
-    int64_t last_loose() const;
     void fall_back();
     void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
     void settle(const Window::Outcome & outcome);
@@ -125,9 +121,6 @@ class Engine {
     EngineConfig config_;
     Governor governor_;
     std::vector<Shadow> shadows_;
-    LoopGuard loop_guard_;
-    int64_t committed_loose_ = -1; // position of the last loose accept that cannot be taken back any more
-    int64_t strict_until_ = 0;     // the loop guard rejects loose accepts before this position
     Window window_;
     std::unique_ptr<Sampler> sampler_;
     std::vector<int32_t> history_;

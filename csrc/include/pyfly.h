@@ -104,8 +104,7 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5,   /* rejected because a protected, forbidden or untakeable token is involved */
-    PYFLY_REASON_LOOP = 6      /* rejected by the loop guard (engine only) */
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
 } pyfly_reason;
 
 typedef struct pyfly_decision {
@@ -126,15 +125,6 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                           const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
                           const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
                           pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
-
-/* ---- Repetition, without a model ----------------------------------------------------------------------------------
- */
-
-/* Shows tokens[n], a generated text without its prompt, to the loop guard one by one. *noticed receives the index of
- * the token at which it first sees a loop, -1 if it never does; *begin where that loop began to repeat (the first token
- * that equals the one a period before), else -1. */
-pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
-                               pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -310,8 +300,6 @@ typedef struct pyfly_stats {
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
-    int64_t rejected_loop;
-    int64_t loops;                           /* times the loop guard stepped in */
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
     int64_t window_fallbacks;                /* windows across rounds rejected at the end of their round: the target's
@@ -335,12 +323,11 @@ typedef struct pyfly_engine_config {
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
     pyfly_window_config window;
-    int32_t adaptive;   /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
-    int32_t loop_guard; /* 1: no loose accepts while the text repeats itself because of one */
-    int32_t trace;      /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows;  /* 1: keep the raw logits row behind every committed token until the next round */
-    int32_t resumable;  /* 1: pyfly_engine_resume may follow a round; costs a copy of the sampler for each token but the
-                           last of a round */
+    int32_t adaptive;  /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
+    int32_t trace;     /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows; /* 1: keep the raw logits row behind every committed token until the next round */
+    int32_t resumable; /* 1: pyfly_engine_resume may follow a round; costs a copy of the sampler for each token but the
+                          last of a round */
 } pyfly_engine_config;
 
 typedef struct pyfly_engine_drafter {

@@ -164,7 +164,6 @@ void test_engine() {
         config.n_gate = 1;
         config.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
         config.adaptive = random_int(0, 1);
-        config.loop_guard = random_int(0, 1);
         config.trace = random_int(0, 1);
         config.keep_rows = random_int(0, 1);
         const pyfly_engine_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
