@@ -9,7 +9,6 @@
 #include "drafters/prompt_lookup.h"
 #include "guard.h"
 #include "handles.h"
-#include "loop_guard.h"
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
@@ -92,24 +91,6 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
-    });
-}
-
-pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
-                               pyfly_error * error) {
-    return guard(error, [&] {
-        *noticed = *begin = -1;
-        pyfly::LoopGuard loop_guard;
-        std::vector<int32_t> text;
-        loop_guard.begin(0);
-        for (size_t i = 0; i < n && *noticed < 0; i++) {
-            text.push_back(tokens[i]);
-            loop_guard.follow(text, i);
-            if (loop_guard.loop_begin() >= 0) {
-                *noticed = static_cast<int64_t>(i);
-                *begin = loop_guard.loop_begin();
-            }
-        }
     });
 }
 

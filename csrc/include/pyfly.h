@@ -104,8 +104,7 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5,   /* rejected because a protected, forbidden or untakeable token is involved */
-    PYFLY_REASON_LOOP = 6      /* rejected by the loop guard (engine only) */
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
 } pyfly_reason;
 
 typedef struct pyfly_decision {
@@ -126,15 +125,6 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                           const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
                           const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
                           pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
-
-/* ---- Repetition, without a model ----------------------------------------------------------------------------------
- */
-
-/* Shows tokens[n], a generated text without its prompt, to the loop guard one by one. *noticed receives the index of
- * the token at which it first sees a loop, -1 if it never does; *begin where that loop began to repeat (the first token
- * that equals the one a period before), else -1. */
-pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
-                               pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -319,8 +309,6 @@ typedef struct pyfly_stats {
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
-    int64_t rejected_loop;
-    int64_t loops;                           /* times the loop guard stepped in */
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
     int64_t window_fallbacks;                /* windows across rounds rejected at the end of their round: the target's
