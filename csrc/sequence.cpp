@@ -39,6 +39,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     } else {
         memory_.truncate(n_held);
     }
+    memory_.settle(); // what goes makes room for others
     judge_ = std::move(judge);
     config_ = std::move(config);
     transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
