@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
+from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Record, Window
 from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget, notice_loop
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -132,7 +132,7 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_
         if limit is not None:
             target.limit(*limit)
         with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
-            engine.configure(gate, window, [(drafter, k if draft_max is None else draft_max)])
+            engine.configure(gate.nodes(), window.config(), [(drafter, k if draft_max is None else draft_max)])
             engine.begin(PROMPT)
             while engine.prefill():
                 pass
@@ -243,7 +243,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
 
     with ScriptedTarget(row, N_VOCAB, 4096, 64) as target, Engine(target) as engine:
         target.limit(*limit)
-        engine.configure(Exact(), Window(), [(CallbackDrafter(lambda h: script.draft(h, 5)), 5)])
+        engine.configure(Exact().nodes(), Window().config(), [(CallbackDrafter(lambda h: script.draft(h, 5)), 5)])
         prompt = [2, 3, 4, 5, 6, 7, 8] * 5
         outputs = []
         for history, n_evaluated in ((prompt, 0), (prompt, 34), ([*prompt[:20], 2, 2, 2], 20), (prompt, 20)):
@@ -276,12 +276,12 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
         drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [])
-        engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
+        engine.configure(Margin(0.3).nodes(), Window(3, rule="reconverge").config(), [(drafter, 4)])
         engine.begin(PROMPT)
         assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
         assert engine.round() == 1  # no draft matched: back to position 3
         assert engine.tokens() == [(3, 4)]
-        assert engine.record(0).reason == "window"
+        assert Record.of(engine.record(0)).reason == "window"
         assert engine.record(0).rejected[0] == 5
         counters = engine.counters()
         assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
@@ -295,7 +295,7 @@ def test_an_open_window_gets_its_drafts_where_nobody_wants_more_tokens():
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
         drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4, 4])
-        engine.configure(Margin(0.3), Window(6, rule="reconverge"), [(drafter, 4)])
+        engine.configure(Margin(0.3).nodes(), Window(6, rule="reconverge").config(), [(drafter, 4)])
         engine.begin(PROMPT)
         assert engine.round(2) == 0  # 5 and the target's own
         assert engine.round(2) >= 2  # a draft matched: 5 stands
@@ -314,12 +314,12 @@ def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
             if limit is not None:
                 target.limit(*limit)
             drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4])
-            engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
+            engine.configure(Margin(0.3).nodes(), Window(3, rule="reconverge").config(), [(drafter, 4)])
             engine.begin(PROMPT)
             first = engine.round()
             tokens = [token for _, token in engine.tokens()]
             if n_fallbacks:
-                assert tokens == [4] and engine.record(0).reason == "boundary"
+                assert tokens == [4] and Record.of(engine.record(0)).reason == "boundary"
             else:
                 assert first == 0
                 engine.round()
@@ -360,13 +360,13 @@ def test_a_planted_loop_is_cut_within_two_repetitions(period, window):
     for guard in (False, True):
         with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
             drafter = CallbackDrafter(lambda h: [unit(len(h) + i) for i in range(4)] if len(h) >= begin else [])
-            engine.configure(Margin(0.3), window, [(drafter, 4)], loop_guard=guard, trace=True)
+            engine.configure(Margin(0.3).nodes(), window.config(), [(drafter, 4)], loop_guard=guard, trace=True)
             engine.begin(PROMPT)
             out, reasons = list(PROMPT), set()
             while len(out) < begin + 3 * 64 + 120:
                 n = engine.round()
                 out += [token for _, token in engine.tokens()]
-                reasons |= {engine.record(i).reason for i in range(n)}
+                reasons |= {Record.of(engine.record(i)).reason for i in range(n)}
             outputs[guard] = out, engine.counters(), reasons
     out, counters, _ = outputs[False]
     assert all(out[i] == unit(i) for i in range(begin, begin + 3 * 64 + 100))
@@ -389,7 +389,9 @@ def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
         return out
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Margin(0.3), Window(0), [(CallbackDrafter(lambda h: [5, 5]), 2)], loop_guard=True)
+        engine.configure(
+            Margin(0.3).nodes(), Window(0).config(), [(CallbackDrafter(lambda h: [5, 5]), 2)], loop_guard=True
+        )
         engine.begin(PROMPT)
         while len(engine.history()) < 100:
             engine.round()
@@ -409,7 +411,7 @@ def test_the_guard_ends_a_round_as_a_rejection_does():
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
         drafter = CallbackDrafter(lambda h: [5, 5, 5] if len(h) == noticed - 2 else [])
         window = Window(4, rule="reconverge", across_rounds=False)
-        engine.configure(Margin(0.3), window, [(drafter, 3)], loop_guard=True)
+        engine.configure(Margin(0.3).nodes(), window.config(), [(drafter, 3)], loop_guard=True)
         engine.begin(PROMPT)
         while len(engine.history()) < noticed - 2:
             engine.round()
@@ -432,12 +434,12 @@ def test_the_governor_leaves_a_drafter_that_takes_its_time_and_declines():
         return np.eye(N_VOCAB, dtype=np.float32)[5]
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window(), [(CallbackDrafter(draft), 100)], adaptive=True)
+        engine.configure(Exact().nodes(), Window().config(), [(CallbackDrafter(draft), 100)], adaptive=True)
         engine.begin(PROMPT)
         for _ in range(120):
             engine.round()
         assert calls[0] < 30
-        ((_, acceptance),) = engine.governor().acceptance_at_depth
+        (acceptance,) = engine.governor().acceptance
         assert len(acceptance) == 64 and acceptance[0] < 0.5
 
 
@@ -474,7 +476,11 @@ def test_a_rollback_within_a_loop(undone, noticed):
 
     with ScriptedTarget(row, 400) as target, Engine(target) as engine:
         engine.configure(
-            Margin(0.3), Window(2, rule="agree"), [(CallbackDrafter(draft), 3)], loop_guard=True, trace=True
+            Margin(0.3).nodes(),
+            Window(2, rule="agree").config(),
+            [(CallbackDrafter(draft), 3)],
+            loop_guard=True,
+            trace=True,
         )
         engine.begin(PROMPT)
         while len(engine.history()) < begin + 8 + 24 + 4:
@@ -507,7 +513,7 @@ def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable
         return out
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window())
+        engine.configure(Exact().nodes(), Window().config())
         engine.begin(PROMPT)
         with pytest.raises(NotFiniteError, match="without a distribution"):
             while True:
@@ -524,7 +530,7 @@ def test_bad_arguments_change_nothing():
     drafter = CallbackDrafter(lambda h: [])
     with ScriptedTarget(script.row, N_VOCAB, n_ctx=50, n_batch=8) as target, Engine(target) as engine:
         with pytest.raises(ValueError, match="keep draft_max under n_batch"):
-            engine.configure(Exact(), Window(), [(drafter, 8)])
+            engine.configure(Exact().nodes(), Window().config(), [(drafter, 8)])
         for history, message in (
             ([], "at least one token"),
             ([9], "outside the vocabulary"),
@@ -534,7 +540,7 @@ def test_bad_arguments_change_nothing():
                 engine.begin(history)
         engine.begin(PROMPT)
         with pytest.raises(ValueError, match="between requests"):
-            engine.configure(Exact(), Window())
+            engine.configure(Exact().nodes(), Window().config())
         assert engine.round() == 1
 
 
@@ -543,7 +549,7 @@ def test_a_row_callback_that_raises_is_heard():
         raise KeyError("mine")
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window())
+        engine.configure(Exact().nodes(), Window().config())
         engine.begin(PROMPT)
         with pytest.raises(KeyError, match="mine"):
             engine.round()
@@ -559,7 +565,7 @@ def test_a_sampler_lives_as_long_as_the_engine_may_call_back_into_it():
     """The engine's copy of a chain holds pointers to what Python wrote for it."""
     script = Script(1, 0.5, -9.0)
     with ScriptedTarget(script.row, N_VOCAB, n_ctx=50) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window(), resumable=True)
+        engine.configure(Exact().nodes(), Window().config(), resumable=True)
         samplers = [Chain(), Chain()]
         first, second = (weakref.ref(sampler) for sampler in samplers)
         engine.begin(PROMPT, 0, samplers[0])
@@ -596,7 +602,7 @@ def test_a_sequence_goes_on_behind_any_token_of_its_last_round(seed, agreement, 
         drafter = CallbackDrafter(lambda history: script.draft(history, 5))
         text = list(PROMPT)
         with ScriptedTarget(script.row, N_VOCAB) as target, Engine(target) as engine:
-            engine.configure(Margin(0.8), window, [(drafter, 5)], resumable=True)
+            engine.configure(Margin(0.8).nodes(), window.config(), [(drafter, 5)], resumable=True)
             engine.begin(text)
             for which, tokens in sends:
                 committed = []
