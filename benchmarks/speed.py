@@ -27,7 +27,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import DraftModel, FlyLlama, _native, extra_buffers
+from pyfly_cpp import DraftModel, FlyLlama, extra_buffers
+from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
 from pyfly_cpp.threads import physical_cores
 
@@ -65,7 +66,6 @@ def spread(values: list[float]) -> str:
 def measure_rows(n_vocab: int, n_rounds: int) -> None:
     """argmax and full statistics of one row, in units of a memcpy of it; rows rotate so that caches see what decoding
     sees (a row just written by the backend)."""
-    ffi, lib = _native._ffi, _native._lib
     rng = np.random.default_rng(0)
     rows = [(rng.normal(size=n_vocab) * 3).astype(np.float32) for _ in range(8)]
     pointers = [ffi.cast("float *", ffi.from_buffer(row)) for row in rows]

@@ -1,7 +1,8 @@
 """Drafters: what proposes tokens for the target.
 
-The classes here hold configuration (frozen dataclasses); the work is done in `csrc/drafters/`. A `FlyLlama` also takes
-any `llama_cpp.llama_speculative.LlamaDraftModel`, that is, a callable from token ids to token ids.
+The classes here hold configuration (frozen dataclasses) and know how to open it; the work is done in `csrc/drafters/`.
+A `FlyLlama` also takes any `llama_cpp.llama_speculative.LlamaDraftModel`, that is, a callable from token ids to token
+ids.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Protocol, Union
 
 from llama_cpp.llama_speculative import LlamaDraftModel
 
+from pyfly_cpp import _native
 from pyfly_cpp.cache_types import require_cache_types
+from pyfly_cpp.gguf import require_gguf
 from pyfly_cpp.threads import AUTO, require_threads
 
 MATCHES = ("latest", "earliest")
@@ -29,6 +32,22 @@ def _integer(name: str, value: object, low: int, high: int = 2**31 - 1) -> None:
 def _probability(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
+
+
+class Host(Protocol):
+    """The model that drafters are opened for."""
+
+    @property
+    def target(self) -> _native.LlamaTarget:
+        """Its native side; only drafters with a model of their own ask for it."""
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether it was loaded with its MTP blocks."""
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """How it was loaded, as fields of `pyfly_draft_model_config` of pyfly.h."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,15 @@ class DraftModel:
             require_threads(self.n_threads)
         require_cache_types(self.type_k, self.type_v)
 
+    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+        path = os.fspath(self.model_path)
+        require_gguf(path, "draft model")
+        # What is None is as the target has it, or for the types as llama.cpp does.
+        given = {"n_ctx": self.n_ctx, "n_batch": self.n_batch, "n_gpu_layers": self.n_gpu_layers,
+                 "n_threads": self.n_threads, "type_k": self.type_k, "type_v": self.type_v}  # fmt: skip
+        own = {name: int(n) for name, n in given.items() if n is not None}
+        return _native.ModelDrafter(host.target, path, self.p_min, **{**host.settings, **own})
+
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"
 
@@ -100,6 +128,12 @@ class MTP:
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
 
+    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+        path = None if self.model_path is None else os.fspath(self.model_path)
+        if path is not None:
+            require_gguf(path, "MTP head")
+        return _native.MTPDrafter(host.target, path, self.p_min, draft_max, host.has_mtp, **host.settings)
+
     def __str__(self) -> str:
         return "MTP head" if self.model_path is None else f"MTP head {os.path.basename(self.model_path)}"
 
@@ -123,6 +157,11 @@ class Eagle3:
         object.__setattr__(self, "model_path", os.fspath(self.model_path))
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
+
+    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+        path = os.fspath(self.model_path)
+        require_gguf(path, "EAGLE-3 head")
+        return _native.Eagle3Drafter(host.target, path, self.p_min, **host.settings)
 
     def __str__(self) -> str:
         return f"EAGLE-3 head {os.path.basename(self.model_path)}"
@@ -160,13 +199,13 @@ class PromptLookup:
 
     def propose(self, history: Sequence[int]) -> list[int]:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
-        from pyfly_cpp import _native
+        with self._open() as drafter:
+            proposal: list[int] = drafter.propose(history, self.num_pred_tokens)
+        return proposal
 
-        drafter = _native.LookupDrafter(self)
-        try:
-            return drafter.propose(history, self.num_pred_tokens)
-        finally:
-            drafter.close()
+    def _open(self, host: Host | None = None, draft_max: int = 0) -> _native.Drafter:
+        match = MATCHES.index(self.match)
+        return _native.LookupDrafter(self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, match)
 
     def __str__(self) -> str:
         return "prompt lookup"
@@ -192,3 +231,22 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
         "drafter must be DraftModel(...), MTP(...), Eagle3(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a "
         f"callable from tokens to tokens), a list of these, or None, not {drafter!r}."
     )
+
+
+def open_drafter(drafter: Drafter, host: Host, draft_max: int) -> _native.Drafter:
+    """Opens a drafter, which proposes at most draft_max tokens, for a model that must live longer.
+
+    Raises:
+        ValueError: its file is missing or no usable GGUF.
+        IncompatibleDraftError: the draft has another vocabulary.
+    """
+    if isinstance(drafter, (DraftModel, Eagle3, MTP, PromptLookup)):
+        return drafter._open(host, draft_max)
+    return _native.CallbackDrafter(drafter)
+
+
+def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:
+    """Most tokens in a round with this drafter: what was asked for, or else what it says, as far as a batch of n_batch
+    holds them."""
+    k: int = getattr(drafter, "draft_max", 10) if asked is None else asked
+    return min(k, n_batch - 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from pyfly_cpp._native import GovernorState, RawRecord
 
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
@@ -26,6 +29,17 @@ class Governor:
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
     """Rounds with a draft length of 0, 1, 2, ... since the drafters were set."""
+
+    @classmethod
+    def of(cls, state: GovernorState, drafters: Sequence[str]) -> Governor:
+        """The batch's state, with the names of its drafters."""
+        return cls(
+            target_seconds=state.target_seconds,
+            draft_seconds=tuple(zip(drafters, state.draft_seconds)),
+            catch_up_seconds=tuple(zip(drafters, state.catch_up_seconds)),
+            acceptance_at_depth=tuple(zip(drafters, state.acceptance)),
+            rounds_at=state.rounds_at,
+        )
 
 
 @dataclass(frozen=True)
@@ -203,6 +217,12 @@ class Record:
     """ln p(token), nats."""
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
+
+    @classmethod
+    def of(cls, raw: RawRecord) -> Record:
+        """The batch's record, in words."""
+        reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
 
     @property
     def probability(self) -> float:

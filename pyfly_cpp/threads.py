@@ -12,6 +12,9 @@ from typing import Any
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS; more end the process."""
 
+THREAD_COUNTS = ("n_threads", "n_threads_batch")
+"""Arguments of llama_cpp.Llama: threads for one token, and for batches."""
+
 AUTO = "auto"
 """In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
 
@@ -43,12 +46,22 @@ def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, 
 
     Raises ValueError for anything else that is no number of threads.
     """
-    for name, n in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
+    for name, n in zip(THREAD_COUNTS, (n_threads, n_threads_batch)):
         if isinstance(n, str) and n != AUTO:
             raise ValueError(f"{name} must be a number of threads or {AUTO!r}, not {n!r}.")
         if not is_automatic(n):
             require_threads(n, name)
     return is_automatic(n_threads), is_automatic(n_threads) and is_automatic(n_threads_batch)
+
+
+def fill_thread_counts(arguments: dict[str, Any]) -> tuple[bool, bool]:
+    """Puts the physical cores where these arguments of llama_cpp.Llama leave a count to us. Returns, and raises, what
+    `adaptive_threads` does."""
+    adapts = adaptive_threads(*(arguments.get(name) for name in THREAD_COUNTS))
+    cores = physical_cores()
+    for name in THREAD_COUNTS:
+        arguments[name] = cores if is_automatic(arguments.get(name)) else arguments[name]
+    return adapts
 
 
 def physical_cores() -> int:

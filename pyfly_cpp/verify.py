@@ -6,7 +6,7 @@ The same C++ as in the engine: for experiments, other runtimes, and the conforma
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -102,7 +102,8 @@ def verify(
         rows: Any = draft_logits
         if len(rows) != len(draft):  # type: ignore[arg-type]
             raise ValueError(f"draft_logits must have one row for each of the {len(draft)} draft tokens.")  # type: ignore[arg-type]
-    raw, tokens = _native.verify(logits, draft, gate, window, protected, target_tokens)
+    in_round = replace(window, across_rounds=False)
+    raw, tokens = _native.verify(logits, draft, gate.nodes(), in_round.config(), protected, target_tokens)
     decisions = []
     for i, d in enumerate(raw):
         reason = REASONS[d.reason]

@@ -44,8 +44,19 @@ class Window:
         """`across_rounds` with its default filled in."""
         return self.rule == "reconverge" if self.across_rounds is None else self.across_rounds
 
+    def config(self) -> tuple[int, int, int, bool]:
+        """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
+        return self.size, RULES.index(self.rule), -1 if self.tail is None else self.tail, self.outlives_round
+
     def __str__(self) -> str:
         text = f"{self.rule}:{self.size}"
         if self.tail is not None:
             text += f" tail {self.tail}"
         return text + (" across rounds" if self.outlives_round else "")
+
+
+def require_window(window: object) -> Window:
+    """Returns `window` if it is one; raises ValueError otherwise."""
+    if not isinstance(window, Window):
+        raise ValueError(f"window must be Window(...), not {window!r}.")
+    return window

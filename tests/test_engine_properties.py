@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
-from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
+from one_text import Engine
+from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
 PROMPT = [2, 3, 4]
@@ -125,12 +126,10 @@ class Oracle:
 
 
 def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_max=None, limit=None, park=()):
-    """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: arguments of
-    `ScriptedTarget.limit`; `park`: after which rounds the memory is to hold the committed tokens but the last."""
-    with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch) as target:
+    """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: of a
+    recurrent memory; `park`: after which rounds the memory is to hold the committed tokens but the last."""
+    with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch, recurrent=limit) as target:
         target.protect([PROTECTED], [EOG])
-        if limit is not None:
-            target.limit(*limit)
         with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
             engine.configure(gate, window, [(drafter, k if draft_max is None else draft_max)])
             engine.begin(PROMPT)
@@ -241,8 +240,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
         n_shown[0] += 1
         return script.row(history)
 
-    with ScriptedTarget(row, N_VOCAB, 4096, 64) as target, Engine(target) as engine:
-        target.limit(*limit)
+    with ScriptedTarget(row, N_VOCAB, 4096, 64, recurrent=limit) as target, Engine(target) as engine:
         engine.configure(Exact(), Window(), [(CallbackDrafter(lambda h: script.draft(h, 5)), 5)])
         prompt = [2, 3, 4, 5, 6, 7, 8] * 5
         outputs = []
@@ -310,9 +308,7 @@ def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
         return out
 
     for limit, n_fallbacks in ((None, 0), ((3, True), 0), ((3, False), 1)):
-        with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-            if limit is not None:
-                target.limit(*limit)
+        with ScriptedTarget(row, N_VOCAB, recurrent=limit) as target, Engine(target) as engine:
             drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4])
             engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
             engine.begin(PROMPT)

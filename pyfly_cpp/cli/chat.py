@@ -16,6 +16,7 @@ import click
 from pyfly_cpp import __version__
 from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
+from pyfly_cpp.cli.chat_settings import options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.loading import load
@@ -38,28 +39,6 @@ HELP = """\
 /exit         leave (so does Ctrl-D)
 A message of several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one.
 Ctrl-C stops an answer. A message that begins with a slash: write //."""
-
-_NUMBER, _COUNT, _NONE = (int, float), (int,), type(None)
-_SAMPLING: dict[str, tuple[type, ...]] = {
-    "temperature": _NUMBER,
-    "top_k": _COUNT,
-    "top_p": _NUMBER,
-    "min_p": _NUMBER,
-    "repeat_penalty": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "seed": (int, _NONE),
-    "max_tokens": _COUNT,
-}
-_SAVED: dict[str, tuple[type, ...]] = {
-    **_SAMPLING,
-    "gate": (str,),
-    "window": _COUNT,
-    "window_rule": (str,),
-    "window_tail": (int, _NONE),
-    "across_rounds": (bool, _NONE),
-}
-"""What /save keeps of the options, and the types that /load takes; what range they have, the options themselves say."""
 
 
 @click.command(
@@ -272,7 +251,7 @@ class Chat:
             self._show_gate()
         elif name == "/save":
             path = _file(name, rest)
-            conversations.save(path, self._conversation, self._settings())
+            conversations.save(path, self._conversation, settings_of(self._llm, self._options))
             note(f"(saved {len(self._conversation.messages)} messages in {path})")
         elif name == "/load":
             self._load(_file(name, rest))
@@ -295,22 +274,10 @@ class Chat:
                 f"{stats.seconds_verify:.2f}, gate {stats.seconds_gate:.2f}"
             )
 
-    def _settings(self) -> dict[str, Any]:
-        window = self._llm.window
-        return {
-            "model": Path(self._llm.model_path).name,
-            "gate": str(self._llm.gate),
-            "window": window.size,
-            "window_rule": window.rule,
-            "window_tail": window.tail,
-            "across_rounds": window.across_rounds,
-            **{name: getattr(self._options, name) for name in _SAMPLING},
-        }
-
     def _load(self, path: Path) -> None:
         """Everything is read and checked before anything is changed."""
         conversation, settings = conversations.load(path)
-        known = {name: _checked(path, name, settings[name]) for name in _SAVED if name in settings}
+        known = options_of(path, settings, command.params)
         gate = known.get("gate", self._llm.gate)
         options = replace(self._options, **known)
         window = options.make_window(gate)
@@ -321,20 +288,6 @@ class Chat:
         if isinstance(model, str) and model != Path(self._llm.model_path).name:
             warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
         self._show_gate()
-
-
-def _checked(path: Path, name: str, value: Any) -> Any:
-    """A setting of a saved conversation as the option of that name takes it; raises ValueError."""
-    types, option = _SAVED[name], next(param for param in command.params if param.name == name)
-    try:
-        if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
-            return None if value is None else option.type.convert(value, None, None)
-        reason = "it is of another type"
-    except (click.BadParameter, OverflowError) as error:
-        reason = error.message if isinstance(error, click.BadParameter) else "it is too large"
-    raise ValueError(
-        f"{str(path)!r} has the setting {name} = {repr(value)[:60]}: {reason[:100].rstrip('.')}; nothing was loaded."
-    )
 
 
 def difference(after: Stats, before: Stats) -> Stats:

@@ -20,7 +20,8 @@ from pyfly_cpp.drafters import MTP, Eagle3, require_drafters
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
-from pyfly_cpp.llama import FlyLlama, _Request
+from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.request import Request
 from pyfly_cpp.stats import Record, Round, Stats
 
 _TAIL = 48
@@ -192,7 +193,7 @@ class Generator:
         finish = "length"
         first_round = n_first = n_all = 0
         started = after_first = last = time.perf_counter()
-        llm._request = _Request(max_tokens)
+        llm._handed_over.request = Request(max_tokens)
         llm.log_rounds = True
         stream = llm.generate(list(prompt.tokens), temp=temperature)
         try:

@@ -24,8 +24,9 @@ from tqdm import tqdm
 from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting, require_repeatable
-from pyfly_cpp.llama import FlyLlama, _Request
+from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.logprobs import LogprobCollector
+from pyfly_cpp.request import Request
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 _OPTIONS = (
@@ -204,8 +205,8 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         llm: Any = self.llm
         self.generator.configure(Setting(drafter="none"))
         rows = _Rows(len(tokens) - len(continuation) - 1)
-        llm._request = _Request(1)
-        llm._request.prompt_logprobs = rows
+        llm._handed_over.request = request = Request(1)
+        request.prompt_logprobs = rows
         stream = llm.generate(tokens, temp=0.0)
         next(stream)
         stream.close()

@@ -34,7 +34,7 @@ def plain(tiny_target):
 
 def evaluated(fly):
     """Tokens the draft model has evaluated so far."""
-    (drafter,) = fly._native_drafters
+    (drafter,) = fly._decoder.drafters
     return drafter.n_evaluated
 
 

@@ -482,7 +482,7 @@ def test_a_generator_that_is_collected_during_a_call(target, expected):
     fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
     generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0)
     next(generator)
-    with fly._exclusive():
+    with fly._access.exclusive():
         generator.close()
     assert answer(fly, SHORT) == expected[SHORT]
     assert answer(fly) == expected[PROMPT]

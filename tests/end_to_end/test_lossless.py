@@ -226,7 +226,7 @@ def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
     def run(drafter, seed):
         sampler = chain.make(seed, **settings)
         with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
-            engine.configure(gate, Window(900, across_rounds=True), [(drafter, 6)] if drafter else [])
+            engine.configure(gate.nodes(), Window(900, across_rounds=True).config(), [(drafter, 6)] if drafter else [])
             engine.begin([3, 5], 0, sampler)
             out = []
             while len(out) < 60:

@@ -95,7 +95,7 @@ def test_batches_that_hold_fewer_snapshots(reference, tmp_path):
     """llama.cpp ends the process where a batch is not longer than the last token and its snapshots. n_ctx limits
     n_batch as it is given, though the context that comes is longer; 0 is what the file was trained with."""
     code = """
-        from pyfly_cpp.llama import llama_cpp
+        import llama_cpp
         for name, size in [("n_ubatch", n) for n in (2, 3, 4, 5, 8)] + [("n_batch", 4), ("n_batch", 8), ("n_ctx", 4),
                                                                       ("n_ctx", 8), ("n_ctx", 11), ("n_ctx", 18)]:
             for drafter in (MTP(), lambda history: history[-9:]):
@@ -233,7 +233,7 @@ def test_prefixes_are_reused_from_the_end_of_the_prompt(reference):
 
 def test_a_model_that_cannot_go_back_says_so_once(monkeypatch):
     llm = FlyLlama(MODEL, drafter=Script(3), draft_max=3, **SETTINGS)
-    monkeypatch.setattr(type(llm._open_target()), "can_rewind", property(lambda self: False))
+    monkeypatch.setattr(type(llm._decoder.target), "can_rewind", property(lambda self: False))
     with pytest.warns(UserWarning, match="decoded without speculation"):
         take(llm.generate([5, 6, 7], temp=0.0), 3)
     import warnings

@@ -1,0 +1,37 @@
+"""pyfly.h as Python objects: the only package that touches cffi. It takes and gives numbers, tokens and arrays; what
+they are called elsewhere (gates, windows, records, counters) is for those who call it. Of pyfly_cpp it needs the
+errors alone.
+
+`library` loads the extension, `boundary` is how every call goes through, the others are the objects of pyfly.h.
+A handle belongs to one thread at a time; what C borrows is kept alive on the Python object.
+"""
+
+from pyfly_cpp._native.batch import Batch, GovernorState, Progress, RawRecord, Slot
+from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, Eagle3Drafter, LookupDrafter, ModelDrafter, MTPDrafter
+from pyfly_cpp._native.library import require_release, simd_level
+from pyfly_cpp._native.model import LlamaTarget, ModelInfo, ScriptedTarget, Target, inspect_model, load_guard
+from pyfly_cpp._native.verify import RawDecision, verify
+
+__all__ = [
+    "Batch",
+    "CallbackDrafter",
+    "Drafter",
+    "Eagle3Drafter",
+    "GovernorState",
+    "LlamaTarget",
+    "LookupDrafter",
+    "MTPDrafter",
+    "ModelDrafter",
+    "ModelInfo",
+    "Progress",
+    "RawDecision",
+    "RawRecord",
+    "ScriptedTarget",
+    "Slot",
+    "Target",
+    "inspect_model",
+    "load_guard",
+    "require_release",
+    "simd_level",
+    "verify",
+]

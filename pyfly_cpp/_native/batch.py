@@ -1,0 +1,292 @@
+"""The batch: several texts on one target, `csrc/batch.cpp`."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyfly_cpp._native import boundary
+from pyfly_cpp._native.boundary import FloatArray, Handle, TokenArray, check, failure, token_pointer, void_pointer
+from pyfly_cpp._native.drafters import Drafter
+from pyfly_cpp._native.library import ffi, lib
+from pyfly_cpp._native.model import Target
+from pyfly_cpp._native.verify import GateNodes, WindowConfig, gate_array
+
+
+class RawRecord(NamedTuple):
+    """`pyfly_record` of pyfly.h, with the drafts that were rejected there."""
+
+    position: int
+    token: int
+    origin: int
+    choice: int
+    depth: int
+    reason: int
+    round: int
+    entropy: float
+    margin: float
+    logprob: float
+    rejected: tuple[int, ...]
+
+
+class GovernorState(NamedTuple):
+    """`pyfly_governor_state` of pyfly.h in seconds, cut to the lengths in use; drafters in the order of `configure`."""
+
+    target_seconds: tuple[float, ...]
+    draft_seconds: tuple[tuple[float, ...], ...]
+    catch_up_seconds: tuple[float, ...]
+    acceptance: tuple[tuple[float, ...], ...]
+    rounds_at: tuple[int, ...]
+
+
+class Progress(NamedTuple):
+    """`pyfly_progress` of pyfly.h: what a step did for a text."""
+
+    slot: int
+    n_records: int
+    is_waiting: bool
+    failure: BaseException | None
+
+
+class Batch(Handle):
+    """Several texts on one target. Must be closed before its target and drafters are."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.drafters: list[tuple[Drafter, int]] = []
+        super().__init__(lib.pyfly_batch_new, lib.pyfly_batch_free, "pyfly_batch", target.pointer)
+        self.slots = [Slot(self, i) for i in range(target.n_sequences)]
+        self._progress = ffi.new("pyfly_progress[]", len(self.slots))
+        self._n_progress = ffi.new("size_t *")
+
+    def configure(
+        self, drafters: Sequence[tuple[Drafter, int]] = (), *, adaptive: bool = False, n_chunk: int = 0
+    ) -> None:
+        """Sets what texts draft with, each drafter with its draft_max; not while one runs. An error changes nothing."""
+        natives = ffi.new("pyfly_batch_drafter[]", [(drafter.pointer, k) for drafter, k in drafters])
+        config = ffi.new("pyfly_batch_config *", {"adaptive": int(adaptive), "n_chunk": n_chunk})
+        check(lib.pyfly_batch_configure, self.pointer, config, natives, len(natives))
+        self.drafters = list(drafters)
+
+    def find_slot(self, history: Any) -> Slot | None:
+        """The free slot that holds most of what a text begins with."""
+        array = boundary.tokens("the prompt", history)
+        slot = lib.pyfly_batch_find_slot(self.pointer, token_pointer(array), len(array))
+        return self.slots[slot] if slot >= 0 else None
+
+    def step(self) -> list[Progress]:
+        """Every running text goes on with a chunk of its prompt or with a round; ValueError where none runs."""
+        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
+        return [
+            Progress(p.slot, p.n_records, bool(p.is_waiting), self._failure(p.slot) if p.status else None)
+            for p in self._progress[0 : self._n_progress[0]]
+        ]
+
+    def _failure(self, slot: int) -> BaseException | None:
+        return failure(lib.pyfly_batch_failure, self.pointer, slot)
+
+
+class Slot:
+    """A place in a batch, and the text that runs there."""
+
+    def __init__(self, batch: Batch, number: int) -> None:
+        self._batch = weakref.proxy(batch)
+        self.number = number
+        self._sampler: Any = None  # what the running text's copy of the chain calls back into
+        self.has_text = False
+        """Whether a text runs: from `begin` to `end`, also after an error."""
+        self._size = ffi.new("size_t *")
+        self._stats = ffi.new("pyfly_stats *")
+
+    @property
+    def _pointer(self) -> Any:
+        return self._batch.pointer
+
+    def begin(
+        self,
+        history: Any,
+        gate: GateNodes,
+        window: WindowConfig,
+        *,
+        n_evaluated: int | None = None,
+        sampler: Any = None,
+        draft_max: Sequence[int] | None = None,
+        trace: bool = False,
+        keep_rows: bool = False,
+        resumable: bool = False,
+        all_rows: bool = False,
+    ) -> None:
+        """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
+        knows of). `sampler` is a llama_cpp LlamaSampler, whose chain is copied and whose Python functions are kept
+        alive, or None for the argmax. `draft_max`: one for each drafter, or None for those of the batch. An error
+        leaves the text as it was that ran before, unless the target's memory could not be cut."""
+        array = boundary.tokens("the prompt", history)
+        nodes = gate_array(gate)
+        limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
+        if draft_max is not None and len(draft_max) != len(self._batch.drafters):
+            raise ValueError(f"give a draft_max for each of the {len(self._batch.drafters)} drafters.")
+        request = ffi.new(
+            "pyfly_request *",
+            {
+                "history": token_pointer(array),
+                "n_history": len(array),
+                "n_evaluated": -1 if n_evaluated is None else n_evaluated,
+                "sampler_chain": ffi.NULL if sampler is None else void_pointer(sampler.sampler),
+                "gate": nodes,
+                "n_gate": len(nodes),
+                "window": window,
+                "draft_max": limits,
+                "trace": int(trace),
+                "keep_rows": int(keep_rows),
+                "resumable": int(resumable),
+                "all_rows": int(all_rows),
+            },
+        )
+        check(lib.pyfly_batch_begin, self._pointer, self.number, request)
+        self._sampler = sampler  # not before: the copy that was replaced called back into the old one
+        self.has_text = True
+
+    def resume(self, n_keep: int, tokens: Any) -> None:
+        """Goes on behind the first n_keep tokens, which end with one that the last round committed, with the caller's
+        tokens; the sampler is as it was there."""
+        array = boundary.tokens("what was sent", tokens)
+        check(lib.pyfly_batch_resume, self._pointer, self.number, n_keep, token_pointer(array), len(array))
+
+    def want(self, n_room: int) -> None:
+        """At most n_room more tokens are wanted, >= 1."""
+        check(lib.pyfly_batch_want, self._pointer, self.number, n_room)
+
+    @property
+    def n_left(self) -> int:
+        """Tokens to evaluate before the next round; 0: the next step brings one."""
+        check(lib.pyfly_batch_n_left, self._pointer, self.number, self._size)
+        return int(self._size[0])
+
+    # ---- Alone in its batch ------------------------------------------------------------------------------------------
+
+    def prefill(self) -> int:
+        """Evaluates at most one batch of the prompt; returns how many tokens are left to do so."""
+        if self.n_left > 0:
+            self._step()
+        return self.n_left
+
+    def round(self, n_room: int = 2**31 - 1) -> int:
+        """One round; returns how many tokens it committed."""
+        self.want(n_room)
+        return self._step()
+
+    def _step(self) -> int:
+        (progress,) = self._batch.step()
+        if progress.failure is not None:
+            raise progress.failure
+        return int(progress.n_records)
+
+    # ---- What the last step brought ----------------------------------------------------------------------------------
+
+    def prompt_row(self, position: int, n_vocab: int) -> FloatArray | None:
+        """A copy of the raw logits row that follows a prompt token of the last step, with all_rows."""
+        return self._row(lib.pyfly_batch_prompt_row(self._pointer, self.number, position), n_vocab)
+
+    def tokens(self) -> list[tuple[int, int]]:
+        """(position, token) of what was committed."""
+        records = lib.pyfly_batch_records(self._pointer, self.number, self._size)
+        return [(records[i].position, records[i].token) for i in range(self._size[0])]
+
+    def record(self, i: int) -> RawRecord:
+        """Record i."""
+        r = lib.pyfly_batch_records(self._pointer, self.number, self._size)[i]
+        rejected = lib.pyfly_batch_rejected(self._pointer, self.number)
+        return RawRecord(
+            r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.round, r.entropy, r.margin, r.logprob,
+            tuple(rejected[j] for j in range(r.rejected_begin, r.rejected_end)),
+        )  # fmt: skip
+
+    def record_row(self, i: int, n_vocab: int) -> FloatArray | None:
+        """A copy of the raw logits row behind record i; None unless rows are kept."""
+        return self._row(lib.pyfly_batch_record_row(self._pointer, self.number, i), n_vocab)
+
+    @staticmethod
+    def _row(pointer: Any, n_vocab: int) -> FloatArray | None:
+        if pointer == ffi.NULL:
+            return None
+        row: FloatArray = np.frombuffer(ffi.buffer(pointer, n_vocab * 4), dtype=np.float32).copy()
+        return row
+
+    def history(self) -> TokenArray:
+        """A copy of every token of the text; inside a logits processor: the tokens before the row it sees."""
+        n = ffi.new("size_t *")
+        pointer = lib.pyfly_batch_history(self._pointer, self.number, n)
+        return np.frombuffer(ffi.buffer(pointer, n[0] * 4), dtype=np.int32).copy() if n[0] else np.zeros(0, np.int32)
+
+    @property
+    def n_evaluated(self) -> int:
+        """Positions of the slot that the target's memory holds."""
+        return int(lib.pyfly_batch_n_evaluated(self._pointer, self.number))
+
+    def park(self, n_keep: int) -> None:
+        """Makes the target's memory hold exactly n_keep positions, for others to look at between two steps."""
+        check(lib.pyfly_batch_park, self._pointer, self.number, n_keep)
+
+    def end(self, n_keep: int = -1) -> None:
+        """Ends the text; the target's memory keeps its first n_keep positions, or, -1, what it holds of the committed
+        tokens."""
+        try:
+            check(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
+        finally:
+            self._sampler = None
+            self.has_text = False
+
+    # ---- Counters ----------------------------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Any]:
+        """The counters as fields of `pyfly_cpp.Stats`."""
+        s = self._stats
+        lib.pyfly_batch_stats(self._pointer, self.number, s)
+        drafted = list(s.drafted_at)
+        n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
+        names = (
+            "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
+            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks", "prefilled", "replayed",
+            "checkpoints",
+        )  # fmt: skip
+        return {
+            **{name: int(getattr(s, name)) for name in names},
+            "drafted_at_depth": tuple(drafted[:n_depth]),
+            "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),
+            "accepted_by": tuple(s.accepted_by),
+            "mean_margin_loose": s.sum_margin_loose / s.loose_accepted if s.loose_accepted else math.nan,
+            "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
+            **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in ("prefill", "draft", "verify", "gate")},
+        }
+
+    def accepted(self) -> tuple[int, int, int]:
+        """The counters drafted, matched and loose_accepted: cheap enough for every round."""
+        lib.pyfly_batch_stats(self._pointer, self.number, self._stats)
+        return int(self._stats.drafted), int(self._stats.matched), int(self._stats.loose_accepted)
+
+    def governor(self) -> GovernorState:
+        """What the governor has learned."""
+        state = ffi.new("pyfly_governor_state *")
+        lib.pyfly_batch_governor(self._pointer, self.number, state)
+        most = lib.PYFLY_MAX_DEPTH
+        depths = [min(k, most) for _, k in self._batch.drafters]
+        n_rows = max(depths, default=0) + 1
+
+        def by_drafter(values: Any, scale: float) -> tuple[tuple[float, ...], ...]:
+            return tuple(tuple(values[i * most + j] * scale for j in range(k)) for i, k in enumerate(depths))
+
+        return GovernorState(
+            target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
+            draft_seconds=by_drafter(state.draft_us, 1e-6),
+            catch_up_seconds=tuple(state.catch_up_us[i] / 1e6 for i in range(len(depths))),
+            acceptance=by_drafter(state.acceptance, 1.0),
+            rounds_at=tuple(list(state.rounds_at)[:n_rows]),
+        )
+
+    def reset_counters(self) -> None:
+        """Sets all counters to 0."""
+        lib.pyfly_batch_reset_stats(self._pointer, self.number)

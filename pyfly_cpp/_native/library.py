@@ -1,0 +1,68 @@
+"""The compiled extension: finding it, and refusing one that does not fit what is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+import llama_cpp  # loads libllama, which the extension below resolves to
+
+from pyfly_cpp.errors import VersionMismatchError
+
+ABI_VERSION = 1
+
+
+def require_release(compiled: str, installed: str) -> None:
+    """Raises VersionMismatchError unless pyfly-cpp was compiled against the llama-cpp-python that is installed."""
+    if compiled != installed:
+        raise VersionMismatchError(
+            f"pyfly-cpp was compiled against llama-cpp-python {compiled}, but {installed} is installed; run "
+            "`pip install --force-reinstall --no-deps --no-build-isolation pyfly-cpp` to compile it for that release."
+        )
+
+
+def _import_extension() -> Any:
+    """The compiled extension: in this package, or, when Python was started in a source checkout, the installed one."""
+    try:
+        return importlib.import_module("pyfly_cpp._pyfly")
+    except ModuleNotFoundError:
+        pass
+    try:
+        files = importlib.metadata.files("pyfly-cpp") or []
+        path = next(str(f.locate()) for f in files if f.name.startswith("_pyfly."))
+    except (importlib.metadata.PackageNotFoundError, StopIteration):
+        raise ModuleNotFoundError(
+            "pyfly-cpp's extension is not built; run `pip install .` in its source folder."
+        ) from None
+    spec = importlib.util.spec_from_file_location("pyfly_cpp._pyfly", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load() -> tuple[Any, Any]:
+    try:
+        extension = _import_extension()
+    except ModuleNotFoundError:
+        raise
+    except ImportError as error:
+        raise VersionMismatchError(
+            f"pyfly-cpp's extension does not load with llama-cpp-python {llama_cpp.__version__} ({error}); run "
+            "`pip install --force-reinstall --no-deps --no-build-isolation pyfly-cpp` to compile it for that release."
+        ) from None
+    ffi, lib = extension.ffi, extension.lib
+    require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), llama_cpp.__version__)
+    if lib.pyfly_abi_version() != ABI_VERSION:
+        raise VersionMismatchError(
+            "pyfly-cpp's extension and its Python files are of different versions; run `pip install .` again."
+        )
+    return ffi, lib
+
+
+ffi, lib = _load()
+
+simd_level: str = ffi.string(lib.pyfly_simd_level()).decode()
+"""Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline"."""

@@ -1,0 +1,145 @@
+"""Models: what a GGUF file's header says, the guard around loading, and the targets that verify."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyfly_cpp._native.boundary import Handle, TokenArray, check, keep_failure, token_pointer, tokens, void_pointer
+from pyfly_cpp._native.library import ffi, lib
+
+# ---- Files and loading -----------------------------------------------------------------------------------------------
+
+
+class ModelInfo(NamedTuple):
+    """`pyfly_model_info` of pyfly.h."""
+
+    architecture: str
+    n_nextn: int
+    mtp_draft_max: int
+
+
+def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
+    """What the header of a GGUF file says; ValueError if it is none, or one that would end the process as a target.
+    With `wants_mtp` also if it has no MTP head that can be used."""
+    info = ffi.new("pyfly_model_info *")
+    check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
+    architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
+    return ModelInfo(architecture, int(info.n_nextn), int(info.mtp_draft_max))
+
+
+@contextlib.contextmanager
+def load_guard() -> Iterator[None]:
+    """Around llama.cpp's loading of a model or making of a context: an assertion that fails in there lets it fail, with
+    what llama.cpp logs and returns then, instead of ending the process. On this thread alone."""
+    lib.pyfly_load_guard(1)
+    try:
+        yield
+    finally:
+        lib.pyfly_load_guard(0)
+
+
+# ---- Targets ---------------------------------------------------------------------------------------------------------
+
+
+class Target(Handle):
+    """What texts are verified with."""
+
+    def protect(self, protected: Iterable[int] = (), eog: Iterable[int] = ()) -> None:
+        """Marks tokens that are never accepted loosely, and tokens that end a text."""
+        a, b = tokens("protected", sorted(protected)), tokens("eog", sorted(eog))
+        check(lib.pyfly_target_protect, self.pointer, token_pointer(a), len(a), token_pointer(b), len(b))
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """All protected tokens."""
+        n = lib.pyfly_target_protected(self.pointer, ffi.NULL, 0)
+        out = np.zeros(n, dtype=np.int32)
+        lib.pyfly_target_protected(self.pointer, token_pointer(out), n)
+        return frozenset(out.tolist())
+
+    @property
+    def n_sequences(self) -> int:
+        """Texts it can hold at once."""
+        return int(lib.pyfly_target_n_sequences(self.pointer))
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether evaluated positions can be taken back, which speculation needs. Known once a prompt was evaluated."""
+        return bool(lib.pyfly_target_can_rewind(self.pointer))
+
+
+class LlamaTarget(Target):
+    """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
+
+    `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
+    """
+
+    def __init__(self, context: Any, adapts: bool = False, adapts_batch: bool = False) -> None:
+        adaptive = (
+            lib.PYFLY_THREADS_FIXED
+            if not adapts
+            else lib.PYFLY_THREADS_ADAPT_ALL
+            if adapts_batch
+            else lib.PYFLY_THREADS_ADAPT_SINGLE
+        )
+        super().__init__(
+            lib.pyfly_target_llama_new, lib.pyfly_target_free, "pyfly_target", void_pointer(context), adaptive
+        )
+
+    def threads(self) -> tuple[int, int, int, int] | None:
+        """How the threads stand: (number, most, changes, trials); None where their number is fixed."""
+        out = ffi.new("pyfly_threads *")
+        lib.pyfly_target_threads(self.pointer, out)
+        return (out.n, out.n_max, out.n_changes, out.n_trials) if out.n > 0 else None
+
+
+class ScriptedTarget(Target):
+    """A target for tests: `row(history) -> logits [n_vocab]` is the model."""
+
+    def __init__(
+        self,
+        row: Callable[[TokenArray], Any],
+        n_vocab: int,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        *,
+        n_sequences: int = 1,
+        n_cells: int | None = None,
+        recurrent: tuple[int, bool] | None = None,
+    ) -> None:
+        """
+        Args:
+            row: The model.
+            n_vocab: Tokens.
+            n_ctx: Positions of one sequence.
+            n_batch: Most tokens in one evaluation.
+            n_sequences: Texts at once.
+            n_cells: Positions of all sequences together; None: n_ctx each.
+            recurrent: Snapshots behind the last token, and whether there are checkpoints, of a recurrent memory.
+        """
+        self.row = row
+        self.n_vocab = n_vocab
+        self._self = ffi.new_handle(self)
+        n_snapshots, has_checkpoints = recurrent or (-1, True)
+        config = (
+            n_vocab, n_ctx, n_batch, n_sequences, n_ctx * n_sequences if n_cells is None else n_cells, n_snapshots,
+            int(has_checkpoints),
+        )  # fmt: skip
+        super().__init__(
+            lib.pyfly_target_scripted_new, lib.pyfly_target_free, "pyfly_target",
+            ffi.new("pyfly_scripted_config *", config), lib.pyfly_py_row, self._self,
+        )  # fmt: skip
+
+
+@ffi.def_extern(error=1, onerror=keep_failure)  # type: ignore[untyped-decorator]
+def pyfly_py_row(user: Any, history: Any, n_history: int, out: Any) -> int:
+    """The row of a ScriptedTarget."""
+    target: ScriptedTarget = ffi.from_handle(user)
+    seen = np.frombuffer(ffi.buffer(history, n_history * 4), dtype=np.int32)
+    row = np.frombuffer(ffi.buffer(out, target.n_vocab * 4), dtype=np.float32)
+    row[:] = target.row(seen)
+    return 0

@@ -1,0 +1,51 @@
+"""What needs no model: verification of one round on arrays, and how repetitions are noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pyfly_cpp._native.boundary import check, float_pointer, floats, token_pointer, tokens
+from pyfly_cpp._native.library import ffi, lib
+
+GateNodes = Sequence[tuple[int, int, float]]
+"""(kind, n, threshold) of a gate's nodes in reverse Polish order: `pyfly_gate_node` of pyfly.h."""
+
+WindowConfig = tuple[int, int, int, bool]
+"""(size, rule, tail or -1, across_rounds): `pyfly_window_config` of pyfly.h."""
+
+
+class RawDecision(NamedTuple):
+    """`pyfly_decision` of pyfly.h."""
+
+    reason: int
+    choice: int
+    entropy: float
+    margin: float
+
+
+def verify(
+    logits: Any, draft: Any, gate: GateNodes, window: WindowConfig, protected: Iterable[int], target_tokens: Any | None
+) -> tuple[list[RawDecision], list[int]]:
+    """One round, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
+    draft_array = tokens("draft", draft)
+    n_draft = draft_array.shape[0]
+    rows = floats("logits", logits, (n_draft + 1, None))
+    protected_array = tokens("protected", sorted(protected))
+    choices = None if target_tokens is None else tokens("target_tokens", target_tokens, n_draft + 1)
+    decisions = ffi.new("pyfly_decision[]", max(n_draft, 1))
+    emitted = ffi.new("int32_t[]", n_draft + 1)
+    n_emitted = ffi.new("size_t *")
+    check(
+        lib.pyfly_verify, float_pointer(rows), rows.shape[1], token_pointer(draft_array), n_draft,
+        ffi.NULL if choices is None else token_pointer(choices), gate_array(gate), len(gate),
+        ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
+        decisions, emitted, n_emitted,
+    )  # fmt: skip
+    judged = [RawDecision(d.reason, d.choice, d.entropy, d.margin) for d in decisions[0:n_draft]]
+    return judged, list(emitted[0 : n_emitted[0]])
+
+
+def gate_array(gate: GateNodes) -> Any:
+    """A gate as C takes it; to be kept while C uses it."""
+    return ffi.new("pyfly_gate_node[]", [tuple(node) for node in gate])

@@ -1,0 +1,52 @@
+"""Checks of a FlyLlama's arguments: what the base class or llama.cpp would answer less clearly, or not survive."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp.cache_types import require_cache_types
+from pyfly_cpp.threads import is_integer
+
+_BASE_PARAMETERS = {
+    name
+    for base in llama_cpp.Llama.__mro__[:-1]  # somebody's own subclass may take (*args, **kwargs)
+    for name, parameter in inspect.signature(base.__init__).parameters.items()
+    if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+} - {"self", "model_path"}
+
+
+def require_base_arguments(arguments: dict[str, Any], own: Iterable[str]) -> None:
+    """Raises ValueError unless these are arguments of llama_cpp.Llama, and sizes and cache types are possible. `own`:
+    names of the FlyLlama's own arguments, for the hint."""
+    unknown = [name for name in arguments if name not in _BASE_PARAMETERS]
+    if unknown:
+        names = [*_BASE_PARAMETERS, *(name for name in own if name not in ("self", "kwargs"))]
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+    for name, least in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 0)):
+        n = arguments.get(name, least)
+        if not is_integer(n) or not least <= n < 2**31:
+            raise ValueError(f"{name} must be an integer in {least}..{2**31 - 1}, not {n!r}.")
+    require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
+
+
+def require_draft_max(draft_max: object) -> int | None:
+    """Returns `draft_max` if it is a draft length or None; raises ValueError otherwise."""
+    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
+        raise ValueError(f"draft_max must be an integer >= 0 or None, not {draft_max!r}.")
+    return draft_max
+
+
+def require_fitting(draft_max: int | None, n_batch: int) -> None:
+    """Raises ValueError unless a batch of n_batch tokens holds a round of draft_max."""
+    if draft_max is not None and draft_max > n_batch - 1:
+        raise ValueError(
+            f"draft_max is {draft_max}, but a batch of n_batch = {n_batch} tokens holds the last token and at "
+            f"most {n_batch - 1} drafts; lower draft_max or raise n_batch."
+        )

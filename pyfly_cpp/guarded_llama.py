@@ -1,0 +1,237 @@
+"""`GuardedLlama`: a `llama_cpp.Llama` that loads, is used and closes in ways that cannot end the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp.llama import LlamaState
+
+from pyfly_cpp import _native, extra_buffers, states
+from pyfly_cpp.access import CLOSED, Access
+from pyfly_cpp.decoder import Decoder
+from pyfly_cpp.logprobs import RowStore
+from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
+
+_MOST_SNAPSHOTS = 16
+
+
+class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
+    """The base class's model and context, with the native decoder beside them.
+
+    Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
+    runs; two threads at once are refused.
+    """
+
+    # Attributes of the (untyped) base class that are used here.
+    input_ids: npt.NDArray[np.intc]
+    scores: npt.NDArray[np.single]
+    n_tokens: int
+    n_batch: int
+    _logits_all: bool | int
+    _model: Any
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        has_mtp: bool,
+        n_snapshots: int,
+        protected: Iterable[int],
+        on_load: Callable[[float], None] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model_path: Path of the GGUF file.
+            has_mtp: Load its MTP blocks, too.
+            n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
+                within a round is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
+                drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
+            protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            on_load: Called with the loaded fraction, 0..1.
+            **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
+
+        Raises:
+            ValueError: the file or a thread count cannot be used, or what on_load raised.
+        """
+        self._access = Access()
+        self._rows = RowStore()
+        self._has_mtp = has_mtp
+        self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
+        self._on_load = on_load
+        self._load_failure: BaseException | None = None
+        _native.inspect_model(model_path, has_mtp)  # refuses what would end the process
+        self._adapts = fill_thread_counts(kwargs)
+        self._decoder = Decoder(protected, self._adapts, has_mtp)  # the base class assigns to draft_model
+        try:
+            with _native.load_guard():
+                super().__init__(model_path, **kwargs)
+        except ValueError as error:
+            if self._load_failure is not None:
+                raise self._load_failure from None
+            if "Failed to create llama_context" in str(error):
+                raise ValueError(
+                    f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
+                    "file is damaged; lower n_ctx or n_batch, or let verbose=True show why."
+                ) from error
+            if "Failed to load model" in str(error):
+                raise ValueError(
+                    f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
+                    f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
+                ) from error
+            raise
+        has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
+        if not has_texts and kwargs.get("tokenizer") is None:
+            self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
+        # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        if self._logits_all:
+            self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+        else:
+            # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
+            self._logits_all = 0
+        self._decoder.attach(
+            self._ctx.ctx,
+            {
+                "n_gpu_layers": self.model_params.n_gpu_layers,
+                "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
+                "offload_kqv": int(self.context_params.offload_kqv),
+                "use_extra_bufts": int(self.model_params.use_extra_bufts),
+            },
+        )
+        self._stack.callback(self._decoder.close)
+
+    # ---- Parameters: the base class assigns them before it loads anything, so this is the place to add our own -------
+
+    @property
+    def model_params(self) -> Any:
+        """llama_model_params of the base class."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+        params.load_mtp = self._has_mtp
+        params.use_extra_bufts &= extra_buffers.usable()
+        if self._on_load is not None:
+            on_load = self._on_load
+
+            def report(fraction: float, _: Any) -> bool:
+                try:
+                    on_load(fraction)
+                except BaseException as failure:  # it cannot pass through C: loading stops, and it is raised again
+                    self._load_failure = failure
+                return self._load_failure is None
+
+            self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
+            params.progress_callback = self._progress_callback
+
+    @property
+    def context_params(self) -> Any:
+        """llama_context_params of the base class, which goes on to change its sizes until it makes the context."""
+        params = self._context_params
+        # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
+        n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
+        params.n_rs_seq = max(0, min(self._n_snapshots, n_ubatch - 2))
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
+            "logits_all": bool(self._logits_all),
+        }
+
+    @property
+    def can_speculate(self) -> bool:
+        """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
+        return self._decoder.target.can_rewind
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """Token ids that are never accepted loosely."""
+        return self._decoder.target.protected
+
+    # ---- The end of a generation, and of the object ------------------------------------------------------------------
+
+    def _supersede(self) -> None:
+        """Ends the generation that runs, if one does; its generator will find out."""
+        self._access.generation += 1
+        slot = self._decoder.running
+        if slot is not None:
+            # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
+            try:
+                slot.end(self.n_tokens)
+            finally:
+                self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
+
+    def close(self) -> None:
+        """Frees the model, the draft and everything else; a second call does nothing.
+
+        Raises:
+            BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
+                generation.
+        """
+        if not hasattr(self, "_stack") or self._access.is_closed:  # without the first, nothing was loaded
+            return
+        with self._access.exclusive():
+            self._access.is_closed = True
+            super().close()
+            # The base class would hand the freed pointers to llama.cpp.
+            self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
+
+    # ---- The sequence ------------------------------------------------------------------------------------------------
+
+    @property
+    def _scores(self) -> Any:
+        return super()._scores if self._logits_all else self._rows
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation."""
+        with self._access.exclusive():
+            self._supersede()
+            super().eval(tokens)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Embeddings, as in the base class. Ends a running generation."""
+        with self._access.exclusive():
+            self._supersede()
+            self.n_tokens = 0  # the base class clears the memory
+            return super().embed(*args, **kwargs)
+
+    def save_state(self) -> LlamaState:
+        """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
+        with self._access.exclusive():
+            slot = self._decoder.running
+            if slot is not None:
+                slot.park(self.n_tokens)  # what it holds beyond is not part of the state
+            return super().save_state() if self._logits_all else states.save_state(self)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.
+
+        Raises:
+            ValueError: it does not fit in the context; nothing was changed.
+            NativeError: llama.cpp refuses it; the sequence is reset.
+        """
+        with self._access.exclusive():
+            states.load_state(self, state, bool(self._logits_all), before=self._supersede)
+
+
+class _Missing:
+    """Stands where the base class has something of llama.cpp's: whoever asks it for anything hears why that is gone."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(self._why)

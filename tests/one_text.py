@@ -1,0 +1,35 @@
+"""One text on a target, driven as FlyLlama drives it: a batch of one under the names of the old tests."""
+
+from __future__ import annotations
+
+from pyfly_cpp._native import Batch
+from pyfly_cpp.stats import Record
+
+
+class Engine:
+    """`configure`, `begin`, `prefill`, `round`, ... of the only slot of a batch."""
+
+    def __init__(self, target):
+        self._batch = Batch(target)
+        self._slot = self._batch.slots[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._batch.close()
+
+    def configure(self, gate, window, drafters=(), *, adaptive=False, **request):
+        self._batch.configure(drafters, adaptive=adaptive)
+        window.config()
+        self._request = (gate.nodes(), window.config(), request)
+
+    def begin(self, history, n_evaluated=0, sampler=None, **more):
+        nodes, window, request = self._request
+        self._slot.begin(history, nodes, window, n_evaluated=n_evaluated, sampler=sampler, **request, **more)
+
+    def record(self, i):
+        return Record.of(self._slot.record(i))
+
+    def __getattr__(self, name):
+        return getattr(self._slot, name)

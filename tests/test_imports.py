@@ -1,0 +1,51 @@
+"""The shape of the package: files that can be read at one sitting, and imports that point one way."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import pyfly_cpp
+
+ROOT = Path(pyfly_cpp.__file__).parent
+FILES = {
+    ".".join(("pyfly_cpp", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def imported(name):
+    """The modules of the package that this one imports, anywhere in it."""
+    out = set()
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            wanted = [f"{node.module}.{alias.name}" for alias in node.names]
+            out |= {module if module in FILES else node.module for module in wanted}
+        elif isinstance(node, ast.Import):
+            out |= {alias.name for alias in node.names}
+    return {module for module in out if module in FILES and module != name}
+
+
+def test_no_circle():
+    # What pyfly_cpp itself exports is for others.
+    graph = {name: imported(name) - {"pyfly_cpp"} for name in FILES if name != "pyfly_cpp"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_native_side_knows_only_the_errors():
+    for name in FILES:
+        if name.startswith("pyfly_cpp._native"):
+            strangers = {m for m in imported(name) if not m.startswith("pyfly_cpp._native")}
+            assert strangers <= {"pyfly_cpp.errors"}, name
+
+
+def test_no_file_is_longer_than_350_lines():
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
+    assert not {name: n for name, n in lengths.items() if n > 350}
