@@ -9,6 +9,11 @@ size_t Memory::n_common(const int32_t * text, size_t n_text) const {
     return static_cast<size_t>(std::mismatch(text, text + n, tokens_.begin()).first - text);
 }
 
+void Memory::assume(std::vector<int32_t> tokens) {
+    tokens_ = std::move(tokens);
+    tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(tokens_.size()))));
+}
+
 size_t Memory::truncate(size_t n) {
     if (n < tokens_.size()) {
         tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(n))));
@@ -31,7 +36,7 @@ void Memory::evaluated(const Span & span) {
 }
 
 void Memory::failed() {
-    tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(tokens_.size()))));
+    assume(std::move(tokens_));
 }
 
 void Memory::evaluate(const int32_t * tokens, size_t n) {

@@ -22,8 +22,9 @@ class Memory {
     // How many of the first tokens of text[n_text] it begins with.
     size_t n_common(const int32_t * text, size_t n_text) const;
 
-    // Somebody else (the caller's own evaluations, a restored state) left these tokens in the model's memory.
-    void assume(std::vector<int32_t> tokens) { tokens_ = std::move(tokens); }
+    // Somebody else (the caller's own evaluations, a restored state) left these tokens at the beginning of the model's
+    // memory; what lies behind them is forgotten. Fewer are held then where the model cannot go back to exactly them.
+    void assume(std::vector<int32_t> tokens);
 
     // Keeps the first n positions, or fewer where the model cannot go back to exactly n. Returns n().
     size_t truncate(size_t n);

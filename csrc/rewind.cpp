@@ -1,8 +1,8 @@
-#include "rollback.h"
+#include "rewind.h"
 
 namespace pyfly {
 
-int32_t Rollback::truncate(int32_t n_held, int32_t n) {
+int32_t Rewind::truncate(int32_t n_held, int32_t n) {
     const int32_t n_now = planned_.way == Way::stay ? n_held : planned_.n;
     if (n >= n_now) {
         return n_now;
@@ -18,7 +18,7 @@ int32_t Rollback::truncate(int32_t n_held, int32_t n) {
     return planned_.n;
 }
 
-Rollback::Plan Rollback::take() {
+Rewind::Plan Rewind::take() {
     const Plan plan = planned_;
     if (plan.way != Way::stay) {
         n_last_ = 0;

@@ -13,7 +13,7 @@ namespace pyfly {
 //   checkpoint  one copy of the state at some position, made on request. Restoring it loses what came after.
 // This class decides; the target acts. Nothing is done before the next batch needs it, so that several truncations in
 // a row become one and the single snapshot roll-back is enough for them.
-class Rollback {
+class Rewind {
   public:
     // How to get to `n` positions.
     enum class Way { stay, snapshot, checkpoint, clear };
@@ -22,7 +22,7 @@ class Rollback {
         int32_t n;
     };
 
-    explicit Rollback(int32_t n_snapshots) : n_snapshots_(n_snapshots) {}
+    explicit Rewind(int32_t n_snapshots) : n_snapshots_(n_snapshots) {}
 
     // Plans to keep at most n of the n_held positions that the memory has, and returns how many will be kept: the most
     // that can be, at or below what was planned before. 0 is always possible.
