@@ -15,7 +15,7 @@ decoded. A run that is stopped goes on with the next prompt.
 Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
 
-`overhead` compares pyfly's own work (drafting by prompt lookup, gate, governor, loop guard, Python) in three ways to
+`overhead` compares pyfly's own work (drafting by prompt lookup, gate, governor, Python) in three ways to
 decode the same prompts.
 """
 
@@ -267,8 +267,8 @@ def overhead(args: argparse.Namespace) -> None:
     loose: dict[str, Any] = {"gate": "margin:0.3", "window": Window(6, "reconverge"), "drafter": PromptLookup()}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
-        "lookup, no governor, no guard": {**loose, "loop_guard": False},
-        "lookup, governor and guard": {**loose, "adaptive": True},
+        "lookup, no governor": loose,
+        "lookup, governor": {**loose, "adaptive": True},
     }
     print("| decoding | rounds | own work, us a round | of decoding |\n| --- | --- | --- | --- |")
     for name, settings in ways.items():
@@ -303,7 +303,7 @@ def main() -> None:
     show = commands.add_parser("table", help="print results as Markdown; of a cell in several files the last counts")
     show.add_argument("results", nargs="+")
     show.set_defaults(run=table)
-    own = commands.add_parser("overhead", help="measure the governor's and the loop guard's own work")
+    own = commands.add_parser("overhead", help="measure the governor's own work")
     own.add_argument("--target", required=True, help="GGUF of the target")
     own.add_argument("--tokens", type=int, default=64, help="tokens for each of twelve prompts (default 64)")
     own.set_defaults(run=overhead)

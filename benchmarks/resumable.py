@@ -1,4 +1,4 @@
-"""What windows.py, loops.py and governor.py have in common: a results file that a run appends to, and the prompts.
+"""What windows.py and governor.py have in common: a results file that a run appends to, and the prompts.
 
 The file is JSONL. Its first line says what every other line depends on (models, lengths); a run with other conditions
 is refused. Files of the same conditions may be joined with cat. Every result is a line of its own, written whole and

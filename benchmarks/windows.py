@@ -3,10 +3,10 @@
     python benchmarks/windows.py --target F16 --draft Q2_K --prompts FILE... --out windows.jsonl
     python benchmarks/windows.py --out windows.jsonl --table
 
-Greedy, in the model's chat format, first turns only, W = 6, the loop guard on (FlyLlama's default; --no-loop-guard
-turns it off). Every setting starts from the same cache of the same prompt. No times are taken, and what is counted does
-not depend on how busy the machine is. "Agree" in the round needs K > W to accept anything; where it cannot, it is exact
-decoding and is not run again. See resumable.py for the results file.
+Greedy, in the model's chat format, first turns only, W = 6. Every setting starts from the same cache of the same
+prompt. No times are taken, and what is counted does not depend on how busy the machine is. "Agree" in the round needs
+K > W to accept anything; where it cannot, it is exact decoding and is not run again. See resumable.py for the results
+file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS = (
     *(f"margin:{tau} {window}" for tau in (0.2, 0.3, 0.4) for window in WINDOWS),
     *(f"entropy:0.3 {window}" for window in WINDOWS),
 )
-COUNTERS = ("rounds", "drafted", "committed", "matched", "loose_accepted", "rollbacks", "rolled_back", "loops")
+COUNTERS = ("rounds", "drafted", "committed", "matched", "loose_accepted", "rollbacks", "rolled_back")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -48,10 +48,9 @@ def run(args: argparse.Namespace) -> None:
     settings = [setting for setting in settings if can_defer(setting) or setting.is_exact]
     prompts = choose_prompts(args)
     results = Results(args.out)
-    conditions = {**model_conditions(args), "tokens": args.tokens, "loop_guard": args.loop_guard}
+    conditions = {**model_conditions(args), "tokens": args.tokens}
     generator = load(args)
     generator.require(settings)
-    generator.llm.loop_guard = args.loop_guard
     with results.writing(conditions):
         done = {(row["setting"], row["prompt"]) for row in results.rows}
         prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
@@ -209,11 +208,10 @@ def replace_bounds(value: Interval) -> Interval:
 def print_table(path: Path) -> None:
     """Markdown of a results file: all prompts, then by category."""
     results = Results.measured(path)
-    guard = "on" if results.conditions["loop_guard"] else "off"
     print(
         f"{results.conditions['target']} with {results.conditions.get('draft', 'prompt lookup')}, greedy, up to "
-        f"{results.conditions['tokens']} tokens, W = 6, loop guard {guard}. Gains with 95 % intervals by bootstrap "
-        "over prompts (forms of one prompt together)."
+        f"{results.conditions['tokens']} tokens, W = 6. Gains with 95 % intervals by bootstrap over "
+        "prompts (forms of one prompt together)."
     )
     names = list(dict.fromkeys(row["category"] for row in results.rows))
     for name in [None, *names] if len(names) > 1 else [None]:
@@ -235,7 +233,6 @@ def main() -> None:
     parser.add_argument(
         "--settings", nargs="+", default=list(SETTINGS), help="gates and windows, as in `pyfly-cpp eval` (default: all)"
     )
-    parser.add_argument("--no-loop-guard", dest="loop_guard", action="store_false", help="decode without loop guard")
     args = parser.parse_args()
     if args.table:
         print_table(args.out)

@@ -2,16 +2,16 @@
 // the functions that need llama.cpp, so that the pure part links and is tested without it.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "drafters/callback_drafter.h"
 #include "drafters/prompt_lookup.h"
 #include "guard.h"
 #include "handles.h"
-#include "loop_guard.h"
 #include "rows.h"
 #include "sampler.h"
-#include "scripted_target.h"
+#include "scripted_model.h"
 #include "verify.h"
 
 using pyfly::Error;
@@ -25,6 +25,13 @@ void require_tokens(const int32_t * tokens, size_t n, size_t n_vocab, const char
             throw Error(PYFLY_STATUS_INVALID, std::string(what) + " " + std::to_string(tokens[i]) +
                                                   " is outside the vocabulary of " + std::to_string(n_vocab));
         }
+    }
+}
+
+void require_slot(const pyfly_batch * batch, int32_t slot) {
+    if (slot < 0 || slot >= batch->impl.n_slots()) {
+        throw Error(PYFLY_STATUS_INVALID, "slot " + std::to_string(slot) + " is outside the batch's " +
+                                              std::to_string(batch->impl.n_slots()));
     }
 }
 
@@ -87,39 +94,11 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
     });
 }
 
-pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
-                               pyfly_error * error) {
+pyfly_status pyfly_target_scripted_new(const pyfly_scripted_config * config, pyfly_row_callback row, void * user,
+                                       pyfly_target ** out, pyfly_error * error) {
     return guard(error, [&] {
-        *noticed = *begin = -1;
-        pyfly::LoopGuard loop_guard;
-        std::vector<int32_t> text;
-        loop_guard.begin(0);
-        for (size_t i = 0; i < n && *noticed < 0; i++) {
-            text.push_back(tokens[i]);
-            loop_guard.follow(text, i);
-            if (loop_guard.loop_begin() >= 0) {
-                *noticed = static_cast<int64_t>(i);
-                *begin = loop_guard.loop_begin();
-            }
-        }
-    });
-}
-
-pyfly_status pyfly_target_scripted_new(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row,
-                                       void * user, pyfly_target ** out, pyfly_error * error) {
-    return guard(error, [&] {
-        *out = new pyfly_target{std::make_unique<pyfly::ScriptedTarget>(n_vocab, n_ctx, n_batch, row, user)};
-    });
-}
-
-pyfly_status pyfly_target_scripted_limit(pyfly_target * target, int32_t n_snapshots, int32_t has_checkpoints,
-                                         pyfly_error * error) {
-    return guard(error, [&] {
-        auto * scripted = dynamic_cast<pyfly::ScriptedTarget *>(target->impl.get());
-        if (scripted == nullptr) {
-            throw Error(PYFLY_STATUS_INVALID, "only a scripted target can be limited");
-        }
-        scripted->limit(n_snapshots, has_checkpoints != 0);
+        auto model = std::make_unique<pyfly::ScriptedModel>(*config, row, user);
+        *out = new pyfly_target{std::move(model), pyfly::Vocabulary(config->n_vocab)};
     });
 }
 
@@ -130,22 +109,22 @@ void pyfly_target_free(pyfly_target * target) {
 pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protected_tokens, size_t n_protected,
                                   const int32_t * eog_tokens, size_t n_eog, pyfly_error * error) {
     return guard(error, [&] {
-        const size_t n_vocab = static_cast<size_t>(target->impl->n_vocab());
+        const size_t n_vocab = static_cast<size_t>(target->vocabulary.n());
         require_tokens(protected_tokens, n_protected, n_vocab, "protected token");
         require_tokens(eog_tokens, n_eog, n_vocab, "end token");
         for (size_t i = 0; i < n_protected; i++) {
-            target->impl->protect(protected_tokens[i]);
+            target->vocabulary.protect(protected_tokens[i]);
         }
         for (size_t i = 0; i < n_eog; i++) {
-            target->impl->mark_eog(eog_tokens[i]);
+            target->vocabulary.mark_eog(eog_tokens[i]);
         }
     });
 }
 
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity) {
     size_t n = 0;
-    for (int32_t token = 0; token < target->impl->n_vocab(); token++) {
-        if (target->impl->is_protected(token)) {
+    for (int32_t token = 0; token < target->vocabulary.n(); token++) {
+        if (target->vocabulary.is_protected(token)) {
             if (n < capacity) {
                 out[n] = token;
             }
@@ -156,7 +135,11 @@ size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t
 }
 
 int32_t pyfly_target_can_rewind(const pyfly_target * target) {
-    return target->impl->can_rewind() ? 1 : 0;
+    return target->model->can_rewind() ? 1 : 0;
+}
+
+int32_t pyfly_target_n_sequences(const pyfly_target * target) {
+    return target->model->n_sequences();
 }
 
 pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
@@ -179,12 +162,13 @@ void pyfly_drafter_free(pyfly_drafter * drafter) {
 pyfly_status pyfly_drafter_propose(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t n_max,
                                    int32_t * out, int32_t * n_out, pyfly_error * error) {
     return guard(error, [&] {
-        std::vector<int32_t> draft;
+        pyfly::Proposal proposal;
         if (n_history > 0 && n_max > 0) {
-            drafter->impl->draft(std::vector<int32_t>(history, history + n_history), n_max, draft);
+            const std::vector<int32_t> text(history, history + n_history);
+            drafter->impl->propose({{0, &text, n_max, &proposal}});
         }
-        std::copy(draft.begin(), draft.end(), out);
-        *n_out = static_cast<int32_t>(draft.size());
+        std::copy(proposal.tokens.begin(), proposal.tokens.end(), out);
+        *n_out = static_cast<int32_t>(proposal.tokens.size());
     });
 }
 
@@ -192,107 +176,146 @@ int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter) {
     return drafter->impl->n_evaluated();
 }
 
-pyfly_status pyfly_engine_new(pyfly_target * target, pyfly_engine ** out, pyfly_error * error) {
-    return guard(error, [&] { *out = new pyfly_engine{pyfly::Engine(*target->impl)}; });
+pyfly_status pyfly_batch_new(pyfly_target * target, pyfly_batch ** out, pyfly_error * error) {
+    return guard(error, [&] { *out = new pyfly_batch{pyfly::Batch(*target->model, target->vocabulary)}; });
 }
 
-void pyfly_engine_free(pyfly_engine * engine) {
-    delete engine;
+void pyfly_batch_free(pyfly_batch * batch) {
+    delete batch;
 }
 
-pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config,
-                                    const pyfly_engine_drafter * drafters, size_t n_drafters, pyfly_error * error) {
+pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config * config,
+                                   const pyfly_batch_drafter * drafters, size_t n_drafters, pyfly_error * error) {
     return guard(error, [&] {
-        std::vector<pyfly::EngineDrafter> list;
+        std::vector<pyfly::BatchDrafter> list;
         for (size_t i = 0; i < n_drafters; i++) {
             list.push_back({drafters[i].drafter->impl.get(), drafters[i].draft_max});
         }
-        engine->impl.configure({pyfly::Gate(config->gate, config->n_gate), config->window, config->adaptive != 0,
-                                config->loop_guard != 0, config->trace != 0, config->keep_rows != 0,
-                                config->resumable != 0},
-                               std::move(list));
+        batch->impl.configure(config->adaptive != 0, std::move(list), config->n_chunk);
     });
 }
 
-pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, size_t n_history, size_t n_evaluated,
-                                void * sampler_chain, pyfly_error * error) {
+int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history) {
+    return batch->impl.find_slot(history, n_history);
+}
+
+pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_request * request, pyfly_error * error) {
     return guard(error, [&] {
-        engine->impl.begin(std::vector<int32_t>(history, history + n_history), n_evaluated,
-                           pyfly::make_sampler(sampler_chain, engine->impl.keeps_shaped_rows()));
+        require_slot(batch, slot);
+        const bool is_known = request->n_evaluated < 0;
+        pyfly::Gate gate(request->gate, request->n_gate);
+        std::unique_ptr<pyfly::Sampler> sampler =
+            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
+        pyfly::RequestConfig config = {std::move(gate),
+                                       request->window,
+                                       request->trace != 0,
+                                       request->keep_rows != 0,
+                                       request->resumable != 0,
+                                       request->all_rows != 0,
+                                       batch->impl.draft_max(request->draft_max)};
+        batch->impl.begin(slot, std::move(config),
+                          std::vector<int32_t>(request->history, request->history + request->n_history),
+                          is_known ? std::nullopt : std::optional<size_t>(static_cast<size_t>(request->n_evaluated)),
+                          std::move(sampler));
     });
 }
 
-pyfly_status pyfly_engine_resume(pyfly_engine * engine, size_t n_keep, const int32_t * tokens, size_t n_tokens,
-                                 pyfly_error * error) {
-    return guard(error, [&] { engine->impl.resume(n_keep, tokens, n_tokens); });
+pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep, const int32_t * tokens,
+                                size_t n_tokens, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        batch->impl.resume(slot, n_keep, tokens, n_tokens);
+    });
 }
 
-pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error) {
-    return guard(error, [&] { *n_left = engine->impl.prefill(all_rows != 0); });
+pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        batch->impl.want(slot, n_room);
+    });
 }
 
-const float * pyfly_engine_prompt_row(const pyfly_engine * engine, int32_t position) {
+pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        *n_left = batch->impl.n_left(slot);
+    });
+}
+
+pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress,
+                              pyfly_error * error) {
+    return guard(error, [&] {
+        size_t n = 0;
+        for (const pyfly::Batch::Progress & p : batch->impl.step()) {
+            const size_t n_records = batch->impl.at(p.slot).transcript().records().size();
+            progress[n++] = {p.slot, p.failure.status, p.is_waiting ? 1 : 0, n_records};
+        }
+        *n_progress = n;
+    });
+}
+
+pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_error * error) {
+    const pyfly::Failure & failure = batch->impl.failure(slot);
+    return failure.status == PYFLY_OK ? PYFLY_OK : pyfly::report(error, failure.status, failure.message.c_str());
+}
+
+const float * pyfly_batch_prompt_row(const pyfly_batch * batch, int32_t slot, int32_t position) {
     try {
-        return engine->impl.prompt_row(position);
+        return batch->impl.at(slot).prompt_row(position);
     } catch (...) {
         return nullptr; // the target did not keep it
     }
 }
 
-pyfly_status pyfly_engine_round(pyfly_engine * engine, int32_t n_room, size_t * n_records, pyfly_error * error) {
-    return guard(error, [&] { *n_records = engine->impl.round(n_room); });
+const pyfly_record * pyfly_batch_records(const pyfly_batch * batch, int32_t slot, size_t * n_records) {
+    const std::vector<pyfly_record> & records = batch->impl.at(slot).transcript().records();
+    *n_records = records.size();
+    return records.data();
 }
 
-const pyfly_record * pyfly_engine_records(const pyfly_engine * engine) {
-    return engine->impl.records().data();
+const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot) {
+    return batch->impl.at(slot).transcript().rejected().data();
 }
 
-const int32_t * pyfly_engine_rejected(const pyfly_engine * engine) {
-    return engine->impl.rejected().data();
+const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i) {
+    return batch->impl.at(slot).transcript().row(i);
 }
 
-const float * pyfly_engine_record_row(const pyfly_engine * engine, size_t i) {
-    return engine->impl.record_row(i);
+const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, size_t * n_history) {
+    const std::vector<int32_t> & history = batch->impl.at(slot).transcript().history();
+    *n_history = history.size();
+    return history.data();
 }
 
-const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_history) {
-    *n_history = engine->impl.history().size();
-    return engine->impl.history().data();
+size_t pyfly_batch_n_evaluated(const pyfly_batch * batch, int32_t slot) {
+    return batch->impl.at(slot).memory().n();
 }
 
-size_t pyfly_engine_n_evaluated(const pyfly_engine * engine) {
-    return engine->impl.n_evaluated();
+pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        batch->impl.park(slot, n_keep);
+    });
 }
 
-pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error) {
-    return guard(error, [&] { engine->impl.park(n_keep); });
+pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        batch->impl.end(slot, n_keep < 0 ? pyfly::Sequence::everything : static_cast<size_t>(n_keep));
+    });
 }
 
-pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error) {
-    return guard(error, [&] { engine->impl.end(n_keep); });
+void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out) {
+    *out = batch->impl.at(slot).stats();
 }
 
-void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out) {
-    *out = engine->impl.stats();
+void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot) {
+    batch->impl.reset_stats(slot);
 }
 
-void pyfly_engine_reset_stats(pyfly_engine * engine) {
-    engine->impl.reset_stats();
-}
-
-void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * out) {
-    const pyfly::Governor & governor = engine->impl.governor();
-    for (int32_t i = 0; i <= PYFLY_MAX_DEPTH; i++) {
-        out->target_us[i] = governor.target_cost(i + 1);
-        out->rounds_at[i] = governor.rounds_at(i);
-    }
-    for (int32_t drafter = 0; drafter < PYFLY_MAX_DRAFTERS; drafter++) {
-        out->catch_up_us[drafter] = governor.catch_up_cost(drafter);
-        for (int32_t depth = 0; depth < PYFLY_MAX_DEPTH; depth++) {
-            out->draft_us[drafter * PYFLY_MAX_DEPTH + depth] = governor.draft_cost(drafter, depth + 1);
-            out->acceptance[drafter * PYFLY_MAX_DEPTH + depth] = governor.acceptance(drafter, depth + 1);
-        }
-    }
+void pyfly_batch_governor(const pyfly_batch * batch, int32_t slot, pyfly_governor_state * out) {
+    (void) batch, (void) slot;
+    *out = {};
 }
 
 } // extern "C"

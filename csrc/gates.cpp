@@ -37,6 +37,11 @@ double margin(const GateInput & input) {
     return static_cast<double>(input.target.max.logit) - static_cast<double>(input.draft_logit);
 }
 
+Gate Gate::exact() {
+    const pyfly_gate_node node = {PYFLY_GATE_EXACT, 0, 0.0};
+    return {&node, 1};
+}
+
 Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) : nodes_(nodes, nodes + n_nodes) {
     size_t depth = 0;
     for (const pyfly_gate_node & node : nodes_) {

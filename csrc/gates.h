@@ -14,8 +14,7 @@ enum class Verdict { strict, defer };
 struct GateInput {
     const RowStats & target; // of the row at the mismatch, with top-n for the gate's n_top()
     size_t n_vocab;
-    float draft_logit;          // the drafted token's logit in that row; -inf if it is forbidden
-    const RowStats * draft_row; // the drafter's own row, for gates that ask for it with needs_draft_row(); else null
+    float draft_logit; // the drafted token's logit in that row; -inf if it is forbidden
 };
 
 // ln p(top 1) - ln p(draft), nats, >= 0.
@@ -23,6 +22,8 @@ double margin(const GateInput & input);
 
 class Gate {
   public:
+    static Gate exact();
+
     // Throws Error(PYFLY_STATUS_INVALID) for a malformed expression or a threshold outside its range.
     Gate(const pyfly_gate_node * nodes, size_t n_nodes);
 
@@ -33,9 +34,6 @@ class Gate {
 
     // Largest n of the top-n entropies in the expression, 0 if there is none.
     int32_t n_top() const { return n_top_; }
-
-    // Whether `draft_row` has to be given. No gate of today asks; drafters can serve it (see drafter.h).
-    bool needs_draft_row() const { return false; }
 
   private:
     std::vector<pyfly_gate_node> nodes_; // reverse Polish order

@@ -25,6 +25,7 @@ void Memory::clear() {
     model_->forget_checkpoint(sequence_);
     checkpoint_.clear();
     truncate(0);
+    settle(); // others need the room now
 }
 
 Span Memory::span(const int32_t * tokens, size_t n, size_t first_row) const {
@@ -37,6 +38,7 @@ void Memory::evaluated(const Span & span) {
 
 void Memory::failed() {
     assume(std::move(tokens_));
+    settle(); // what is lost makes room
 }
 
 void Memory::evaluate(const int32_t * tokens, size_t n) {

@@ -1,4 +1,4 @@
-#include "scripted_target.h"
+#include "scripted_model.h"
 
 #include <algorithm>
 #include <string>
@@ -7,94 +7,131 @@
 
 namespace pyfly {
 
-ScriptedTarget::ScriptedTarget(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row, void * user)
-    : Target(n_vocab > 0 ? n_vocab : 0), n_vocab_(n_vocab), n_ctx_(n_ctx), n_batch_(n_batch), row_(row), user_(user) {
-    if (n_vocab < 1 || n_ctx < 1 || n_batch < 1 || row == nullptr) {
-        throw Error(PYFLY_STATUS_INVALID, "a scripted target needs n_vocab, n_ctx and n_batch >= 1 and a row callback");
+ScriptedModel::ScriptedModel(const pyfly_scripted_config & config, pyfly_row_callback row, void * user)
+    : config_(config), row_(row), user_(user) {
+    if (config.n_vocab < 1 || config.n_ctx < 1 || config.n_batch < 1 || config.n_sequences < 1 || config.n_cells < 1 ||
+        config.n_snapshots < -1 || row == nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "a scripted target needs sizes >= 1, n_snapshots >= -1 and a row callback");
     }
-}
-
-void ScriptedTarget::evaluate(const int32_t * tokens, size_t n, int32_t n_past, size_t first_row) {
-    act();
-    if (static_cast<size_t>(n_past) != memory_.size() || memory_.size() + n > static_cast<size_t>(n_ctx_) ||
-        n > static_cast<size_t>(n_batch_)) {
-        throw Error(PYFLY_STATUS_INTERNAL, "the scripted target was asked to evaluate at position " +
-                                               std::to_string(n_past) + " of " + std::to_string(memory_.size()));
-    }
-    first_row_ = first_row;
-    rows_.resize((n - first_row) * static_cast<size_t>(n_vocab_));
-    for (size_t i = 0; i < n; i++) {
-        memory_.push_back(tokens[i]);
-        if (i < first_row) {
-            continue;
-        }
-        float * out = rows_.data() + (i - first_row) * static_cast<size_t>(n_vocab_);
-        if (row_(user_, memory_.data(), memory_.size(), out) != 0) {
-            memory_.resize(rollback_ ? 0 : static_cast<size_t>(n_past));
-            throw Error(PYFLY_STATUS_CALLBACK, "the scripted target's row callback stopped");
+    texts_.resize(static_cast<size_t>(config.n_sequences));
+    for (Text & text : texts_) {
+        if (is_recurrent()) {
+            text.rewind.emplace(config.n_snapshots);
         }
     }
-    if (rollback_) {
-        rollback_->evaluated(n);
+}
+
+void ScriptedModel::evaluate(const std::vector<Span> & spans) {
+    size_t n_new = 0, n_held = 0, n_rows = 0;
+    first_.clear();
+    skip_.clear();
+    for (const Span & span : spans) {
+        act(at(span.sequence));
+        if (span.n_past != at(span.sequence).memory.size() ||
+            span.n_past + span.n > static_cast<size_t>(config_.n_ctx)) {
+            throw Error(PYFLY_STATUS_INTERNAL, "the scripted target was asked to evaluate at position " +
+                                                   std::to_string(span.n_past) + " of " +
+                                                   std::to_string(at(span.sequence).memory.size()));
+        }
+        n_new += span.n;
+        first_.push_back(n_rows);
+        skip_.push_back(span.first_row);
+        n_rows += span.n - span.first_row;
+    }
+    for (const Text & text : texts_) {
+        n_held += text.memory.size();
+    }
+    if (n_new > static_cast<size_t>(config_.n_batch)) {
+        throw Error(PYFLY_STATUS_INTERNAL, "the scripted target was given more than a batch");
+    }
+    if (static_cast<int64_t>(n_held + n_new) > config_.n_cells) {
+        throw Error(PYFLY_STATUS_CONTEXT_FULL, "the scripted target's cache is full");
+    }
+    rows_.resize(n_rows * static_cast<size_t>(config_.n_vocab));
+    for (size_t s = 0; s < spans.size(); s++) {
+        const Span & span = spans[s];
+        std::vector<int32_t> & memory = at(span.sequence).memory;
+        for (size_t i = 0; i < span.n; i++) {
+            memory.push_back(span.tokens[i]);
+            if (i < span.first_row) {
+                continue;
+            }
+            float * out = rows_.data() + (first_[s] + i - span.first_row) * static_cast<size_t>(config_.n_vocab);
+            if (row_(user_, memory.data(), memory.size(), out) != 0) {
+                for (const Span & each : spans) { // a recurrent memory is lost
+                    std::vector<int32_t> & held = at(each.sequence).memory;
+                    held.resize(is_recurrent() ? 0 : std::min(held.size(), each.n_past));
+                }
+                throw Error(PYFLY_STATUS_CALLBACK, "the scripted target's row callback stopped");
+            }
+        }
+    }
+    for (const Span & span : spans) {
+        if (is_recurrent()) {
+            at(span.sequence).rewind->evaluated(span.n);
+        }
     }
 }
 
-const float * ScriptedTarget::row(size_t i) {
-    return rows_.data() + (i - first_row_) * static_cast<size_t>(n_vocab_);
+const float * ScriptedModel::row(size_t span, size_t i) {
+    return rows_.data() + (first_[span] + i - skip_[span]) * static_cast<size_t>(config_.n_vocab);
 }
 
-void ScriptedTarget::limit(int32_t n_snapshots, bool has_checkpoints) {
-    if (n_snapshots < 0) {
-        throw Error(PYFLY_STATUS_INVALID, "a scripted target needs n_snapshots >= 0");
+int32_t ScriptedModel::truncate(int32_t sequence, int32_t n) {
+    Text & text = at(sequence);
+    const int32_t n_held = static_cast<int32_t>(text.memory.size());
+    if (text.rewind) {
+        return text.rewind->truncate(n_held, n);
     }
-    rollback_.emplace(n_snapshots);
-    has_checkpoints_ = has_checkpoints;
-}
-
-int32_t ScriptedTarget::truncate(int32_t n) {
-    const int32_t n_held = static_cast<int32_t>(memory_.size());
-    if (rollback_) {
-        return rollback_->truncate(n_held, n);
-    }
-    memory_.resize(static_cast<size_t>(std::min(n, n_held)));
+    text.memory.resize(static_cast<size_t>(std::min(n, n_held)));
     return std::min(n, n_held);
 }
 
-void ScriptedTarget::act() {
-    if (!rollback_) {
+void ScriptedModel::act(Text & text) {
+    if (!text.rewind) {
         return;
     }
-    const Rollback::Plan plan = rollback_->take();
-    if (plan.way == Rollback::Way::checkpoint) {
-        memory_ = checkpoint_;
-    } else if (plan.way != Rollback::Way::stay) {
-        memory_.resize(static_cast<size_t>(plan.n));
+    const Rewind::Plan plan = text.rewind->take();
+    if (plan.way == Rewind::Way::checkpoint) {
+        text.memory = text.checkpoint;
+    } else if (plan.way != Rewind::Way::stay) {
+        text.memory.resize(static_cast<size_t>(plan.n));
     }
 }
 
-bool ScriptedTarget::checkpoint() {
-    if (rollback_ && !rollback_->will_restore_checkpoint()) {
-        if (!has_checkpoints_) {
+bool ScriptedModel::checkpoint(int32_t sequence) {
+    Text & text = at(sequence);
+    if (text.rewind && !text.rewind->will_restore_checkpoint()) {
+        if (!can_checkpoint()) {
             return false;
         }
-        act();
-        checkpoint_ = memory_;
-        rollback_->checkpointed(static_cast<int32_t>(memory_.size()));
+        act(text);
+        text.checkpoint = text.memory;
+        text.rewind->checkpointed(static_cast<int32_t>(text.memory.size()));
     }
     return true;
 }
 
-void ScriptedTarget::forget_checkpoint() {
-    if (rollback_) {
-        rollback_->forget_checkpoint();
+void ScriptedModel::forget_checkpoint(int32_t sequence) {
+    if (at(sequence).rewind) {
+        at(sequence).rewind->forget_checkpoint();
     }
 }
 
-void ScriptedTarget::settle() {
-    act();
-    if (rollback_) {
-        rollback_->forget_batch();
+void ScriptedModel::settle(int32_t sequence) {
+    act(at(sequence));
+    if (at(sequence).rewind) {
+        at(sequence).rewind->forget_batch();
     }
+}
+
+bool ScriptedModel::copy(int32_t from, int32_t to, int32_t n) {
+    if (is_recurrent()) {
+        return false;
+    }
+    const std::vector<int32_t> & memory = at(from).memory;
+    at(to).memory.assign(memory.begin(), memory.begin() + n);
+    return true;
 }
 
 } // namespace pyfly

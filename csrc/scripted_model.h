@@ -1,47 +1,53 @@
-// A target whose rows come from a callback: a model for tests. No llama.h.
+// A model whose rows come from a callback, for tests. No llama.h.
 #pragma once
 
 #include <optional>
 
+#include "model.h"
 #include "pyfly.h"
-#include "rollback.h"
-#include "target.h"
+#include "rewind.h"
 
 namespace pyfly {
 
-class ScriptedTarget : public Target {
+class ScriptedModel : public Model {
   public:
-    // Requires n_vocab, n_ctx and n_batch >= 1; throws Error(PYFLY_STATUS_INVALID) otherwise.
-    ScriptedTarget(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row, void * user);
+    // n_cells: positions that all sequences can hold together. Requires everything >= 1; throws
+    // Error(PYFLY_STATUS_INVALID) otherwise.
+    ScriptedModel(const pyfly_scripted_config & config, pyfly_row_callback row, void * user);
 
-    // Behaves as a recurrent memory from now on: n_snapshots states behind the last token (>= 0), and checkpoints or
-    // none.
-    void limit(int32_t n_snapshots, bool has_checkpoints);
-
-    int32_t n_vocab() const override { return n_vocab_; }
-    int32_t n_ctx() const override { return n_ctx_; }
-    int32_t n_batch() const override { return n_batch_; }
-    void evaluate(const int32_t * tokens, size_t n, int32_t n_past, size_t first_row) override;
-    const float * row(size_t i) override;
-    int32_t truncate(int32_t n) override;
-    int32_t rewind_depth() const override { return rollback_ ? rollback_->n_snapshots() : unlimited; }
-    bool checkpoint() override;
-    void forget_checkpoint() override;
-    bool can_checkpoint() const override { return has_checkpoints_; }
-    void settle() override;
+    int32_t n_vocab() const override { return config_.n_vocab; }
+    int32_t n_ctx() const override { return config_.n_ctx; }
+    int32_t n_batch() const override { return config_.n_batch; }
+    int32_t n_sequences() const override { return config_.n_sequences; }
+    int64_t n_cells() const override { return config_.n_cells; }
+    void evaluate(const std::vector<Span> & spans) override;
+    const float * row(size_t span, size_t i) override;
+    int32_t truncate(int32_t sequence, int32_t n) override;
+    int32_t rewind_depth() const override { return is_recurrent() ? config_.n_snapshots : unlimited; }
+    bool checkpoint(int32_t sequence) override;
+    void forget_checkpoint(int32_t sequence) override;
+    bool can_checkpoint() const override { return config_.has_checkpoints != 0; }
+    void settle(int32_t sequence) override;
+    bool copy(int32_t from, int32_t to, int32_t n) override;
 
   private:
-    void act();
+    struct Text {
+        std::vector<int32_t> memory;
+        std::optional<Rewind> rewind;    // of a recurrent memory
+        std::vector<int32_t> checkpoint; // the memory at the checkpoint
+    };
 
-    int32_t n_vocab_, n_ctx_, n_batch_;
+    bool is_recurrent() const { return config_.n_snapshots >= 0; }
+    Text & at(int32_t sequence) { return texts_[static_cast<size_t>(sequence)]; }
+    void act(Text & text);
+
+    pyfly_scripted_config config_;
     pyfly_row_callback row_;
     void * user_;
-    std::vector<int32_t> memory_;
-    std::optional<Rollback> rollback_;
-    bool has_checkpoints_ = true;
-    std::vector<int32_t> checkpoint_; // the memory at the checkpoint
+    std::vector<Text> texts_;
     std::vector<float> rows_;
-    size_t first_row_ = 0;
+    std::vector<size_t> first_; // of each span of the last evaluate(): index of its first row in rows_ ...
+    std::vector<size_t> skip_;  // ... and its first_row
 };
 
 } // namespace pyfly

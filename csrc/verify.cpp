@@ -14,7 +14,7 @@ Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, in
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
-    const GateInput input = {stats, n_vocab, draft_logit, nullptr};
+    const GateInput input = {stats, n_vocab, draft_logit};
     Mismatch mismatch;
     mismatch.entropy = gate.n_top() > 0 ? stats.top_entropy(std::min(gate.n_top(), stats.n_top)) : stats.entropy;
     mismatch.margin = margin(input);

@@ -83,15 +83,6 @@ Window::Outcome Window::give_up() {
     return open_.empty() ? std::nullopt : reject_oldest(PYFLY_REASON_BOUNDARY);
 }
 
-Window::Outcome Window::break_youngest(pyfly_reason reason) {
-    if (open_.empty()) {
-        return std::nullopt;
-    }
-    const Rejection rejection = {open_.back(), reason};
-    open_.pop_back();
-    return rejection;
-}
-
 void Window::end_of_text() {
     open_.clear();
 }

@@ -22,7 +22,7 @@ class Window {
     // A rejected mismatch: the sequence must roll back to it, and the target's choice there be emitted.
     struct Rejection {
         int64_t position;
-        pyfly_reason reason; // PYFLY_REASON_WINDOW, _BOUNDARY, or what break_youngest() was given
+        pyfly_reason reason; // PYFLY_REASON_WINDOW or _BOUNDARY
     };
     using Outcome = std::optional<Rejection>; // after a rejection no window from there on is open
 
@@ -39,9 +39,6 @@ class Window {
 
     // Rejects the oldest open window, if there is one, whatever it may outlive.
     Outcome give_up();
-
-    // Breaks the youngest open window, if there is one; older ones stay open.
-    Outcome break_youngest(pyfly_reason reason);
 
     // The target chose to end the text: every open window stands.
     void end_of_text();

@@ -239,15 +239,6 @@ def verify(
     return judged, list(tokens[0 : n_tokens[0]])
 
 
-def notice_loop(tokens: Any) -> tuple[int, int] | None:
-    """What the loop guard sees in generated tokens [n] as they come: (the index at which it first notices a loop, the
-    index where that loop began to repeat), or None."""
-    array = _tokens("tokens", tokens)
-    noticed, begin = _ffi.new("int64_t *"), _ffi.new("int64_t *")
-    _check(_lib.pyfly_loop_notice, _token_pointer(array), array.shape[0], noticed, begin)
-    return None if noticed[0] < 0 else (int(noticed[0]), int(begin[0]))
-
-
 class ModelInfo(NamedTuple):
     """`pyfly_model_info` of pyfly.h."""
 
@@ -542,7 +533,6 @@ class Engine(_Handle):
         drafters: Sequence[tuple[Drafter, int]] = (),
         *,
         adaptive: bool = False,
-        loop_guard: bool = False,
         trace: bool = False,
         keep_rows: bool = False,
         resumable: bool = False,
@@ -556,7 +546,6 @@ class Engine(_Handle):
                 "n_gate": len(nodes),
                 "window": _window_config(window, window.outlives_round),
                 "adaptive": int(adaptive),
-                "loop_guard": int(loop_guard),
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),
                 "resumable": int(resumable),
@@ -661,8 +650,8 @@ class Engine(_Handle):
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
         names = (
             "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
-            "rejected_boundary", "rejected_safety", "rejected_loop", "loops", "rollbacks", "rolled_back",
-            "window_fallbacks", "prefilled", "replayed", "checkpoints",
+            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks",
+            "prefilled", "replayed", "checkpoints",
         )  # fmt: skip
         return {
             **{name: int(getattr(s, name)) for name in names},

@@ -25,7 +25,6 @@ _WHY = {
     "window": "its window broke",
     "boundary": "its window did not fit",
     "safety": "a protected or forbidden token",
-    "loop": "the loop guard was on",
     "bonus": "nothing",
 }
 
@@ -106,9 +105,8 @@ def make_page(
         ("drafted, accepted", f"{stats.drafted}, {_number(100 * stats.acceptance, 0)} %"),
         ("loosely accepted", f"{stats.loose_accepted}, {_number(100 * stats.loose_rate, 1)} % of the tokens"),
         ("mean margin of loose tokens", f"{_number(stats.mean_margin_loose)} nats"),
-        ("rejected by gate, window, boundary, safety, loop guard",
-         f"{stats.rejected_gate}, {stats.rejected_window}, {stats.rejected_boundary}, {stats.rejected_safety}, "
-         f"{stats.rejected_loop}"),
+        ("rejected by gate, window, boundary, safety",
+         f"{stats.rejected_gate}, {stats.rejected_window}, {stats.rejected_boundary}, {stats.rejected_safety}"),
         ("taken back after a deferral", f"{stats.rolled_back} tokens in {stats.rollbacks} rollbacks"),
     ]  # fmt: skip
     if generated.decode_seconds > 0:

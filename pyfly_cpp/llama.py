@@ -81,7 +81,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         window: Window = Window(),  # noqa: B008 - frozen
         draft_max: int | None = None,
         adaptive: bool = False,
-        loop_guard: bool = True,
         protected: Iterable[int] = (),
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
@@ -102,7 +101,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
                 cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
                 exactly reproducible.
-            loop_guard: No loose accepts while the text repeats itself because of one. Nothing to do for `Exact()`.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template.
             trace: Keep a `Record` of every token of the last generation in `self.records`.
@@ -149,7 +147,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._draft_max = _require_draft_max(draft_max)
         self._protected = frozenset(protected)
         self.adaptive = adaptive
-        self.loop_guard = loop_guard
         self.trace = trace
         model_path = os.fspath(model_path)
         require_gguf(model_path)
@@ -518,7 +515,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     self._window,
                     list(zip(self._native_drafters, limits)),
                     adaptive=self.adaptive,
-                    loop_guard=self.loop_guard,
                     trace=self.trace,
                     keep_rows=keep_rows,
                     resumable=handed_over is None,  # completions send nothing
@@ -804,7 +800,6 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             "logits_all": bool(self._logits_all),
             "drafter": None if self.draft_model is not None else self._drafter,
             "adaptive": self.adaptive,
-            "loop_guard": self.loop_guard,
             "gate": self._gate,
             "window": self._window,
             "draft_max": self._draft_max,

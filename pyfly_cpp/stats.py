@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
 
-REASONS = ("match", "loose", "gate", "window", "boundary", "safety", "loop")
+REASONS = ("match", "loose", "gate", "window", "boundary", "safety")
 """In the order of `pyfly_reason` of pyfly.h."""
 
 
@@ -64,10 +64,6 @@ class Stats:
     """Mismatches rejected because the window could not be decided before the end of the round."""
     rejected_safety: int = 0
     """Mismatches rejected because of a protected, forbidden or untakeable token."""
-    rejected_loop: int = 0
-    """Mismatches rejected by the loop guard."""
-    loops: int = 0
-    """Times the loop guard stepped in: the text had begun to repeat itself after a loose accept."""
     rollbacks: int = 0
     """Times that tokens behind a deferred mismatch were taken back."""
     rolled_back: int = 0
@@ -159,8 +155,6 @@ class Stats:
             parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")
         if self.loose_accepted:
             parts.append(f"{self.loose_rate:.1%} loose")
-        if self.loops:
-            parts.append(f"{self.loops} loops cut")
         if self.rolled_back:
             parts.append(f"{self.rolled_back} rolled back")
         return ", ".join(parts)

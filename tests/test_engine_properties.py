@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
-from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget, notice_loop
+from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
 PROMPT = [2, 3, 4]
@@ -330,95 +330,6 @@ def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
             assert counters["checkpoints"] == (limit == (3, True))
 
 
-LOOP = 20  # the first token of a planted loop
-
-
-@pytest.mark.parametrize("period", [1, 2, 7, 23, 64])
-@pytest.mark.parametrize("window", [Window(0), Window(6, rule="reconverge")], ids=str)
-def test_a_planted_loop_is_cut_within_two_repetitions(period, window):
-    """From position 30 on, the target slightly prefers to go on to something new, and the draft to repeat a unit of
-    `period` tokens (with the bonus of a whole round, and one draft in it, the target agrees): only loose acceptance
-    makes a loop of it."""
-    n_vocab, begin = 400, 30
-
-    def unit(position):
-        return LOOP + (position - begin) % period
-
-    def agrees(position):
-        return (position - begin) % 5 in (2, 4)
-
-    def row(history):
-        out = np.full(n_vocab, -5.0, dtype=np.float32)
-        position = len(history)
-        fresh = 100 + position % 250
-        out[fresh] = 1.0
-        if position >= begin:
-            out[unit(position)] = 1.1 if agrees(position) else 0.9
-        return out
-
-    outputs = {}
-    for guard in (False, True):
-        with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
-            drafter = CallbackDrafter(lambda h: [unit(len(h) + i) for i in range(4)] if len(h) >= begin else [])
-            engine.configure(Margin(0.3), window, [(drafter, 4)], loop_guard=guard, trace=True)
-            engine.begin(PROMPT)
-            out, reasons = list(PROMPT), set()
-            while len(out) < begin + 3 * 64 + 120:
-                n = engine.round()
-                out += [token for _, token in engine.tokens()]
-                reasons |= {engine.record(i).reason for i in range(n)}
-            outputs[guard] = out, engine.counters(), reasons
-    out, counters, _ = outputs[False]
-    assert all(out[i] == unit(i) for i in range(begin, begin + 3 * 64 + 100))
-    assert counters["loops"] == 0
-    out, counters, reasons = outputs[True]
-    n_looped = next(i for i in range(begin, len(out)) if out[i] != unit(i)) - begin
-    assert n_looped <= period + max(2 * period, 24) + 3  # up to three positions in which the target itself agrees
-    assert counters["loops"] >= 1
-    assert counters["rejected_loop"] >= 1
-    assert "loop" in reasons
-    # Strict for the reach of the loop: only where the target itself chooses it.
-    cut = begin + n_looped
-    assert all(agrees(i) or out[i] != unit(i) for i in range(cut, min(cut + 100, len(out))))
-
-
-def test_a_loop_that_no_loose_accept_led_to_is_the_targets_own():
-    def row(history):
-        out = np.zeros(N_VOCAB, dtype=np.float32)
-        out[5] = 1.0
-        return out
-
-    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Margin(0.3), Window(0), [(CallbackDrafter(lambda h: [5, 5]), 2)], loop_guard=True)
-        engine.begin(PROMPT)
-        while len(engine.history()) < 100:
-            engine.round()
-        assert engine.counters()["loops"] == 0
-
-
-def test_the_guard_ends_a_round_as_a_rejection_does():
-    """Two windows are open when a loop is noticed; the guard breaks the younger, and the older may not outlive it."""
-    begin, noticed = len(PROMPT), len(PROMPT) + 1 + 24
-
-    def row(history):
-        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
-        out[5] = 1.0
-        out[6] = 1.1 if len(history) >= noticed - 2 else -5.0
-        return out
-
-    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        drafter = CallbackDrafter(lambda h: [5, 5, 5] if len(h) == noticed - 2 else [])
-        window = Window(4, rule="reconverge", across_rounds=False)
-        engine.configure(Margin(0.3), window, [(drafter, 3)], loop_guard=True)
-        engine.begin(PROMPT)
-        while len(engine.history()) < noticed - 2:
-            engine.round()
-        assert engine.round() == 1 and engine.tokens() == [(noticed - 2, 6)]
-        assert engine.history()[begin:].tolist() == [5] * 23 + [6]
-        counters = engine.counters()
-        assert (counters["loops"], counters["rejected_loop"], counters["rejected_boundary"]) == (1, 1, 1)
-
-
 def test_the_governor_leaves_a_drafter_that_takes_its_time_and_declines():
     calls = [0]
 
@@ -439,61 +350,6 @@ def test_the_governor_leaves_a_drafter_that_takes_its_time_and_declines():
         assert calls[0] < 30
         ((_, acceptance),) = engine.governor().acceptance_at_depth
         assert len(acceptance) == 64 and acceptance[0] < 0.5
-
-
-@pytest.mark.parametrize("undone, noticed", [(36, True), (38, False)])
-def test_a_rollback_within_a_loop(undone, noticed):
-    """A loose accept at position 11 leads into a loop of period 8, which the target goes on with by itself. At position
-    `undone` another token is accepted loosely and taken back. The guard still knows the first one, and sees the text as
-    it is: in the second case the target's own token at that place is not the loop's, and the loop begins anew."""
-    begin = len(PROMPT) + 8
-
-    def unit(position):
-        return LOOP + (position - begin) % 8
-
-    def row(history):
-        out = np.zeros(400, dtype=np.float32)
-        position = len(history)
-        if position <= begin or history[begin] != LOOP:
-            out[100 + position] = 5.0
-            out[LOOP] = 4.9 if position == begin else 0.0
-        elif position == undone:
-            out[unit(position) if noticed else 300] = 5.0
-            out[301 if noticed else unit(position)] = 4.9
-        else:
-            out[unit(position)] = 5.0
-        return out
-
-    def draft(history):
-        position = len(history)
-        if undone - 4 < position < undone:
-            return [unit(p) for p in range(position, undone - 1)]  # a round begins there
-        if position == undone:
-            return [301 if noticed else unit(position), 302, 303]
-        return [unit(p) for p in range(position, position + 3)] if position >= begin else []
-
-    with ScriptedTarget(row, 400) as target, Engine(target) as engine:
-        engine.configure(
-            Margin(0.3), Window(2, rule="agree"), [(CallbackDrafter(draft), 3)], loop_guard=True, trace=True
-        )
-        engine.begin(PROMPT)
-        while len(engine.history()) < begin + 8 + 24 + 4:
-            engine.round()
-        assert engine.history()[begin] == LOOP
-        counters = engine.counters()
-        assert counters["rollbacks"] == 1
-        assert counters["loops"] == noticed
-
-
-@pytest.mark.parametrize("period", [1, 8, 12, 64])
-def test_the_guard_can_be_shown_a_text(period):
-    text = list(range(1000, 1040)) + [i % period for i in range(300)]
-    needed = period + max(2 * period, 24)
-    assert notice_loop(text) == (40 + needed - 1, 40 + period)
-    assert notice_loop(text[: 40 + needed - 1]) is None
-    assert notice_loop([]) is None
-    with pytest.raises(ValueError, match="one-dimensional sequence of token ids"):
-        notice_loop("abc")
 
 
 def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable():

@@ -12,14 +12,19 @@ CallbackDrafter::CallbackDrafter(pyfly_draft_callback draft, void * user) : draf
     }
 }
 
-void CallbackDrafter::draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) {
-    out.resize(static_cast<size_t>(n_max));
-    const int32_t n = draft_(user_, history.data(), history.size(), out.data(), out.size());
-    if (n < 0) {
-        out.clear();
-        throw Error(PYFLY_STATUS_CALLBACK, "the drafter's callback stopped");
+void CallbackDrafter::propose(const std::vector<DraftRequest> & requests) {
+    for (const DraftRequest & request : requests) {
+        std::vector<int32_t> & out = request.out->tokens;
+        out.resize(static_cast<size_t>(request.n_max));
+        const int32_t n = draft_(user_, request.history->data(), request.history->size(), out.data(), out.size());
+        if (n < 0) {
+            for (const DraftRequest & each : requests) {
+                each.out->tokens.clear();
+            }
+            throw Error(PYFLY_STATUS_CALLBACK, "the drafter's callback stopped");
+        }
+        out.resize(static_cast<size_t>(std::min(n, request.n_max)));
     }
-    out.resize(static_cast<size_t>(std::min(n, n_max)));
 }
 
 } // namespace pyfly

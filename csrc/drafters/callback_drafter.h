@@ -11,8 +11,10 @@ class CallbackDrafter : public Drafter {
     // Throws Error(PYFLY_STATUS_INVALID) without a callback.
     CallbackDrafter(pyfly_draft_callback draft, void * user);
 
+    int32_t n_texts() const override { return INT32_MAX; } // it sees a whole history each time
+
     // Throws Error(PYFLY_STATUS_CALLBACK) when the callback stops.
-    void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) override;
+    void propose(const std::vector<DraftRequest> & requests) override;
 
   private:
     pyfly_draft_callback draft_;

@@ -104,8 +104,7 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5,   /* rejected because a protected, forbidden or untakeable token is involved */
-    PYFLY_REASON_LOOP = 6      /* rejected by the loop guard (engine only) */
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
 } pyfly_reason;
 
 typedef struct pyfly_decision {
@@ -126,15 +125,6 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                           const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
                           const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
                           pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
-
-/* ---- Repetition, without a model ----------------------------------------------------------------------------------
- */
-
-/* Shows tokens[n], a generated text without its prompt, to the loop guard one by one. *noticed receives the index of
- * the token at which it first sees a loop, -1 if it never does; *begin where that loop began to repeat (the first token
- * that equals the one a period before), else -1. */
-pyfly_status pyfly_loop_notice(const int32_t * tokens, size_t n, int64_t * noticed, int64_t * begin,
-                               pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -165,8 +155,18 @@ void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out);
 /* A scripted target for tests: `row` writes the logits that follow history[n_history] to out[n_vocab] and returns 0,
  * or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed through. */
 typedef int32_t (*pyfly_row_callback)(void * user, const int32_t * history, size_t n_history, float * out);
-pyfly_status pyfly_target_scripted_new(int32_t n_vocab, int32_t n_ctx, int32_t n_batch, pyfly_row_callback row,
-                                       void * user, pyfly_target ** out, pyfly_error * error);
+typedef struct pyfly_scripted_config {
+    int32_t n_vocab; /* all sizes >= 1 */
+    int32_t n_ctx;   /* positions of one sequence */
+    int32_t n_batch; /* most tokens in one evaluation */
+    int32_t n_sequences;
+    int64_t n_cells;         /* positions of all sequences together */
+    int32_t n_snapshots;     /* -1: a plain cache; else a recurrent memory, which can go back to the last n_snapshots
+                                tokens of its last batch, to one checkpoint and to the beginning */
+    int32_t has_checkpoints; /* 0 or 1 */
+} pyfly_scripted_config;
+pyfly_status pyfly_target_scripted_new(const pyfly_scripted_config * config, pyfly_row_callback row, void * user,
+                                       pyfly_target ** out, pyfly_error * error);
 
 void pyfly_target_free(pyfly_target * target);
 
@@ -178,10 +178,8 @@ pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protect
 /* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);
 
-/* Makes a scripted target behave as a recurrent memory: it can go back to the last n_snapshots tokens of its last batch
- * (>= 0), to one checkpoint if has_checkpoints is 1, and to the beginning. */
-pyfly_status pyfly_target_scripted_limit(pyfly_target * target, int32_t n_snapshots, int32_t has_checkpoints,
-                                         pyfly_error * error);
+/* Texts that the target can hold at once. */
+int32_t pyfly_target_n_sequences(const pyfly_target * target);
 
 /* Whether positions can be taken back, which speculation needs: 0 only for a recurrent memory without snapshots whose
  * state llama.cpp refused to copy. */
@@ -265,10 +263,11 @@ pyfly_status pyfly_drafter_propose(pyfly_drafter * drafter, const int32_t * hist
 /* Tokens the drafter has evaluated on a model of its own so far. */
 int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
 
-/* ---- Engine ------------------------------------------------------------------------------------------------------ */
+/* ---- Batch ------------------------------------------------------------------------------------------------------- */
 
-/* Prefill, the round loop, rollback and the counters of one sequence on one target. */
-typedef struct pyfly_engine pyfly_engine;
+/* Several texts on one target: prefill, rounds, rollback and counters. A text runs in a slot, 0 <= slot <
+ * pyfly_target_n_sequences; what is left there when it has ended serves the next text that begins alike. */
+typedef struct pyfly_batch pyfly_batch;
 
 /* How a committed token came. */
 typedef enum pyfly_origin {
@@ -287,7 +286,7 @@ typedef struct pyfly_record {
     int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
     int32_t round;   /* number of the round that produced it, from 0 at begin */
     int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
-    int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_engine_rejected */
+    int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_batch_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
     double logprob; /* ln p(token), nats; NaN where not measured */
@@ -296,10 +295,10 @@ typedef struct pyfly_record {
 /* Depths that are counted one by one; deeper drafts are counted at the last one. */
 #define PYFLY_MAX_DEPTH 64
 
-/* Most drafters of one engine. */
+/* Most drafters of one batch. */
 #define PYFLY_MAX_DRAFTERS 8
 
-/* Counters since the last pyfly_engine_reset_stats. All times in microseconds. */
+/* Counters of a slot since the last pyfly_batch_reset_stats. All times in microseconds. */
 typedef struct pyfly_stats {
     int64_t rounds;         /* target batches that were verified */
     int64_t drafted;        /* tokens proposed to the target */
@@ -310,8 +309,6 @@ typedef struct pyfly_stats {
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
-    int64_t rejected_loop;
-    int64_t loops;                           /* times the loop guard stepped in */
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
     int64_t window_fallbacks;                /* windows across rounds rejected at the end of their round: the target's
@@ -331,90 +328,115 @@ typedef struct pyfly_stats {
     int64_t us_gate;                         /* rows, gates, windows, sampling, rollback */
 } pyfly_stats;
 
-typedef struct pyfly_engine_config {
+typedef struct pyfly_batch_config {
+    int32_t adaptive; /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
+    int32_t n_chunk;  /* most prompt tokens in a step while other texts are in the middle of theirs, >= 1; 0: n_batch */
+} pyfly_batch_config;
+
+typedef struct pyfly_batch_drafter {
+    pyfly_drafter * drafter; /* borrowed until it is replaced */
+    int32_t draft_max;       /* K: most tokens it drafts in a round, 0..n_batch - 1 */
+} pyfly_batch_drafter;
+
+/* The target is borrowed and must outlive the batch. */
+pyfly_status pyfly_batch_new(pyfly_target * target, pyfly_batch ** out, pyfly_error * error);
+void pyfly_batch_free(pyfly_batch * batch);
+
+/* Sets what texts draft with; not while one runs. n_drafters <= PYFLY_MAX_DRAFTERS, the cheapest first. An error
+ * changes nothing. What the governor has learned is kept as long as the drafters stay the same. */
+pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config * config,
+                                   const pyfly_batch_drafter * drafters, size_t n_drafters, pyfly_error * error);
+
+/* The free slot that holds most of what history[n_history] begins with, -1 if every slot is taken. */
+int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history);
+
+typedef struct pyfly_request {
+    const int32_t * history; /* copied */
+    size_t n_history;        /* >= 1 */
+    int64_t n_evaluated;     /* how many of its tokens the target's memory holds, < n_history: everything behind them is
+                                forgotten; -1: as many as the batch knows of */
+    void * sampler_chain;    /* a llama_sampler chain, copied; NULL: the argmax. Samplers in it that Python wrote must
+                                live until the text ends or another begins in its slot */
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
     pyfly_window_config window;
-    int32_t adaptive;   /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
-    int32_t loop_guard; /* 1: no loose accepts while the text repeats itself because of one */
-    int32_t trace;      /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows;  /* 1: keep the raw logits row behind every committed token until the next round */
-    int32_t resumable;  /* 1: pyfly_engine_resume may follow a round; costs a copy of the sampler for each token but the
-                           last of a round */
-} pyfly_engine_config;
+    const int32_t * draft_max; /* one for each drafter of the batch, 0: it is not asked; NULL: those of the batch */
+    int32_t trace;             /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next step */
+    int32_t resumable;         /* 1: pyfly_batch_resume may follow a round; costs a copy of the sampler for each token
+                                  but the last of a round */
+    int32_t all_rows;          /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
+} pyfly_request;
 
-typedef struct pyfly_engine_drafter {
-    pyfly_drafter * drafter; /* borrowed until it is replaced */
-    int32_t draft_max;       /* K: most tokens it drafts in a round, 0..n_batch - 1 */
-} pyfly_engine_drafter;
+/* A text begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory could
+ * not be cut. */
+pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_request * request, pyfly_error * error);
 
-/* The target is borrowed and must outlive the engine. */
-pyfly_status pyfly_engine_new(pyfly_target * target, pyfly_engine ** out, pyfly_error * error);
-void pyfly_engine_free(pyfly_engine * engine);
+/* The text goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a token
+ * that its last round committed. What the round committed behind it is forgotten, and the sampler is as it was just
+ * after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens. Needs
+ * `resumable`. An error changes nothing, but for pyfly_batch_begin's exception: INVALID for another n_keep or a token
+ * outside the vocabulary, CONTEXT_FULL if the tokens do not fit. */
+pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep, const int32_t * tokens,
+                                size_t n_tokens, pyfly_error * error);
 
-/* Sets what the next sequence uses; not while one runs. n_drafters <= PYFLY_MAX_DRAFTERS, the cheapest first. An error
- * changes nothing. What the governor has learned is kept as long as the drafters stay the same. */
-pyfly_status pyfly_engine_configure(pyfly_engine * engine, const pyfly_engine_config * config,
-                                    const pyfly_engine_drafter * drafters, size_t n_drafters, pyfly_error * error);
+/* At most n_room more tokens are wanted (>= 1; before the first call: no limit): no more than n_room - 1 are drafted in
+ * a round, unless a window is open: it needs drafts to be decided, and then more than n_room tokens may come. What is
+ * committed counts down from it. */
+pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
-/* Starts a sequence: history[n_history] (n_history >= 1), whose first n_evaluated tokens the target's memory holds
- * already (n_evaluated < n_history); everything behind them is forgotten. `sampler_chain` is a llama_sampler chain,
- * copied, or NULL for the argmax; samplers in it that Python wrote must live until the sequence ends or another begins.
- * An error changes nothing, unless the target's memory could not be rolled back. */
-pyfly_status pyfly_engine_begin(pyfly_engine * engine, const int32_t * history, size_t n_history, size_t n_evaluated,
-                                void * sampler_chain, pyfly_error * error);
+/* *n_left receives how many tokens the target or a drafter has to evaluate before the text's next round; 0: the next
+ * step brings one. INVALID where no text runs. */
+pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
 
-/* Evaluates at most one batch of the prompt. *n_left receives the prompt tokens still to evaluate before the first
- * round may start; call again until it is 0. With all_rows 1 every row of the batch is kept for
- * pyfly_engine_prompt_row. */
-pyfly_status pyfly_engine_prefill(pyfly_engine * engine, int32_t all_rows, size_t * n_left, pyfly_error * error);
+/* What a step did for a running text. */
+typedef struct pyfly_progress {
+    int32_t slot;
+    int32_t status;     /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the text has
+                           stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
+    int32_t is_waiting; /* 1: the cache has no room for it beside older texts; it goes on when one of them has ended */
+    size_t n_records;   /* tokens it committed; 0 is possible while it has a prompt or an open window */
+} pyfly_progress;
 
-/* The sequence goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a
- * token that the last round committed. What the round committed behind it is forgotten, and the sampler is as it was
- * just after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens.
- * Prefill and rounds follow as after pyfly_engine_begin. Needs `resumable`. An error changes nothing, but for
- * pyfly_engine_begin's exception: INVALID for another n_keep or a token outside the vocabulary, CONTEXT_FULL if the
- * tokens do not fit. */
-pyfly_status pyfly_engine_resume(pyfly_engine * engine, size_t n_keep, const int32_t * tokens, size_t n_tokens,
-                                 pyfly_error * error);
+/* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), all in one
+ * evaluation. progress[n_slots] receives what came of the *n_progress texts that ran, the oldest first. A window that
+ * is open when the context is full is rejected. Fails only where no text runs. */
+pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress, pyfly_error * error);
 
-/* Raw logits row [n_vocab] that follows prompt token `position`, from the last pyfly_engine_prefill with all_rows;
- * NULL if that call did not evaluate it. Valid until the next call on the engine. */
-const float * pyfly_engine_prompt_row(const pyfly_engine * engine, int32_t position);
+/* Why a text stopped in the last step: its status, and the sentence to `error`. */
+pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_error * error);
 
-/* One round: draft, evaluate, verify, commit. At most n_room more tokens are wanted (>= 1), so no more than n_room - 1
- * are drafted, unless a window is open: it needs drafts to be decided, and then more than n_room tokens may come.
- * *n_records receives how many tokens were committed; 0 is possible while a window is open. A window that is open when
- * the context is full is rejected. */
-pyfly_status pyfly_engine_round(pyfly_engine * engine, int32_t n_room, size_t * n_records, pyfly_error * error);
+/* Raw logits row [n_vocab] that follows prompt token `position`, if the last step evaluated it for a text with
+ * all_rows; else NULL. Valid until the next call on the batch. */
+const float * pyfly_batch_prompt_row(const pyfly_batch * batch, int32_t slot, int32_t position);
 
-/* The records of the last round [n_records] and the rejected drafts they point to. Valid until the next call. */
-const pyfly_record * pyfly_engine_records(const pyfly_engine * engine);
-const int32_t * pyfly_engine_rejected(const pyfly_engine * engine);
+/* The records of the text's last step and the rejected drafts they point to. Valid until the next call. */
+const pyfly_record * pyfly_batch_records(const pyfly_batch * batch, int32_t slot, size_t * n_records);
+const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot);
 
-/* Raw logits row [n_vocab] behind record i of the last round; NULL unless keep_rows. Valid until the next round. */
-const float * pyfly_engine_record_row(const pyfly_engine * engine, size_t i);
+/* Raw logits row [n_vocab] behind record i of the last step; NULL unless keep_rows. Valid until the next step. */
+const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i);
 
-/* Every token the engine holds: committed, then provisional ones. While a callback of a sampler runs: the tokens before
+/* Every token of the text: committed, then provisional ones. While a callback of its sampler runs: the tokens before
  * the row that is being sampled. Valid until the next call. */
-const int32_t * pyfly_engine_history(const pyfly_engine * engine, size_t * n_history);
+const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, size_t * n_history);
 
-/* Positions of the sequence that the target's memory holds. A recurrent target may hold fewer than were asked for at
- * pyfly_engine_begin. */
-size_t pyfly_engine_n_evaluated(const pyfly_engine * engine);
+/* Positions of the slot that the target's memory holds. A recurrent target may hold fewer than were asked for at
+ * pyfly_batch_begin. */
+size_t pyfly_batch_n_evaluated(const pyfly_batch * batch, int32_t slot);
 
 /* Makes the target's memory hold exactly the first n_keep positions, so that somebody else may look at it between two
- * rounds (to save its state, say); what it does not hold of them is evaluated, unless evaluating has just failed. The
+ * steps (to save its state, say); what it does not hold of them is evaluated, unless evaluating has just failed. The
  * next round evaluates again what it misses. */
-pyfly_status pyfly_engine_park(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
+pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, pyfly_error * error);
 
-/* Ends the sequence: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it
- * does not hold of them is evaluated, unless the sequence ended because evaluating failed: then it holds fewer
- * (pyfly_engine_n_evaluated). */
-pyfly_status pyfly_engine_end(pyfly_engine * engine, size_t n_keep, pyfly_error * error);
+/* Ends the text: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it does
+ * not hold of them is evaluated, unless the text ended because evaluating failed: then it holds fewer
+ * (pyfly_batch_n_evaluated). n_keep -1: what it holds of the committed tokens, and nothing is evaluated. */
+pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error);
 
-void pyfly_engine_stats(const pyfly_engine * engine, pyfly_stats * out);
-void pyfly_engine_reset_stats(pyfly_engine * engine);
+void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out);
+void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot);
 
 /* What the governor has learned. */
 typedef struct pyfly_governor_state {
@@ -424,7 +446,7 @@ typedef struct pyfly_governor_state {
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
     int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds with a draft length of [i] */
 } pyfly_governor_state;
-void pyfly_engine_governor(const pyfly_engine * engine, pyfly_governor_state * out);
+void pyfly_batch_governor(const pyfly_batch * batch, int32_t slot, pyfly_governor_state * out);
 
 /* cffi: end */
 

@@ -288,8 +288,7 @@ class Chat:
         if stats.rounds:
             note(
                 f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
-                f"{stats.rejected_boundary}, safety {stats.rejected_safety}, loop guard {stats.rejected_loop}; rolled "
-                f"back {stats.rolled_back}"
+                f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
             )
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "

@@ -89,7 +89,6 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 window=options.make_window(options.gate),
                 draft_max=options.draft_max,
                 adaptive=options.adaptive,
-                loop_guard=options.loop_guard,
                 trace=trace,
                 on_load=on_load,
                 n_ctx=n_ctx,

@@ -45,7 +45,6 @@ class Options:
     min_ngram_size: int
     num_pred_tokens: int
     adaptive: bool
-    loop_guard: bool
     gate: Gate
     window: int
     window_rule: str
@@ -255,8 +254,6 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="What proposes tokens; auto: the model's MTP head, else --draft, else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
-        click.option("--loop-guard/--no-loop-guard", default=True, show_default=True,
-                     help="No loose accepts while the text repeats itself because of one."),
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         click.option("--p-min", metavar="X", type=_Real(0, 1), default=0.0, show_default=True,
                      help="Draft model: stop where its top probability falls under this."),

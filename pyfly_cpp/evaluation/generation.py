@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,9 +177,8 @@ class Generator:
         max_tokens: int,
         temperature: float = 0.0,
         seed: int | None = None,
-        is_enough: Callable[[Sequence[int]], bool] | None = None,
     ) -> Generated:
-        """Generates at most `max_tokens` tokens; ends as at that length when `is_enough` says so of all so far.
+        """Generates at most `max_tokens` tokens.
 
         Raises:
             ContextFullError: the prompt does not fit. An answer that does not fit ends with finish `"context"`.
@@ -210,7 +209,7 @@ class Generator:
                 if prompt.stop and self._find_stop(tokens[-_TAIL:], prompt.stop) is not None:
                     finish = "stop"
                     break
-                if len(tokens) >= max_tokens or (is_enough is not None and is_enough(tokens)):
+                if len(tokens) >= max_tokens:
                     break
         except ContextFullError:
             if not tokens:

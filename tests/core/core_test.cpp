@@ -144,59 +144,97 @@ int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, size_t capa
     return n;
 }
 
-void test_engine() {
+pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
+    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1};
+    if (random_int(0, 1) == 1) { // a recurrent memory
+        config.n_snapshots = random_int(0, 9);
+        config.has_checkpoints = random_int(0, 1);
+    }
+    return config;
+}
+
+pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_node & gate) {
+    pyfly_request request = {};
+    request.history = text.data();
+    request.n_history = text.size();
+    request.n_evaluated = -1;
+    request.gate = &gate;
+    request.n_gate = 1;
+    request.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    request.trace = random_int(0, 1);
+    request.keep_rows = random_int(0, 1);
+    return request;
+}
+
+// Several texts at once that join and leave: exact ones commit what the model chooses.
+void test_batch() {
     for (uint32_t seed = 0; seed < 200; seed++) {
+        const int32_t n_slots = seed % 2 == 0 ? 1 : random_int(2, 8);
         pyfly_target * target = nullptr;
         pyfly_drafter *drafter = nullptr, *lookup = nullptr;
-        pyfly_engine * engine = nullptr;
-        assert(pyfly_target_scripted_new(n_vocab, 200, 32, scripted_row, &seed, &target, &error) == PYFLY_OK);
-        if (random_int(0, 1) == 1) { // a recurrent memory
-            assert(pyfly_target_scripted_limit(target, random_int(0, 9), random_int(0, 1), &error) == PYFLY_OK);
-        }
+        pyfly_batch * batch = nullptr;
+        const pyfly_scripted_config model = random_model(n_slots, n_slots == 1 ? 200 : random_int(210, 200 * n_slots));
+        assert(pyfly_target_scripted_new(&model, scripted_row, &seed, &target, &error) == PYFLY_OK);
         assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
         assert(pyfly_drafter_lookup_new(3, 1, 6, 0, &lookup, &error) == PYFLY_OK);
-        assert(pyfly_engine_new(target, &engine, &error) == PYFLY_OK);
-        const bool is_exact = seed % 2 == 0;
-        const pyfly_gate_node gate =
-            is_exact ? pyfly_gate_node{PYFLY_GATE_EXACT, 0, 0.0} : pyfly_gate_node{PYFLY_GATE_MARGIN, 0, 1.0};
-        pyfly_engine_config config = {};
-        config.gate = &gate;
-        config.n_gate = 1;
-        config.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
-        config.adaptive = random_int(0, 1);
-        config.loop_guard = random_int(0, 1);
-        config.trace = random_int(0, 1);
-        config.keep_rows = random_int(0, 1);
-        const pyfly_engine_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
-        assert(pyfly_engine_configure(engine, &config, drafters, 2, &error) == PYFLY_OK);
-        std::vector<int32_t> text = {1, 2, 3};
-        assert(pyfly_engine_begin(engine, text.data(), text.size(), 0, nullptr, &error) == PYFLY_OK);
-        size_t n_left = 1;
-        while (n_left > 0) {
-            assert(pyfly_engine_prefill(engine, 0, &n_left, &error) == PYFLY_OK);
-        }
-        pyfly_status status = PYFLY_OK;
-        while (status == PYFLY_OK) {
-            size_t n_records = 0;
-            status = pyfly_engine_round(engine, 1000, &n_records, &error);
-            for (size_t i = 0; status == PYFLY_OK && i < n_records; i++) {
-                const pyfly_record record = pyfly_engine_records(engine)[i];
-                assert(record.position == static_cast<int32_t>(text.size()));
-                if (is_exact) {
-                    float row[n_vocab];
-                    scripted_row(&seed, text.data(), text.size(), row);
-                    assert(record.token == pyfly_row_argmax(row, n_vocab));
+        assert(pyfly_batch_new(target, &batch, &error) == PYFLY_OK);
+        const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
+        const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
+        assert(pyfly_batch_configure(batch, &config, drafters, 2, &error) == PYFLY_OK);
+        const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, margin = {PYFLY_GATE_MARGIN, 0, 1.0};
+        const bool is_exact = seed % 4 < 2;
+        std::vector<std::vector<int32_t>> texts(static_cast<size_t>(n_slots));
+        int32_t n_begun = 0, n_ended = 0;
+        while (n_ended < 2 * n_slots) {
+            if (n_begun < 2 * n_slots && random_int(0, 2) == 0) {
+                std::vector<int32_t> text = {1, 2, 3};
+                for (int32_t i = random_int(0, 60); i > 0; i--) {
+                    text.push_back(random_int(0, 2));
                 }
-                text.push_back(record.token);
+                const int32_t slot = pyfly_batch_find_slot(batch, text.data(), text.size());
+                if (slot >= 0) {
+                    const pyfly_request request = request_of(text, is_exact ? exact : margin);
+                    assert(pyfly_batch_begin(batch, slot, &request, &error) == PYFLY_OK);
+                    texts[static_cast<size_t>(slot)] = text;
+                    n_begun++;
+                }
             }
-            if (status == PYFLY_OK && n_records > 0 && random_int(0, 9) == 0) {
-                assert(pyfly_engine_park(engine, text.size() - 1, &error) == PYFLY_OK);
-                assert(pyfly_engine_n_evaluated(engine) == text.size() - 1);
+            if (n_begun == n_ended) {
+                continue;
+            }
+            std::vector<pyfly_progress> progress(static_cast<size_t>(n_slots));
+            size_t n_progress = 0;
+            assert(pyfly_batch_step(batch, progress.data(), &n_progress, &error) == PYFLY_OK);
+            for (size_t p = 0; p < n_progress; p++) {
+                const int32_t slot = progress[p].slot;
+                std::vector<int32_t> & text = texts[static_cast<size_t>(slot)];
+                size_t n_records = 0;
+                const pyfly_record * records = pyfly_batch_records(batch, slot, &n_records);
+                assert(n_records == progress[p].n_records);
+                for (size_t i = 0; i < n_records; i++) {
+                    assert(records[i].position == static_cast<int32_t>(text.size()));
+                    if (is_exact) {
+                        float row[n_vocab];
+                        scripted_row(&seed, text.data(), text.size(), row);
+                        assert(records[i].token == pyfly_row_argmax(row, n_vocab));
+                    }
+                    text.push_back(records[i].token);
+                }
+                if (progress[p].status != PYFLY_OK) {
+                    assert(progress[p].status == PYFLY_STATUS_CONTEXT_FULL);
+                    assert(!is_exact || text.size() == 201);
+                    assert(pyfly_batch_end(batch, slot, -1, &error) == PYFLY_OK);
+                    n_ended++;
+                } else if (n_slots > 1 && random_int(0, 60) == 0) { // cancelled
+                    assert(pyfly_batch_end(batch, slot, -1, &error) == PYFLY_OK);
+                    n_ended++;
+                } else if (n_slots == 1 && n_records > 0 && random_int(0, 9) == 0) {
+                    assert(pyfly_batch_park(batch, slot, text.size() - 1, &error) == PYFLY_OK);
+                    assert(pyfly_batch_n_evaluated(batch, slot) == text.size() - 1);
+                }
             }
         }
-        assert(status == PYFLY_STATUS_CONTEXT_FULL);
-        assert(!is_exact || text.size() == 201);
-        pyfly_engine_free(engine);
+        pyfly_batch_free(batch);
         pyfly_drafter_free(drafter);
         pyfly_drafter_free(lookup);
         pyfly_target_free(target);
@@ -225,7 +263,8 @@ void test_bad_arguments() {
     assert(status(nullptr, &open, &window) == PYFLY_STATUS_INVALID);
     assert(status(nullptr, &exact, &bad_window) == PYFLY_STATUS_INVALID);
     pyfly_target * target = nullptr;
-    assert(pyfly_target_scripted_new(0, 1, 1, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
+    const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1};
+    assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
     assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
     assert(pyfly_drafter_callback_new(nullptr, nullptr, &drafter, &error) == PYFLY_STATUS_INVALID);
@@ -236,7 +275,7 @@ void test_bad_arguments() {
 int main() {
     test_rows();
     test_lookup();
-    test_engine();
+    test_batch();
     test_bad_arguments();
     std::printf("core: ok (%s)\n", pyfly_simd_level());
     return 0;

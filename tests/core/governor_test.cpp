@@ -1,4 +1,4 @@
-// The governor and the loop guard in simulated worlds, where costs and acceptance are known. No clock is read.
+// The governor in simulated worlds, where costs and acceptance are known. No clock is read.
 
 #undef NDEBUG
 #include <algorithm>
@@ -10,13 +10,11 @@
 #include <vector>
 
 #include "governor.h"
-#include "loop_guard.h"
 
 namespace {
 
 using pyfly::CostCurve;
 using pyfly::Governor;
-using pyfly::LoopGuard;
 
 // A world: what a batch of n rows and a drafted token cost, and how likely a draft is right.
 struct World {
@@ -336,63 +334,6 @@ void test_one_right_guess_of_a_free_drafter_is_weak_evidence() {
     assert(governed >= 0.98 * Simulation(12).run(world, 4000, 0));
 }
 
-void test_loops_are_seen_within_two_repetitions() {
-    for (int32_t period = 1; period <= LoopGuard::max_period; period++) {
-        std::vector<int32_t> text;
-        for (int32_t i = 0; i < 150; i++) {
-            text.push_back(1000 + i);
-        }
-        const int64_t n_before = static_cast<int64_t>(text.size());
-        LoopGuard guard;
-        guard.begin(0);
-        guard.follow(text, 0);
-        assert(guard.loop_begin() < 0);
-        for (int32_t i = 0; i < 6 * LoopGuard::max_period; i++) {
-            text.push_back(i % period);
-            guard.follow(text, text.size() - 1);
-            // The first copy, then two repetitions (more of them where they are short).
-            const int32_t needed = period + std::max(2 * period, LoopGuard::min_run);
-            assert((guard.loop_begin() >= 0) == (i + 1 >= needed));
-            assert(guard.loop_begin() < 0 || guard.loop_begin() == n_before + period);
-        }
-    }
-}
-
-void test_a_rollback_takes_the_runs_back() {
-    std::mt19937 rng(8);
-    std::vector<int32_t> text;
-    LoopGuard followed;
-    followed.begin(0);
-    for (int32_t step = 0; step < 3000; step++) {
-        size_t same = text.size();
-        if (rng() % 4 == 0 && !text.empty()) {
-            same = text.size() - rng() % std::min<size_t>(text.size(), 40);
-            text.resize(same);
-        }
-        for (uint32_t i = rng() % 12; i > 0; i--) {
-            const size_t period = 1 + rng() % 9;
-            text.push_back(text.size() > period && rng() % 30 ? text[text.size() - 5 % period - 1]
-                                                              : static_cast<int32_t>(rng() % 5));
-        }
-        followed.follow(text, same);
-        LoopGuard fresh;
-        fresh.begin(0);
-        fresh.follow(text, 0);
-        assert((followed.loop_begin() >= 0) == (fresh.loop_begin() >= 0));
-    }
-}
-
-void test_what_the_prompt_repeats_does_not_count() {
-    std::vector<int32_t> text(200, 7);
-    LoopGuard guard;
-    guard.begin(text.size());
-    guard.follow(text, text.size());
-    assert(guard.loop_begin() < 0);
-    text.insert(text.end(), 10, 7);
-    guard.follow(text, 200);
-    assert(guard.loop_begin() < 0);
-}
-
 } // namespace
 
 int main() {
@@ -412,9 +353,6 @@ int main() {
     test_at_the_end_of_a_text_catching_up_does_not_pay();
     test_an_unlucky_start_is_not_the_end();
     test_one_right_guess_of_a_free_drafter_is_weak_evidence();
-    test_loops_are_seen_within_two_repetitions();
-    test_a_rollback_takes_the_runs_back();
-    test_what_the_prompt_repeats_does_not_count();
     std::printf("governor: ok\n");
     return 0;
 }

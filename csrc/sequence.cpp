@@ -1,0 +1,270 @@
+#include "sequence.h"
+
+#include <algorithm>
+#include <string>
+
+#include "error.h"
+#include "stopwatch.h"
+
+namespace pyfly {
+
+// Throws unless the target can go on from these tokens.
+void Sequence::require_text(const std::vector<int32_t> & history) const {
+    if (history.size() > static_cast<size_t>(target_->n_ctx())) {
+        throw Error(PYFLY_STATUS_CONTEXT_FULL, "the prompt has " + std::to_string(history.size()) +
+                                                   " tokens and the context holds " + std::to_string(target_->n_ctx()) +
+                                                   "; shorten the prompt or raise n_ctx");
+    }
+    for (const int32_t token : history) {
+        if (token < 0 || token >= target_->n_vocab()) {
+            throw Error(PYFLY_STATUS_INVALID, "token " + std::to_string(token) + " is outside the vocabulary of " +
+                                                  std::to_string(target_->n_vocab()));
+        }
+    }
+}
+
+void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
+                     std::unique_ptr<Sampler> sampler) {
+    if (history.empty() || (n_evaluated && *n_evaluated >= history.size())) {
+        throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
+    }
+    require_text(history);
+    auto judge =
+        std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, std::move(sampler)); // throws
+    is_active_ = false;
+    const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
+    memory_.forget_other_checkpoint(history.data(), n_held);
+    if (n_evaluated) {
+        memory_.assume({history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n_held)});
+    } else {
+        memory_.truncate(n_held);
+    }
+    memory_.settle(); // what goes makes room for others
+    judge_ = std::move(judge);
+    config_ = std::move(config);
+    transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
+                      {config_.keep_rows, config_.resumable});
+    planned_ = Planned::nothing;
+    prompt_row_begin_ = prompt_row_end_ = 0;
+    round_ = 0;
+    is_active_ = has_text_ = true;
+    is_broken_ = false;
+}
+
+void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
+    const std::vector<pyfly_record> & records = transcript_.records();
+    const auto record = std::find_if(records.begin(), records.end(), [&](const pyfly_record & r) {
+        return static_cast<size_t>(r.position) + 1 == n_keep;
+    });
+    if (!is_active_ || !config_.resumable || record == records.end()) {
+        throw Error(PYFLY_STATUS_INVALID, "a sequence goes on only behind a token that its last round committed");
+    }
+    const std::vector<int32_t> & old = transcript_.history();
+    std::vector<int32_t> history(old.begin(), old.begin() + static_cast<std::ptrdiff_t>(n_keep));
+    history.insert(history.end(), tokens, tokens + n_tokens);
+    require_text(history);
+    std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
+    begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()),
+          then ? std::move(then) : judge_->take_sampler());
+}
+
+// Most drafts of a round.
+int64_t Sequence::draft_max() const {
+    int64_t n = 0;
+    for (const int32_t k : config_.draft_max) {
+        n = std::max<int64_t>(n, k);
+    }
+    return n;
+}
+
+// Evaluates the text up to position n, alone, no rows wanted.
+void Sequence::catch_up(size_t n) {
+    while (memory_.n() < n) {
+        const size_t n_batch = std::min(n - memory_.n(), static_cast<size_t>(target_->n_batch()));
+        const Span span = memory_.span(transcript_.history().data() + memory_.n(), n_batch, n_batch);
+        try {
+            evaluate_({span});
+        } catch (...) {
+            memory_.failed();
+            throw;
+        }
+        memory_.evaluated(span);
+        count_evaluated(n_batch);
+    }
+}
+
+void Sequence::checkpoint() {
+    stats_.checkpoints += memory_.checkpoint() ? 1 : 0;
+}
+
+size_t Sequence::n_left(size_t n_with_round) const {
+    const size_t n_unevaluated = transcript_.n() - memory_.n();
+    const size_t n_batch = static_cast<size_t>(target_->n_batch());
+    // The first round evaluates the end of the prompt together with its draft; if every row is wanted, only the last
+    // token. So does a recurrent target, whose state before it is worth a checkpoint: another answer starts from there.
+    const bool is_alone = round_ == 0 && (config_.all_rows || is_limited());
+    const size_t n_first = is_alone ? 1 : std::min(n_batch, std::max<size_t>(n_with_round, 1));
+    const bool fits = n_unevaluated + static_cast<size_t>(draft_max()) <= n_batch;
+    return n_unevaluated > 1 && (n_unevaluated > n_first || !fits) ? n_unevaluated - 1 : 0;
+}
+
+const Span & Sequence::plan_prompt(size_t n_most) {
+    const size_t begin = memory_.n();
+    const size_t n = std::min({n_most, transcript_.n() - 1 - begin, static_cast<size_t>(target_->n_batch())});
+    const auto first = transcript_.history().begin() + static_cast<std::ptrdiff_t>(begin);
+    tokens_.assign(first, first + static_cast<std::ptrdiff_t>(n));
+    planned_ = Planned::prompt;
+    span_ = memory_.span(tokens_.data(), n, config_.all_rows ? 0 : n);
+    return span_;
+}
+
+int64_t Sequence::draft_limit(int64_t n_room) const {
+    if (!target_->can_rewind()) {
+        return 0;
+    }
+    const int64_t n_text = static_cast<int64_t>(transcript_.n());
+    // An open window is decided by what is drafted, also where nobody wants that any more.
+    const int64_t n_wanted = judge_->oldest_open() ? Model::unlimited : n_room - 1;
+    return std::min({n_wanted, target_->n_ctx() - n_text,
+                     target_->n_batch() - (n_text - static_cast<int64_t>(memory_.n())),
+                     static_cast<int64_t>(target_->can_checkpoint() ? Model::unlimited : target_->rewind_depth())});
+}
+
+const Span & Sequence::plan_round(Draft draft) {
+    const std::vector<int32_t> & history = transcript_.history();
+    draft_ = std::move(draft);
+    n_before_ = history.size();
+    planned_ = Planned::round;
+    prompt_row_begin_ = prompt_row_end_ = 0;
+    if (round_ == 0 && is_limited() && memory_.n() > 0 && !memory_.is_checkpointed()) {
+        checkpoint();
+    }
+    if (static_cast<int64_t>(draft_.tokens.size()) > target_->rewind_depth() && !judge_->oldest_open()) {
+        catch_up(n_before_ - 1);
+        checkpoint(); // an open window has one, further back
+    }
+    tokens_.assign(history.begin() + static_cast<std::ptrdiff_t>(memory_.n()), history.end());
+    const size_t first_row = tokens_.size() - 1;
+    tokens_.insert(tokens_.end(), draft_.tokens.begin(), draft_.tokens.end());
+    span_ = memory_.span(tokens_.data(), tokens_.size(), first_row);
+    return span_;
+}
+
+void Sequence::take(size_t span, int64_t us) {
+    memory_.evaluated(span_);
+    if (planned_ == Planned::prompt) {
+        stats_.us_prefill += us;
+        count_evaluated(span_.n);
+        if (config_.all_rows) {
+            prompt_span_ = span;
+            prompt_row_begin_ = static_cast<int32_t>(span_.n_past);
+            prompt_row_end_ = static_cast<int32_t>(memory_.n());
+        }
+    } else {
+        take_round(span, us);
+    }
+    planned_ = Planned::nothing;
+}
+
+void Sequence::take_round(size_t span, int64_t us) {
+    const size_t first_row = span_.first_row;
+    (first_row > 0 && round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
+    count_evaluated(first_row);
+    stats_.rounds++;
+    stats_.drafted += static_cast<int64_t>(draft_.tokens.size());
+    for (size_t i = 0; i < draft_.tokens.size(); i++) {
+        stats_.drafted_at[std::min<size_t>(i, PYFLY_MAX_DEPTH - 1)]++;
+    }
+    const Stopwatch stopwatch(stats_.us_gate);
+    for (size_t i = 0; judge_->settle(draft_, i, round_, target_->row(span, first_row + i), transcript_, stats_); i++) {
+    }
+    if (transcript_.n() > static_cast<size_t>(target_->n_ctx())) {
+        judge_->give_up(transcript_, stats_); // no round can follow that would decide it
+    }
+    fall_back();
+    const std::optional<int64_t> open = judge_->oldest_open();
+    if (is_limited() && open && *open >= static_cast<int64_t>(n_before_)) {
+        // Later rounds may come back to this mismatch from further than the target can rewind. The tokens behind it go
+        // with the next round's batch.
+        memory_.truncate(static_cast<size_t>(*open));
+        checkpoint();
+    } else {
+        memory_.truncate(transcript_.n() - 1);
+    }
+    round_++;
+    transcript_.commit(open.value_or(static_cast<int64_t>(transcript_.n())), stats_);
+}
+
+// A mismatch that the target could not come back to after another round is not left open: its window falls back to the
+// round.
+void Sequence::fall_back() {
+    const std::optional<int64_t> open = judge_->oldest_open();
+    if (open &&
+        !target_->can_return(memory_.sequence(), static_cast<int32_t>(*open), static_cast<int32_t>(draft_max()) + 1)) {
+        stats_.window_fallbacks++;
+        judge_->give_up(transcript_, stats_);
+    }
+}
+
+void Sequence::postpone() {
+    memory_.failed();
+    planned_ = Planned::nothing;
+}
+
+void Sequence::fail(bool has_evaluated) {
+    is_active_ = false;
+    is_broken_ = !has_evaluated;
+    if (planned_ == Planned::round) {
+        // The text ends here, but the target's memory stays a true prefix of it.
+        transcript_.abandon(n_before_);
+        memory_.failed();
+        memory_.truncate(n_before_ - 1);
+    } else {
+        memory_.failed();
+    }
+    planned_ = Planned::nothing;
+}
+
+const float * Sequence::prompt_row(int32_t position) const {
+    if (position < prompt_row_begin_ || position >= prompt_row_end_) {
+        return nullptr;
+    }
+    return target_->row(prompt_span_, static_cast<size_t>(position - prompt_row_begin_));
+}
+
+// Leaves n positions in the target's memory, for others to use. What it does not hold of them is evaluated, unless that
+// has just failed.
+void Sequence::keep(size_t n) {
+    memory_.truncate(n);
+    if (!is_broken_) {
+        catch_up(std::min(n, transcript_.n()));
+    }
+    memory_.settle();
+}
+
+void Sequence::park(size_t n_keep) {
+    if (has_text_) {
+        prompt_row_begin_ = prompt_row_end_ = 0;
+        keep(n_keep);
+    }
+}
+
+void Sequence::end(size_t n_keep) {
+    const size_t n_committed = transcript_.n_committed();
+    is_active_ = false;
+    judge_.reset(); // its sampler may hold callbacks that live no longer than the request
+    transcript_.end();
+    prompt_row_begin_ = prompt_row_end_ = 0;
+    if (!has_text_) {
+        return;
+    }
+    has_text_ = false;
+    if (n_keep == everything) {
+        memory_.truncate(n_committed);
+        memory_.settle();
+    } else {
+        keep(n_keep);
+    }
+}
+
+} // namespace pyfly

@@ -1,0 +1,127 @@
+// One text on the target: it says what to evaluate next and takes what came of it. batch.h merges several. No llama.h.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "judge.h"
+#include "memory.h"
+#include "transcript.h"
+
+namespace pyfly {
+
+// How a text is decoded.
+struct RequestConfig {
+    Gate gate;
+    pyfly_window_config window;
+    bool trace;                     // measure entropy, margin and logprob of every token
+    bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
+    bool resumable;                 // resume() may follow a round
+    bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
+    std::vector<int32_t> draft_max; // by drafter: most tokens it drafts in a round, 0: it is not asked
+};
+
+// The state between two rounds:
+//   transcript  committed tokens, then provisional ones (from the window's oldest open mismatch on)
+//   memory      what the target has evaluated: a proper prefix of them. The last token is evaluated by the next round,
+//               whose first row it yields; so are those before it that a recurrent target had to forget.
+class Sequence {
+  public:
+    // Evaluates spans in one batch of the target and shows them to the drafters; throws Error.
+    using Evaluate = std::function<void(const std::vector<Span> &)>;
+
+    // Target and vocabulary are borrowed.
+    Sequence(Model & target, const Vocabulary & vocabulary, int32_t slot, Evaluate evaluate)
+        : target_(&target), vocabulary_(&vocabulary), memory_(target, slot), evaluate_(std::move(evaluate)) {}
+
+    // A text begins. n_evaluated: how many of its tokens the target's memory holds, what lies behind them goes; without
+    // it, as many as it is known to hold. An error changes nothing, unless the target's memory could not be cut.
+    void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
+               std::unique_ptr<Sampler> sampler);
+
+    // It goes on behind its first n_keep tokens, the last of which the last round committed, with tokens[n] of the
+    // caller.
+    void resume(size_t n_keep, const int32_t * tokens, size_t n_tokens);
+
+    // The target's memory holds the first n_keep positions now, for others to look at between two rounds.
+    void park(size_t n_keep);
+
+    // The text ends and the memory holds its first n_keep positions; what it does not hold of them is evaluated, unless
+    // that has just failed. everything: what it holds of the committed tokens stays, nothing is evaluated.
+    static constexpr size_t everything = SIZE_MAX;
+    void end(size_t n_keep);
+
+    bool has_text() const { return has_text_; }   // from begin() to end(), also after an error
+    bool is_active() const { return is_active_; } // rounds may follow
+
+    // ---- One step, in this order: what is planned is evaluated and then taken, postponed or failed -----------------
+
+    // Tokens that have to be evaluated before a round; 0: a round may come. n_with_round: most tokens that may go with
+    // the round's batch.
+    size_t n_left(size_t n_with_round) const;
+    const Span & plan_prompt(size_t n_most); // 1 <= n_most: evaluates at most so many of them
+
+    // Most tokens that may be drafted in a round, at most n_room of which are wanted; < 1: none.
+    int64_t draft_limit(int64_t n_room) const;
+    const Span & plan_round(Draft draft);
+
+    // `span`: its index in the target's last evaluate().
+    void take(size_t span, int64_t us);
+    void postpone();               // it was not evaluated: another time
+    void fail(bool has_evaluated); // nothing follows but end()
+    void begin_step() { transcript_.begin_round(); }
+
+    const Transcript & transcript() const { return transcript_; }
+    Memory & memory() { return memory_; }
+    const Memory & memory() const { return memory_; }
+    const RequestConfig & config() const { return config_; }
+    int32_t n_rounds() const { return round_; }
+
+    // What the round that was just taken had drafted, and where.
+    const Draft & draft() const { return draft_; }
+    size_t draft_begin() const { return n_before_; }
+    bool has_open_window() const { return judge_ && judge_->oldest_open(); }
+
+    const float * prompt_row(int32_t position) const;
+
+    pyfly_stats & stats() { return stats_; }
+    const pyfly_stats & stats() const { return stats_; }
+
+  private:
+    enum class Planned { nothing, prompt, round };
+
+    bool is_limited() const { return target_->is_limited(); }
+    int64_t draft_max() const;
+    void require_text(const std::vector<int32_t> & history) const;
+    void count_evaluated(size_t n) { (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
+    void catch_up(size_t n);
+    void checkpoint();
+    void take_round(size_t span, int64_t us);
+    void fall_back();
+    void keep(size_t n);
+
+    Model * target_;
+    const Vocabulary * vocabulary_;
+    Memory memory_;
+    Evaluate evaluate_;
+    RequestConfig config_ = {Gate::exact(), {}, false, false, false, false, {}};
+    Transcript transcript_;
+    std::unique_ptr<Judge> judge_;
+    bool is_active_ = false;
+    bool has_text_ = false;
+    bool is_broken_ = false; // evaluating failed
+    int32_t round_ = 0;
+
+    Planned planned_ = Planned::nothing;
+    std::vector<int32_t> tokens_; // of the plan
+    Span span_ = {};
+    Draft draft_;
+    size_t n_before_ = 0;
+    size_t prompt_span_ = 0;                            // of the last prompt chunk with all rows
+    int32_t prompt_row_begin_ = 0, prompt_row_end_ = 0; // its positions
+    pyfly_stats stats_ = {};
+};
+
+} // namespace pyfly
