@@ -1,45 +1,58 @@
 // A second, cheaper model of the same vocabulary, decoded greedily.
 #pragma once
 
-#include "draft_context.h"
 #include "drafter.h"
+#include "llama/draft_context.h"
+#include "llama/llama_model.h"
+#include "text_memories.h"
 
 namespace pyfly {
 
 // Keeps the draft's KV cache for what it drafted and trims it after verification: a verified batch is never evaluated
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
-// draft goes on from its most recent window at no cost per round.
+// draft goes on from its most recent window at no cost per round. So does it for every text where all of them outgrow
+// the cells that they share, once the texts that are not drafted for are forgotten.
 class DraftModel : public Drafter {
   public:
     // Loads the model. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the vocabularies differ.
     DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
-    size_t prepare(const std::vector<int32_t> & history) override;
-    size_t n_behind(const std::vector<int32_t> & history) const override;
-    void draft(const std::vector<int32_t> & history, int32_t n_max, std::vector<int32_t> & out) override;
+    int32_t n_texts() const override { return memories_.n(); }
+    size_t prepare(int32_t text, const std::vector<int32_t> & history) override;
+    size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
+    void propose(const std::vector<DraftRequest> & requests) override;
     int64_t n_evaluated() const override { return n_evaluated_; }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
+    // A text to catch up with, or to draft for.
+    struct Job {
+        int32_t text;
+        const std::vector<int32_t> & history;
+        size_t n_more; // tokens that its memory is to hold behind the last one
+        std::vector<int32_t> drafted = {};
+        bool is_done = false;
+    };
+
     void warm_up();
-    size_t n_common(const std::vector<int32_t> & history) const;
-    void sync(const std::vector<int32_t> & history);
-    void forget_from(size_t n);
-    void forget_all();
-    void make_room(size_t n_history, size_t n_new);
-    size_t catch_up(const std::vector<int32_t> & history, size_t n_more);
-    void evaluate(const int32_t * tokens, size_t n, bool with_row);
+    size_t n_common(int32_t text, const std::vector<int32_t> & history) const;
+    size_t offset(int32_t text) const { return offsets_[static_cast<size_t>(text)]; }
+    size_t n_held(int32_t text) const { return offset(text) + memories_.at(text).n(); }
+    size_t n_new(const Job & job) const;
+    void sync(const Job & job);
+    void move_window(const Job & job, size_t n_ctx);
+    size_t catch_up(const std::vector<Job> & jobs);
+    void draft(std::vector<Job> & jobs);
 
     double p_min_;
-    ThreadPool * threads_; // whose size the context follows; null: it has its own thread count
     double expected_cost_;
     ModelPointer model_;
     ContextPointer context_;
-    int32_t n_vocab_;
-    size_t n_ctx_, n_batch_;
-    bool can_shift_, can_rewind_;
-    std::vector<int32_t> cached_; // tokens in the draft's memory, at positions 0, 1, ...
-    size_t offset_ = 0;           // where cached_ begins in the history
+    LlamaModel own_;
+    TextMemories memories_;
+    std::vector<size_t> offsets_; // where each text's memory begins in its history
+    size_t n_ctx_;                // most that one text gets
+    size_t n_ctx_of_all_;         // that each gets where all are long
     int64_t n_evaluated_ = 0;
 };
 

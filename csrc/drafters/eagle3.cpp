@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "error.h"
-#include "llama_ext.h"
-#include "model_file.h"
+#include "llama/llama_ext.h"
+#include "llama/model_file.h"
 
 namespace pyfly {
 
@@ -89,7 +89,7 @@ HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_mo
 
 Eagle3::Eagle3(LlamaTarget & target, const pyfly_draft_model_config & config)
     : HeadDrafter(load(target, config), config.p_min), target_(target) {
-    const llama_model * model = llama_get_model(context());
+    const llama_model * model = llama_get_model(own().context());
     const int32_t * layers = llama_model_target_layer_ids(model);
     layers_.assign(layers, layers + llama_model_target_layer_ids_n(model));
     width_ = shape().row_width / layers_.size();
@@ -107,22 +107,22 @@ void Eagle3::keep_layers(bool is_kept) {
 }
 
 // The layers' inputs side by side.
-void Eagle3::read_rows(size_t begin, size_t n, float * out) {
+void Eagle3::read_rows(size_t span, size_t begin, size_t n, float * out) {
     for (size_t l = 0; l < layers_.size(); l++) {
-        const float * rows = llama_get_embeddings_layer_inp(target_.context(), static_cast<uint32_t>(layers_[l]));
+        const float * rows = target_.layer_input_rows(static_cast<uint32_t>(layers_[l]), span, begin);
         for (size_t i = 0; i < n; i++) {
-            std::memcpy(out + i * shape().row_width + l * width_, rows + (begin + i) * width_, width_ * sizeof(float));
+            std::memcpy(out + i * shape().row_width + l * width_, rows + i * width_, width_ * sizeof(float));
         }
     }
 }
 
 // The encoder. It looks at one token at a time, so a batch may be cut anywhere.
 void Eagle3::make_inputs(const float * rows, size_t n, float * out) {
-    const size_t width = shape().input_width;
-    for (size_t begin = 0; begin < n; begin += n_ubatch()) {
-        const size_t n_batch = std::min(n_ubatch(), n - begin);
-        encode_rows(context(), threads(), shape().name, rows + begin * shape().row_width, n_batch);
-        const float * fused = llama_get_embeddings_nextn(context());
+    const size_t width = shape().input_width, n_most = own().n_ubatch();
+    for (size_t begin = 0; begin < n; begin += n_most) {
+        const size_t n_batch = std::min(n_most, n - begin);
+        own().encode(rows + begin * shape().row_width, n_batch);
+        const float * fused = llama_get_embeddings_nextn(own().context());
         if (fused == nullptr) {
             throw Error(PYFLY_STATUS_INTERNAL, "llama.cpp kept no output of the EAGLE-3 encoder");
         }

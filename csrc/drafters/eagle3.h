@@ -15,7 +15,7 @@ class Eagle3 : public HeadDrafter {
     ~Eagle3() override;
 
   protected:
-    void read_rows(size_t begin, size_t n, float * out) override;
+    void read_rows(size_t span, size_t begin, size_t n, float * out) override;
     void make_inputs(const float * rows, size_t n, float * out) override;
 
   private:

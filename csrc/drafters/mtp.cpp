@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "error.h"
-#include "llama_ext.h"
-#include "model_file.h"
+#include "llama/llama_ext.h"
+#include "llama/model_file.h"
 
 namespace pyfly {
 
@@ -73,13 +73,12 @@ Mtp::~Mtp() {
     target_.keep_nextn(false);
 }
 
-void Mtp::read_rows(size_t begin, size_t n, float * out) {
-    const float * rows = llama_get_embeddings_nextn(target_.context());
+void Mtp::read_rows(size_t span, size_t begin, size_t n, float * out) {
+    const float * rows = target_.nextn_rows(span, begin);
     if (rows == nullptr) {
         throw Error(PYFLY_STATUS_INTERNAL, "llama.cpp kept no hidden states for the MTP head");
     }
-    const size_t width = shape().row_width;
-    std::memcpy(out, rows + begin * width, n * width * sizeof(float));
+    std::memcpy(out, rows, n * shape().row_width * sizeof(float));
 }
 
 void Mtp::make_inputs(const float * rows, size_t n, float * out) {
@@ -88,7 +87,7 @@ void Mtp::make_inputs(const float * rows, size_t n, float * out) {
 
 void Mtp::select(int32_t step) {
     if (shape().n_heads > 1) {
-        llama_set_nextn_layer_offset(context(), step);
+        llama_set_nextn_layer_offset(own().context(), step);
     }
 }
 

@@ -16,7 +16,7 @@ class Mtp : public HeadDrafter {
     ~Mtp() override;
 
   protected:
-    void read_rows(size_t begin, size_t n, float * out) override;
+    void read_rows(size_t span, size_t begin, size_t n, float * out) override;
     void make_inputs(const float * rows, size_t n, float * out) override;
     void select(int32_t step) override;
 

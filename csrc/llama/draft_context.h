@@ -35,8 +35,9 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
                         bool load_mtp);
 
-// Parameters of a context that runs beside the target's. Throws Error(PYFLY_STATUS_INVALID) for a V cache that needs
-// flash attention where it is off.
+// Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
+// batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.
+// Throws Error(PYFLY_STATUS_INVALID) for a V cache that needs flash attention where it is off.
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
 // The pool whose size the draft's context follows; null where the configuration gives it a thread count.

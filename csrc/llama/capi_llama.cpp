@@ -19,7 +19,7 @@ using pyfly::guard;
 namespace {
 
 pyfly::LlamaTarget & llama_target(pyfly_target * target) {
-    auto * llama = dynamic_cast<pyfly::LlamaTarget *>(target->impl.get());
+    auto * llama = dynamic_cast<pyfly::LlamaTarget *>(target->model.get());
     if (llama == nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "a drafter with a model of its own needs a llama target");
     }
@@ -36,15 +36,16 @@ pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adapti
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
-        *out = new pyfly_target{std::make_unique<pyfly::LlamaTarget>(
-            static_cast<llama_context *>(llama_context_pointer), adaptive_threads != PYFLY_THREADS_FIXED,
-            adaptive_threads == PYFLY_THREADS_ADAPT_ALL)};
+        auto * context = static_cast<llama_context *>(llama_context_pointer);
+        auto model = std::make_unique<pyfly::LlamaTarget>(context, adaptive_threads != PYFLY_THREADS_FIXED,
+                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL);
+        *out = new pyfly_target{std::move(model), pyfly::make_vocabulary(llama_get_model(context))};
     });
 }
 
 void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out) {
     *out = {};
-    const auto * llama = dynamic_cast<const pyfly::LlamaTarget *>(target->impl.get());
+    const auto * llama = dynamic_cast<const pyfly::LlamaTarget *>(target->model.get());
     if (llama != nullptr && llama->thread_pool().policy()) {
         const pyfly::ThreadPolicy & policy = *llama->thread_pool().policy();
         *out = {policy.n_threads(), policy.n_max(), policy.n_changes(), policy.n_trials()};

@@ -88,7 +88,10 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
 
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config) {
     llama_context_params params = llama_context_default_params();
-    params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) : static_cast<uint32_t>(target.n_ctx());
+    params.n_seq_max = static_cast<uint32_t>(target.n_sequences());
+    params.kv_unified = target.n_sequences() > 1;
+    params.n_ctx = config.n_ctx > 0 ? static_cast<uint32_t>(config.n_ctx) * params.n_seq_max
+                                    : static_cast<uint32_t>(target.n_cells());
     params.n_batch =
         config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
     params.n_batch = std::clamp(params.n_batch, uint32_t{2}, params.n_ctx); // two tokens follow a fully accepted draft

@@ -1,0 +1,398 @@
+#include "llama_model.h"
+
+#include <algorithm>
+#include <map>
+
+#include "error.h"
+
+namespace pyfly {
+
+bool is_recurrent(const llama_model * model) {
+    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+std::string model_architecture(const llama_model * model) {
+    char name[128] = "";
+    llama_model_meta_val_str(model, "general.architecture", name, sizeof(name));
+    return name;
+}
+
+LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
+                       size_t input_width)
+    : context_(context), threads_(threads), name_(std::move(name)), is_recurrent_(is_recurrent),
+      input_width_(input_width), n_batch_(static_cast<int32_t>(llama_n_batch(context))),
+      n_snapshots_(static_cast<int32_t>(llama_n_rs_seq(context))) {
+    const llama_model * model = llama_get_model(context);
+    n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    n_swa_ = llama_model_n_swa(model);
+    if (n_vocab_ < 1 || memory() == nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "this model cannot generate text: it has no vocabulary or no memory");
+    }
+    sequences_.resize(llama_n_seq_max(context));
+    for (Sequence & sequence : sequences_) {
+        if (is_recurrent_) {
+            sequence.rewind.emplace(n_snapshots_);
+        }
+    }
+}
+
+// Which spans go together in a batch of llama.cpp; the batches' order.
+//
+// A KV cache takes everything at once. So does a recurrent memory, which splits the batch into parts of as many tokens
+// of each sequence; but a part of several sequences moves their states to neighbouring cells, away from whatever
+// sequence was there, and the snapshots of that one stay behind: what it takes back later would be another's state. So
+// where there are snapshots, single tokens go first (none of theirs can be taken back), then one part of equally long
+// spans, the largest, and then each of the others alone, which moves nobody.
+std::vector<LlamaModel::Group> LlamaModel::plan(const std::vector<Span> & spans) const {
+    Group all(spans.size());
+    for (size_t i = 0; i < all.size(); i++) {
+        all[i] = i;
+    }
+    // Caches with a stream for each sequence evaluate neighbouring ones together.
+    std::sort(all.begin(), all.end(), [&](size_t a, size_t b) { return spans[a].sequence < spans[b].sequence; });
+    if (!is_recurrent_ || n_snapshots_ == 0 || spans.size() == 1) {
+        return {all};
+    }
+    std::map<size_t, Group> by_length;
+    for (const size_t i : all) {
+        Group & group = by_length[spans[i].n];
+        if (spans[i].n == 1 || group.empty() || (group.size() + 1) * spans[i].n <= n_ubatch()) {
+            group.push_back(i);
+        }
+    }
+    std::vector<Group> groups;
+    const auto take = [&](const Group & group) {
+        groups.push_back(group);
+        all.erase(std::remove_if(all.begin(), all.end(),
+                                 [&](size_t i) { return std::find(group.begin(), group.end(), i) != group.end(); }),
+                  all.end());
+    };
+    if (const auto singles = by_length.find(1); singles != by_length.end()) {
+        take(singles->second);
+        by_length.erase(singles);
+    }
+    const auto largest = std::max_element(by_length.begin(), by_length.end(), [](const auto & a, const auto & b) {
+        return a.second.size() < b.second.size();
+    });
+    if (largest != by_length.end()) {
+        take(largest->second);
+    }
+    while (!all.empty()) {
+        take({all.front()});
+    }
+    return groups;
+}
+
+void LlamaModel::evaluate(const std::vector<Span> & spans) {
+    size_t n = 0;
+    for (const Span & span : spans) {
+        n += span.n;
+    }
+    if (n > static_cast<size_t>(n_batch_)) { // llama.cpp ends the process
+        throw Error(PYFLY_STATUS_INTERNAL, "the " + name_ + " was given " + std::to_string(n) +
+                                               " tokens at once, more than its n_batch of " + std::to_string(n_batch_));
+    }
+    const std::vector<Group> groups = plan(spans);
+    const bool moves = std::any_of(groups.begin(), groups.end(), [](const Group & group) { return group.size() > 1; });
+    if (is_recurrent_ && moves) {
+        for (int32_t s = 0; s < n_sequences(); s++) { // those that are not evaluated too
+            at(s).is_lost = !act(s) || at(s).is_lost;
+            at(s).rewind->forget_batch();
+        }
+    }
+    for (const Span & span : spans) {
+        require_act(span.sequence);
+    }
+    places_.assign(spans.size(), {});
+    for (const Group & group : groups) {
+        decode(spans, group);
+        if (&group == &groups.back()) {
+            break;
+        }
+        for (const size_t s : group) {
+            const Span & span = spans[s];
+            for (size_t i = span.first_row; i < span.n; i++) {
+                const float * const from = row(s, i);
+                places_[s].rows.insert(places_[s].rows.end(), from, from + n_vocab_);
+            }
+            keep(s, span.n);
+            places_[s].is_kept = true;
+        }
+    }
+}
+
+void LlamaModel::resize_batch(size_t n) {
+    tokens_.resize(n);
+    positions_.resize(n);
+    n_seq_ids_.assign(n, 1);
+    ids_.resize(n);
+    seq_ids_.resize(n);
+    outputs_.resize(n);
+    for (size_t i = 0; i < n; i++) {
+        seq_ids_[i] = &ids_[i];
+    }
+}
+
+// Runs llama_decode or llama_encode on a batch, waits for the result and returns its code.
+int32_t LlamaModel::compute(const llama_batch & batch, int32_t (*function)(llama_context *, llama_batch)) {
+    int32_t code = 0;
+    const auto evaluate = [&] {
+        code = function(context_, batch);
+        llama_synchronize(context_);
+    };
+    if (threads_ != nullptr) {
+        threads_->run(context_, batch.n_tokens, evaluate);
+    } else {
+        evaluate();
+    }
+    return code;
+}
+
+// Evaluates some of the spans in one batch and waits for the result.
+void LlamaModel::decode(const std::vector<Span> & spans, const Group & group) {
+    size_t n = 0;
+    for (const size_t s : group) {
+        places_[s].begin = n;
+        places_[s].first_row = spans[s].first_row;
+        n += spans[s].n;
+    }
+    resize_batch(n);
+    inputs_.resize(n * input_width_);
+    for (const size_t s : group) {
+        const Span & span = spans[s];
+        const size_t begin = places_[s].begin;
+        std::copy_n(span.tokens, span.n, tokens_.begin() + static_cast<std::ptrdiff_t>(begin));
+        if (span.inputs != nullptr) {
+            std::copy_n(span.inputs, span.n * input_width_,
+                        inputs_.begin() + static_cast<std::ptrdiff_t>(begin * input_width_));
+        }
+        for (size_t i = 0; i < span.n; i++) {
+            positions_[begin + i] = static_cast<llama_pos>(span.n_past + i);
+            ids_[begin + i] = span.sequence;
+            outputs_[begin + i] = i >= span.first_row ? 1 : 0;
+        }
+        if (is_recurrent_) {
+            at(span.sequence).rewind->forget_batch(); // should this throw
+        }
+    }
+    llama_batch batch = {};
+    batch.n_tokens = static_cast<int32_t>(n);
+    batch.token = tokens_.data();
+    batch.embd = input_width_ > 0 ? inputs_.data() : nullptr;
+    batch.pos = positions_.data();
+    batch.n_seq_id = n_seq_ids_.data();
+    batch.seq_id = seq_ids_.data();
+    batch.logits = outputs_.data();
+    const int32_t code = compute(batch, llama_decode);
+    if (code == 0) {
+        for (const size_t s : group) {
+            if (is_recurrent_) {
+                at(spans[s].sequence).rewind->evaluated(spans[s].n);
+            }
+        }
+        return;
+    }
+    for (const size_t s : group) {
+        // Where there was no room llama.cpp has not begun. A recurrent state is of no use after half a batch, and
+        // cutting it may succeed and be wrong.
+        if (code != 1) {
+            llama_memory_seq_rm(memory(), spans[s].sequence,
+                                is_recurrent_ ? -1 : static_cast<llama_pos>(spans[s].n_past), -1);
+        }
+    }
+    const char * why = code == 1    ? "no room in its KV cache for this batch; raise n_ctx"
+                       : code == 2  ? "the decode was aborted"
+                       : code == -1 ? "the batch was refused"
+                                    : "the backend failed";
+    throw Error(code == 1 ? PYFLY_STATUS_CONTEXT_FULL : PYFLY_STATUS_NATIVE,
+                "llama_decode on the " + name_ + " returned " + std::to_string(code) + ": " + why);
+}
+
+void LlamaModel::encode(const float * rows, size_t n) {
+    resize_batch(n);
+    // The encoder does not use the positions, but llama.cpp wants them to continue from its memory.
+    const llama_pos n_past = n_held(0);
+    for (size_t i = 0; i < n; i++) {
+        positions_[i] = n_past + static_cast<llama_pos>(i);
+        ids_[i] = 0;
+        outputs_[i] = 1;
+    }
+    llama_batch batch = {};
+    batch.n_tokens = static_cast<int32_t>(n);
+    batch.embd = const_cast<float *>(rows); // llama_encode does not write to it
+    batch.pos = positions_.data();
+    batch.n_seq_id = n_seq_ids_.data();
+    batch.seq_id = seq_ids_.data();
+    batch.logits = outputs_.data();
+    const int32_t code = compute(batch, llama_encode);
+    if (code != 0) {
+        throw Error(PYFLY_STATUS_NATIVE, "llama_encode on the " + name_ + " returned " + std::to_string(code));
+    }
+}
+
+const float * LlamaModel::row(size_t span, size_t i) {
+    const Place & place = places_[span];
+    if (place.is_kept) {
+        return place.rows.data() + (i - place.first_row) * static_cast<size_t>(n_vocab_);
+    }
+    const float * row = llama_get_logits_ith(context_, batch_index(span, i));
+    if (row == nullptr) {
+        throw Error(PYFLY_STATUS_INTERNAL,
+                    "llama.cpp kept no logits for batch index " + std::to_string(batch_index(span, i)));
+    }
+    return row;
+}
+
+int32_t LlamaModel::n_held(int32_t sequence) const {
+    return llama_memory_seq_pos_max(memory(), sequence) + 1;
+}
+
+// Positions from 0 on that the cache of the sliding window has dropped (swa_full=False): 0 while it has room.
+int32_t LlamaModel::n_pruned(int32_t sequence) const {
+    return std::max(0, static_cast<int32_t>(llama_memory_seq_pos_min(memory(), sequence)));
+}
+
+// Whether a layer with a sliding window looks, at position n, at one of the first n_pruned positions.
+bool LlamaModel::needs(int32_t n, int32_t n_pruned) const {
+    return n_swa_ > 0 && n_pruned > std::max(0, n - n_swa_ + 1);
+}
+
+// The cache drops the oldest cells it does not need, and only when it is full; it has room for the windows and a batch.
+bool LlamaModel::can_return(int32_t sequence, int32_t n, int32_t n_more) const {
+    if (is_recurrent_) {
+        return has_checkpoints_;
+    }
+    if (n_swa_ == 0) {
+        return true;
+    }
+    int64_t n_all = n_more; // a cache may be common to all
+    for (int32_t s = 0; s < n_sequences(); s++) {
+        n_all += n_held(s);
+    }
+    const int32_t n_now = n_pruned(sequence);
+    const bool is_full = n_now > 0 || n_all > n_swa_ + static_cast<int64_t>(n_ubatch());
+    return !needs(n, is_full ? n_now + n_more : 0);
+}
+
+void LlamaModel::clear(int32_t sequence) {
+    llama_memory_seq_rm(memory(), sequence, -1, -1); // a whole sequence can be removed from every kind of memory
+    at(sequence).is_shared = false;
+}
+
+int32_t LlamaModel::truncate(int32_t sequence, int32_t n) {
+    const int32_t n_now = n_held(sequence);
+    if (is_recurrent_) {
+        at(sequence).is_lost = false; // the caller learns what is left
+        return at(sequence).rewind->truncate(n_now, n);
+    }
+    if (n == 0 || needs(std::min(n, n_now), n_pruned(sequence))) {
+        // llama.cpp would cut its cache all the same (as it does when a batch fails) and go on with what is missing.
+        clear(sequence);
+        return 0;
+    }
+    if (n >= n_now) {
+        return n_now;
+    }
+    if (!llama_memory_seq_rm(memory(), sequence, n, -1)) {
+        throw Error(PYFLY_STATUS_NATIVE,
+                    "the " + name_ + "'s memory could not be rolled back to position " + std::to_string(n));
+    }
+    return n;
+}
+
+// Carries out what truncate() planned. Where that fails the sequence is empty.
+bool LlamaModel::act(int32_t sequence) {
+    const Rewind::Plan plan = at(sequence).rewind->take();
+    const std::vector<uint8_t> & checkpoint = at(sequence).checkpoint;
+    bool is_done = true;
+    switch (plan.way) {
+        case Rewind::Way::stay:
+            break;
+        case Rewind::Way::snapshot:
+            is_done = llama_memory_seq_rm(memory(), sequence, plan.n, -1);
+            break;
+        case Rewind::Way::checkpoint:
+            // The recurrent part is replaced; what the attention part of a hybrid memory holds behind it is cut off.
+            is_done = llama_state_seq_set_data_ext(context_, checkpoint.data(), checkpoint.size(), sequence,
+                                                   LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == checkpoint.size() &&
+                      llama_memory_seq_rm(memory(), sequence, plan.n, -1);
+            break;
+        case Rewind::Way::clear:
+            clear(sequence);
+            break;
+    }
+    if (!is_done) {
+        clear(sequence);
+    }
+    return is_done;
+}
+
+void LlamaModel::require_act(int32_t sequence) {
+    if (!is_recurrent_) {
+        return;
+    }
+    const bool is_done = act(sequence) && !at(sequence).is_lost;
+    at(sequence).is_lost = false;
+    if (!is_done) {
+        throw Error(PYFLY_STATUS_NATIVE,
+                    "the " + name_ + "'s recurrent state could not be rolled back; decode without a drafter");
+    }
+}
+
+bool LlamaModel::checkpoint(int32_t sequence) {
+    if (!is_recurrent_ || at(sequence).rewind->will_restore_checkpoint()) {
+        return true;
+    }
+    if (!has_checkpoints_) {
+        return false;
+    }
+    require_act(sequence);
+    Sequence & own = at(sequence);
+    own.rewind->forget_checkpoint();
+    own.checkpoint.resize(llama_state_seq_get_size_ext(context_, sequence, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+    const size_t n_written = llama_state_seq_get_data_ext(context_, own.checkpoint.data(), own.checkpoint.size(),
+                                                          sequence, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    has_checkpoints_ = n_written > 0 && n_written == own.checkpoint.size();
+    if (has_checkpoints_) {
+        own.rewind->checkpointed(n_held(sequence));
+    }
+    return has_checkpoints_;
+}
+
+void LlamaModel::forget_checkpoint(int32_t sequence) {
+    if (is_recurrent_) {
+        at(sequence).rewind->forget_checkpoint();
+    }
+}
+
+void LlamaModel::settle(int32_t sequence) {
+    if (is_recurrent_) {
+        require_act(sequence);
+        at(sequence).rewind->forget_batch();
+    }
+}
+
+bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
+    if (is_recurrent_ || n_swa_ > 0) {
+        return false;
+    }
+    // The whole, then a cut: caches with a stream for each sequence can do no other.
+    llama_memory_seq_cp(memory(), from, to, -1, -1);
+    if (n < n_held(to) && !llama_memory_seq_rm(memory(), to, n, -1)) {
+        clear(to);
+        return false;
+    }
+    at(from).is_shared = at(to).is_shared = true;
+    return true;
+}
+
+bool LlamaModel::shift(int32_t sequence, int32_t n) {
+    if (is_recurrent_ || at(sequence).is_shared || !llama_memory_can_shift(memory())) {
+        return false;
+    }
+    llama_memory_seq_rm(memory(), sequence, 0, n);
+    llama_memory_seq_add(memory(), sequence, n, -1, -n);
+    return true;
+}
+
+} // namespace pyfly

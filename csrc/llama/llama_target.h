@@ -1,0 +1,54 @@
+// The target: a LlamaModel whose threads and hidden states drafters use.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "llama_model.h"
+#include "vocabulary.h"
+
+namespace pyfly {
+
+class LlamaTarget : public LlamaModel {
+  public:
+    // The context is borrowed and gets a thread pool of its thread counts, until the target goes; is_adaptive and
+    // is_batch_adaptive say whether they are only the most threads. Throws Error(PYFLY_STATUS_INVALID) for a context
+    // without memory or vocabulary.
+    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive);
+    ~LlamaTarget() override { llama_detach_threadpool(context()); }
+
+    // Switches on (and, as often, off) what heads read after every batch: the hidden states behind the last layer, the
+    // inputs of a layer. The model must publish them.
+    void keep_nextn(bool is_kept);
+    void keep_layer_input(uint32_t layer, bool is_kept);
+
+    // Rows of a span of the last evaluate(), from its token i on, [n - i][width]: hidden states behind the last layer
+    // (null if llama.cpp kept none), inputs of a layer. What is read must be switched on. Valid until the next.
+    const float * nextn_rows(size_t span, size_t i) const;
+    const float * layer_input_rows(uint32_t layer, size_t span, size_t i) const;
+
+    // The pool of CPU threads that drafters' contexts share with the target's. The target outlives them.
+    ThreadPool & thread_pool() const { return *thread_pool_; }
+
+  private:
+    // Copies, where the batch that a span was in was not the last one.
+    struct Hidden {
+        std::vector<float> nextn;
+        std::map<uint32_t, std::vector<float>> layers;
+    };
+
+    LlamaTarget(llama_context * context, std::unique_ptr<ThreadPool> thread_pool);
+    void keep(size_t span, size_t n) override;
+
+    std::unique_ptr<ThreadPool> thread_pool_;
+    size_t nextn_width_, layer_width_;
+    int32_t n_nextn_users_ = 0;
+    std::map<uint32_t, int32_t> n_layer_users_;
+    std::map<size_t, Hidden> hidden_; // by span
+};
+
+// What `model` knows of its tokens: which end a text, and which only have a meaning to the chat format.
+Vocabulary make_vocabulary(const llama_model * model);
+
+} // namespace pyfly
