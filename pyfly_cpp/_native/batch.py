@@ -175,8 +175,10 @@ class Slot:
         return self.n_left
 
     def round(self, n_room: int = 2**31 - 1) -> int:
-        """One round; returns how many tokens it committed."""
+        """One round, and before it what has to be evaluated for it; returns how many tokens it committed."""
         self.want(n_room)
+        while self.n_left > 0:
+            self._step()
         return self._step()
 
     def _step(self) -> int:
