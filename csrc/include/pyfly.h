@@ -138,8 +138,8 @@ typedef enum pyfly_adaptive_threads {
     PYFLY_THREADS_ADAPT_ALL = 2
 } pyfly_adaptive_threads;
 
-/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses sequence 0. `adaptive_threads`: a
- * pyfly_adaptive_threads. */
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses all of its n_seq_max sequences, one
+ * for each slot of a batch. `adaptive_threads`: a pyfly_adaptive_threads. */
 pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, pyfly_target ** out,
                                     pyfly_error * error);
 
@@ -209,7 +209,7 @@ typedef struct pyfly_drafter pyfly_drafter;
 
 typedef struct pyfly_draft_model_config {
     const char * model_path; /* GGUF, UTF-8 */
-    int32_t n_ctx;           /* context of the draft, tokens; 0: the target's */
+    int32_t n_ctx;           /* context of the draft for each text, tokens; 0: they share as much as the target's */
     int32_t n_batch;         /* largest batch, tokens; 0: the target's */
     int32_t n_gpu_layers;    /* layers on the GPU; < 0: all */
     int32_t n_threads;       /* 0: the target's, also where they adapt */

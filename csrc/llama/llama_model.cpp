@@ -1,7 +1,6 @@
 #include "llama_model.h"
 
 #include <algorithm>
-#include <map>
 
 #include "error.h"
 
@@ -36,53 +35,6 @@ LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::strin
     }
 }
 
-// Which spans go together in a batch of llama.cpp; the batches' order.
-//
-// A KV cache takes everything at once. So does a recurrent memory, which splits the batch into parts of as many tokens
-// of each sequence; but a part of several sequences moves their states to neighbouring cells, away from whatever
-// sequence was there, and the snapshots of that one stay behind: what it takes back later would be another's state. So
-// where there are snapshots, single tokens go first (none of theirs can be taken back), then one part of equally long
-// spans, the largest, and then each of the others alone, which moves nobody.
-std::vector<LlamaModel::Group> LlamaModel::plan(const std::vector<Span> & spans) const {
-    Group all(spans.size());
-    for (size_t i = 0; i < all.size(); i++) {
-        all[i] = i;
-    }
-    // Caches with a stream for each sequence evaluate neighbouring ones together.
-    std::sort(all.begin(), all.end(), [&](size_t a, size_t b) { return spans[a].sequence < spans[b].sequence; });
-    if (!is_recurrent_ || n_snapshots_ == 0 || spans.size() == 1) {
-        return {all};
-    }
-    std::map<size_t, Group> by_length;
-    for (const size_t i : all) {
-        Group & group = by_length[spans[i].n];
-        if (spans[i].n == 1 || group.empty() || (group.size() + 1) * spans[i].n <= n_ubatch()) {
-            group.push_back(i);
-        }
-    }
-    std::vector<Group> groups;
-    const auto take = [&](const Group & group) {
-        groups.push_back(group);
-        all.erase(std::remove_if(all.begin(), all.end(),
-                                 [&](size_t i) { return std::find(group.begin(), group.end(), i) != group.end(); }),
-                  all.end());
-    };
-    if (const auto singles = by_length.find(1); singles != by_length.end()) {
-        take(singles->second);
-        by_length.erase(singles);
-    }
-    const auto largest = std::max_element(by_length.begin(), by_length.end(), [](const auto & a, const auto & b) {
-        return a.second.size() < b.second.size();
-    });
-    if (largest != by_length.end()) {
-        take(largest->second);
-    }
-    while (!all.empty()) {
-        take({all.front()});
-    }
-    return groups;
-}
-
 void LlamaModel::evaluate(const std::vector<Span> & spans) {
     size_t n = 0;
     for (const Span & span : spans) {
@@ -92,8 +44,8 @@ void LlamaModel::evaluate(const std::vector<Span> & spans) {
         throw Error(PYFLY_STATUS_INTERNAL, "the " + name_ + " was given " + std::to_string(n) +
                                                " tokens at once, more than its n_batch of " + std::to_string(n_batch_));
     }
-    const std::vector<Group> groups = plan(spans);
-    const bool moves = std::any_of(groups.begin(), groups.end(), [](const Group & group) { return group.size() > 1; });
+    const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch(), is_recurrent_ && n_snapshots_ > 0);
+    const bool moves = std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
     if (is_recurrent_ && moves) {
         for (int32_t s = 0; s < n_sequences(); s++) { // those that are not evaluated too
             at(s).is_lost = !act(s) || at(s).is_lost;
@@ -104,7 +56,7 @@ void LlamaModel::evaluate(const std::vector<Span> & spans) {
         require_act(span.sequence);
     }
     places_.assign(spans.size(), {});
-    for (const Group & group : groups) {
+    for (const SpanGroup & group : groups) {
         decode(spans, group);
         if (&group == &groups.back()) {
             break;
@@ -149,7 +101,7 @@ int32_t LlamaModel::compute(const llama_batch & batch, int32_t (*function)(llama
 }
 
 // Evaluates some of the spans in one batch and waits for the result.
-void LlamaModel::decode(const std::vector<Span> & spans, const Group & group) {
+void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group) {
     size_t n = 0;
     for (const size_t s : group) {
         places_[s].begin = n;

@@ -8,6 +8,7 @@
 #include "llama.h"
 #include "model.h"
 #include "rewind.h"
+#include "span_groups.h"
 #include "thread_pool.h"
 
 namespace pyfly {
@@ -74,7 +75,6 @@ class LlamaModel : public Model {
         bool is_lost = false;   // its recurrent state could not be taken back while others were evaluated
         bool is_shared = false; // it may have cells in common with another one
     };
-    using Group = std::vector<size_t>; // indices of spans
 
     Sequence & at(int32_t sequence) { return sequences_[static_cast<size_t>(sequence)]; }
     llama_memory_t memory() const { return llama_get_memory(context_); }
@@ -84,8 +84,7 @@ class LlamaModel : public Model {
     void clear(int32_t sequence);
     bool act(int32_t sequence);
     void require_act(int32_t sequence);
-    std::vector<Group> plan(const std::vector<Span> & spans) const;
-    void decode(const std::vector<Span> & spans, const Group & group);
+    void decode(const std::vector<Span> & spans, const SpanGroup & group);
     void resize_batch(size_t n);
     int32_t compute(const llama_batch & batch, int32_t (*function)(llama_context *, llama_batch));
 

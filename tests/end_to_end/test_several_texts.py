@@ -1,0 +1,169 @@
+"""Several texts in one llama.cpp context: each gets what it would get alone, whatever their lengths and drafts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+
+import llama_cpp
+import pytest
+from heads import EAGLE3
+from teacher_forcing import evaluate, gap
+
+from pyfly_cpp import Exact, Window
+from pyfly_cpp._native import Batch, CallbackDrafter, Eagle3Drafter, LlamaTarget, ModelDrafter, MTPDrafter
+
+N_TEXTS = 4
+# The rows of a batch and of a fresh evaluation differ by 0.01 at most (F16); a wrong state is off by 0.5.
+TOLERANCE = 0.03
+
+
+@contextlib.contextmanager
+def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS, n_ctx=None):
+    """A target of several sequences."""
+    model_params = llama_cpp.llama_model_default_params()
+    model_params.load_mtp = load_mtp
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx or 256 * n_texts, 64, 64, n_texts
+    params.kv_unified, params.n_rs_seq = unified, n_snapshots
+    params.n_threads = params.n_threads_batch = 1
+    with contextlib.ExitStack() as stack:
+        model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
+        stack.callback(llama_cpp.llama_model_free, model)
+        context = llama_cpp.llama_init_from_model(model, params)
+        stack.callback(llama_cpp.llama_free, context)
+        target = LlamaTarget(ctypes.c_void_p(context) if isinstance(context, int) else context)
+        stack.callback(target.close)
+        yield target
+
+
+def complete(batch, prompts, n_tokens, draft_max=None):
+    """Runs texts together, text i to n_tokens[i] new tokens; returns the tokens and the counters of each."""
+    window = Window(0).config()
+    out = {}
+    for i, prompt in enumerate(prompts):
+        limits = None if draft_max is None else [draft_max[i]]
+        batch.slots[i].begin(prompt, Exact().nodes(), window, draft_max=limits)
+    running = {i: [] for i in range(len(prompts))}
+    while running:
+        for progress in batch.step():
+            assert progress.failure is None, progress.failure
+            slot = batch.slots[progress.slot]
+            new = running[progress.slot]
+            if progress.n_records:
+                new += [token for _, token in slot.tokens()]
+            if len(new) >= n_tokens[progress.slot]:
+                out[progress.slot] = (new, slot.counters())
+                slot.end()
+                del running[progress.slot]
+    return [out[i] for i in range(len(prompts))]
+
+
+def assert_greedy(path, prompts, texts, n_ctx=512):
+    """Each token is the best one of a fresh evaluation of its own context, within the noise."""
+    llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_batch=n_ctx, n_threads=1, n_threads_batch=1, verbose=False)
+    try:
+        for prompt, (tokens, _) in zip(prompts, texts):
+            rows = evaluate(llm, (prompt + tokens)[:-1], 0, len(tokens))
+            assert gap(rows, tokens).max() < TOLERANCE
+    finally:
+        llm.close()
+
+
+def some_prompts(n=N_TEXTS):
+    rng = random.Random(7)
+    return [[rng.randrange(20, 1500) for _ in range(length)] for length in (3, 90, 17, 40, 6, 25)[:n]]
+
+
+class Corrupted:
+    """Drafts the known continuation of whichever text asks, of random length, wrong from a random depth on or not."""
+
+    def __init__(self, texts):
+        self.texts = texts
+        self.rng = random.Random(1)
+
+    def __call__(self, history):
+        history = [int(token) for token in history]
+        for text in self.texts:
+            if text[: len(history)] == history:
+                n = self.rng.randrange(1, 5)
+                draft = text[len(history) : len(history) + n]
+                wrong = self.rng.randrange(2 * n)
+                return [token if i < wrong else (token + 7) % 1500 for i, token in enumerate(draft)] or [5]
+        return [5]
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("n_snapshots", [0, 4])
+def test_recurrent_states_of_texts_with_rows_of_all_lengths(tiny_qwen35, unified, n_snapshots):
+    """Rejections at random depths: where the snapshots of one text were left behind when another's state was moved, the
+    text goes on from a state that is not its own."""
+    prompts = some_prompts()
+    with opened(tiny_qwen35, unified=unified, n_snapshots=n_snapshots) as target, Batch(target) as batch:
+        batch.configure([])
+        plain = complete(batch, prompts, [40] * N_TEXTS)
+        assert_greedy(tiny_qwen35, prompts, plain)
+        script = Corrupted([prompt + tokens for prompt, (tokens, _) in zip(prompts, plain)])
+        with CallbackDrafter(script) as drafter:
+            batch.configure([(drafter, 4)])
+            drafted = complete(batch, prompts, [40, 25, 33, 38])
+            assert_greedy(tiny_qwen35, prompts, drafted)
+            assert sum(counters["matched"] for _, counters in drafted) > 40
+
+
+def a_drafter(kind, target, draft):
+    if kind == "MTP":
+        return MTPDrafter(target, None, 0.0, 4, True)
+    if kind == "EAGLE-3":
+        return Eagle3Drafter(target, str(EAGLE3), 0.0)
+    return ModelDrafter(target, draft, 0.0, **({"n_ctx": 48} if kind == "short draft" else {}))
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("kind", ["draft", "short draft", "EAGLE-3", "MTP"])
+def test_drafters_hold_several_texts(kind, unified, tiny_target, tiny_draft, tiny_qwen35):
+    """Drafts for all texts at once are as good as drafts for one, and cost as many evaluated tokens."""
+    path = tiny_qwen35 if kind == "MTP" else tiny_target
+    options = {"unified": unified, "n_snapshots": 4 if kind == "MTP" else 0, "load_mtp": kind == "MTP"}
+    prompts, n_tokens, limits = some_prompts(), [60, 20, 33, 70], [4, 2, 4, 3]
+    with opened(path, **options) as target, a_drafter(kind, target, tiny_draft) as drafter, Batch(target) as batch:
+        batch.configure([(drafter, 4)])
+        together = complete(batch, prompts, n_tokens, limits)
+        n_together = drafter.n_evaluated
+    assert_greedy(path, prompts, together)
+    n_alone, matched = 0, []
+    for i, prompt in enumerate(prompts):
+        with (
+            opened(path, **options, n_texts=1) as target,
+            a_drafter(kind, target, tiny_draft) as drafter,
+            Batch(target) as batch,
+        ):
+            batch.configure([(drafter, 4)])
+            matched += [counters["matched"] for _, counters in complete(batch, [prompt], [n_tokens[i]], [limits[i]])]
+            n_alone += drafter.n_evaluated
+    assert [counters["matched"] for _, counters in together] == pytest.approx(matched, abs=3)
+    if kind != "short draft":  # llama.cpp rounds the size of one text's context up, so its window is another
+        assert n_together == pytest.approx(n_alone, rel=0.02)
+
+
+@pytest.mark.parametrize("model", ["tiny_target", "tiny_qwen35"])
+def test_a_full_cache_loses_nothing(model, request):
+    """There is room for two of the texts: the others wait."""
+    path = request.getfixturevalue(model)
+    prompts = [prompt * (90 // len(prompt)) for prompt in some_prompts()]
+    with opened(path, n_ctx=256) as target, Batch(target) as batch:
+        batch.configure([])
+        assert_greedy(path, prompts, complete(batch, prompts, [40] * N_TEXTS))
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_common_prefix_is_shared(unified, tiny_target):
+    """A copy of a whole stream of the cache, or of the cells' names, serves the texts that join later."""
+    start = some_prompts()[1]
+    prompts = [[*start, *range(100 + 10 * i, 103 + 10 * i)] for i in range(N_TEXTS)]
+    with opened(tiny_target, unified=unified) as target, Batch(target) as batch:
+        batch.configure([])
+        texts = complete(batch, prompts, [20] * N_TEXTS)
+        assert_greedy(tiny_target, prompts, texts)
+        assert sum(counters["prefilled"] for _, counters in texts) < 2 * len(start)
