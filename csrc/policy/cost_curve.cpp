@@ -32,7 +32,7 @@ void CostCurve::expect(int32_t n, double us) {
         return;
     }
     set(n, us);
-    n_measured_[index(n)] = rates_.trusted;
+    n_measured_[index(n)] = 1.0 / rates_.own;
     fill_in();
 }
 
@@ -44,10 +44,10 @@ void CostCurve::observe(int32_t n, double us) {
     if (n_known_ < 2 && n_measured == 0.0) {
         set(n, us); // what was expected of this size was a guess
     } else {
+        // What is believed of a size is worth one measurement before the first, and most when it was measured with care.
         const double ratio = std::clamp(us / at(n), 1.0 / rates_.most, rates_.most);
-        const double all = rates_.all * std::min(n_measured / rates_.trusted, 1.0);
-        const double own = std::max(rates_.own, 1.0 / (1.0 + n_measured) - all);
-        const double for_all = std::pow(ratio, all);
+        const double own = std::max(rates_.own, 1.0 / (2.0 + n_measured) - rates_.all);
+        const double for_all = std::pow(ratio, rates_.all);
         set(n, us_[index(n)] * std::pow(ratio, own));
         for (double & each : us_) {
             each *= for_all;

@@ -15,8 +15,7 @@ class CostCurve {
     struct Rates {
         double all = 0.3;      // how far all sizes follow a time of one of them
         double own = 0.1;      // how much further its own does, at least
-        double most = 2.0;     // what one time counts for, at most: another process woke up
-        double trusted = 10.0; // measurements of a size after which the others follow it fully, and that expecting is worth
+        double most = 1.25;    // what one time counts for, at most: another process woke up
     };
 
     // Before two sizes are known: either nothing costs nothing, and n cost n times one, or each more than one costs

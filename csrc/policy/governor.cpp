@@ -8,7 +8,7 @@ namespace pyfly {
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
       texts(CostCurve::from_one(settings.prior_slope_texts,
-                                {0.0, settings.costs.own, settings.costs.most, settings.costs.trusted})),
+                                {0.0, settings.costs.own, settings.costs.most})),
       acceptance(settings.model) {
     texts.expect(1, 1.0);
 }
@@ -76,15 +76,16 @@ double Governor::catch_up_us(const Offer & offer) const {
 
 Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) const {
     Options options;
-    for (const Candidate & candidate : candidates) {
+    for (size_t text = 0; text < candidates.size(); text++) {
         options.begin.push_back(options.all.size());
-        for (const Offer & offer : candidate.offers) {
+        for (const Offer & offer : candidates[text].offers) {
             Option & option = options.all.emplace_back();
+            option.text = text;
             option.drafter = offer.drafter;
             option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
             option.catch_up_us = catch_up_us(offer) / settings_.stay;
             arm(offer.drafter)
-                ->acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
+                ->acceptance.reach(candidates[text].text, offer.proposal_class, option.k_max, option.reached.data());
         }
     }
     options.begin.push_back(options.all.size());
@@ -96,10 +97,8 @@ Governor::Plan Governor::plain(size_t n_texts, int32_t n_rows) const {
             target_.at(n_rows)};
 }
 
-// Which drafter each text is offered to the walk with: the preferred one if it has that, or else the one that earns most at the speed of
-// plain decoding, as if all texts did likewise.
-std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t preferred,
-                                                       int32_t n_rows) const {
+// Of each text, the drafter that earns most at the speed of plain decoding, as if all texts did likewise.
+std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t n_rows) const {
     const int32_t n_texts = static_cast<int32_t>(options.begin.size()) - 1;
     const double speed = n_texts / target_.at(n_rows);
     std::vector<const Option *> assigned(static_cast<size_t>(n_texts));
@@ -107,11 +106,7 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
         double most = -std::numeric_limits<double>::infinity();
         for (size_t i = options.begin[text]; i < options.begin[text + 1]; i++) {
             const Option & option = options.all[i];
-            if (option.drafter == preferred) {
-                assigned[text] = &option;
-                break;
-            }
-            const Arm & a = *arm(option.drafter);
+            const Arm & a = arms_[static_cast<size_t>(option.drafter)];
             double tokens = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
                 tokens += option.reached[static_cast<size_t>(k) - 1];
@@ -130,52 +125,62 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
 // The next row goes to the text where it earns most, until there is none left; of all numbers of rows the best one
 // counts. C is a staircase: the first dip is not the end.
 Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_rows) const {
+    struct Depth {
+        int32_t n_texts = 0; // that draft so deep
+        double step_us = 0;  // for one text
+        double next_us = 0;  // for one text more
+    };
     const size_t n_texts = assigned.size();
     Plan best = plain(n_texts, n_rows);
     const double speed = best.speed();
-    double tokens = best.tokens, us_drafts = 0.0;
+    std::vector<std::vector<Depth>> depths(arms_.size());
     std::vector<int32_t> k(n_texts);
-    std::vector<double> us(n_texts), worth(n_texts);
-    std::vector<std::array<int32_t, PYFLY_MAX_DEPTH>> n_at(arms_.size()); // texts that draft at each depth
-    const auto weigh_next = [&](size_t text) {
-        const Option * option = assigned[text];
-        if (option == nullptr || k[text] >= option->k_max) {
-            worth[text] = -std::numeric_limits<double>::infinity();
-            return;
-        }
-        const Arm & a = arms_[static_cast<size_t>(option->drafter)];
-        const size_t depth = static_cast<size_t>(k[text]);
-        const int32_t n = n_at[static_cast<size_t>(option->drafter)][depth];
-        const double step = a.is_free ? 0.0 : draft_us(a, k[text] + 1) - draft_us(a, k[text]);
-        us[text] = std::max(step, 0.0) * (a.texts.at(n + 1) - a.texts.at(n)) + (k[text] == 0 ? option->catch_up_us : 0);
-        worth[text] = option->reached[depth] - speed * us[text];
-    };
+    std::vector<size_t> order, left; // texts: of each row so far, and those that have more to draft
     for (size_t text = 0; text < n_texts; text++) {
-        weigh_next(text);
-    }
-    std::vector<size_t> order;
-    size_t n_best = 0;
-    while (true) {
-        const size_t next =
-            static_cast<size_t>(std::max_element(worth.begin(), worth.end()) - worth.begin());
-        const Option * option = assigned[next];
-        if (option == nullptr || k[next] >= option->k_max) {
-            break;
-        }
-        const int32_t depth = k[next]++;
-        tokens += option->reached[static_cast<size_t>(depth)];
-        us_drafts += us[next];
-        n_at[static_cast<size_t>(option->drafter)][static_cast<size_t>(depth)]++;
-        order.push_back(next);
-        for (size_t text = 0; text < n_texts; text++) {
-            if (text == next || (k[text] == depth && assigned[text] && assigned[text]->drafter == option->drafter)) {
-                weigh_next(text);
+        if (const Option * option = assigned[text]) {
+            left.push_back(text);
+            const Arm & a = arms_[static_cast<size_t>(option->drafter)];
+            auto & of_arm = depths[static_cast<size_t>(option->drafter)];
+            while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
+                const int32_t depth = static_cast<int32_t>(of_arm.size());
+                const double us = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
+                of_arm.push_back({0, us, us});
             }
         }
-        const double all_us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
-        if (tokens * best.us > best.tokens * all_us) {
+    }
+    double tokens = best.tokens, us_drafts = 0.0;
+    size_t n_best = 0;
+    while (!left.empty()) {
+        size_t next = 0;
+        double most = -std::numeric_limits<double>::infinity(), next_us = 0.0;
+        for (size_t i = 0; i < left.size(); i++) {
+            const Option & option = *assigned[left[i]];
+            const size_t depth = static_cast<size_t>(k[left[i]]);
+            const double us =
+                depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
+            const double worth = option.reached[depth] - speed * us;
+            if (worth > most) {
+                most = worth;
+                next = i;
+                next_us = us;
+            }
+        }
+        const size_t text = left[next];
+        const Option & option = *assigned[text];
+        const CostCurve & texts = arms_[static_cast<size_t>(option.drafter)].texts;
+        Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(k[text])];
+        tokens += option.reached[static_cast<size_t>(k[text])];
+        us_drafts += next_us;
+        depth.n_texts++;
+        depth.next_us = depth.step_us * (texts.at(depth.n_texts + 1) - texts.at(depth.n_texts));
+        order.push_back(text);
+        if (++k[text] == option.k_max) {
+            left.erase(left.begin() + static_cast<std::ptrdiff_t>(next));
+        }
+        const double us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
+        if (tokens * best.us > best.tokens * us) {
             best.tokens = tokens;
-            best.us = all_us;
+            best.us = us;
             n_best = order.size();
         }
     }
@@ -260,9 +265,15 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
         const Options options = weigh(candidates);
         Plan best = plain(candidates.size(), n_rows);
         best.us /= settings_.hysteresis;
+        const std::vector<const Option *> mixed = assign(options, n_rows);
         std::vector<std::vector<const Option *>> tried;
         for (int32_t preferred = settings_.mixed ? -1 : 0; preferred <= most_drafter; preferred++) {
-            std::vector<const Option *> assigned = assign(options, preferred, n_rows);
+            std::vector<const Option *> assigned = mixed;
+            for (size_t i = 0; i < options.all.size(); i++) {
+                if (options.all[i].drafter == preferred) {
+                    assigned[options.all[i].text] = &options.all[i];
+                }
+            }
             if (std::find(tried.begin(), tried.end(), assigned) == tried.end()) {
                 tried.push_back(assigned);
                 Plan plan = walk(std::move(assigned), n_rows);
@@ -316,8 +327,9 @@ void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked
     }
     const double ratio = us / expected;
     const int32_t n_texts = static_cast<int32_t>(asked.size());
+    const bool was_known = a.tokens.is_known();
     a.tokens.observe(deepest, a.tokens.at(deepest) * ratio);
-    if (n_texts > 1) {
+    if (n_texts > 1 && was_known) {
         a.texts.observe(n_texts, a.texts.at(n_texts) * ratio);
     }
 }

@@ -48,8 +48,8 @@ class Governor : public Policy {
     struct Settings {
         double hysteresis = 1.04;     // gain over plain decoding that drafting must promise
         double optimistic = 0.97;     // acceptance at which a drafter that cannot pay is left alone
-        double spent = 0.01;          // of the time, at most, on drafters that do not seem to pay
-        double credit = 4.0;          // most that is saved up for that, in plain steps of one text
+        double spent = 0.005;         // of the time, at most, on drafters that do not seem to pay
+        double credit = 2.0;          // most that is saved up for that, in plain steps of one text
         int32_t trial = 3;            // draft length of such a trial
         double stay = 10.0;           // steps that a drafter which catches up is expected to stay
         int32_t plain_every = 64;     // steps between two measurements of plain decoding
@@ -97,6 +97,7 @@ class Governor : public Policy {
 
     // One offer, weighed.
     struct Option {
+        size_t text; // index
         int32_t drafter, k_max;
         double catch_up_us;
         std::array<double, PYFLY_MAX_DEPTH> reached; // A(1), A(2), ...
@@ -120,7 +121,7 @@ class Governor : public Policy {
     double catch_up_us(const Offer & offer) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
     Plan plain(size_t n_texts, int32_t n_rows) const;
-    std::vector<const Option *> assign(const Options & options, int32_t preferred, int32_t n_rows) const;
+    std::vector<const Option *> assign(const Options & options, int32_t n_rows) const;
     Plan walk(std::vector<const Option *> assigned, int32_t n_rows) const;
     bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const;
     void explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
