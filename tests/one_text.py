@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyfly_cpp._native import Batch
-from pyfly_cpp.stats import Record
+from pyfly_cpp.stats import Governor, Record
 
 
 class Engine:
@@ -30,6 +30,9 @@ class Engine:
 
     def record(self, i):
         return Record.of(self._slot.record(i))
+
+    def governor(self):
+        return Governor.of(self._batch.governor(), [drafter.name for drafter, _ in self._batch.drafters])
 
     def __getattr__(self, name):
         return getattr(self._slot, name)
