@@ -8,15 +8,15 @@ ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Union
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Union
 
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
 from pyfly_cpp.cache_types import require_cache_types
-from pyfly_cpp.gguf import require_gguf
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.threads import AUTO, require_threads
 
 MATCHES = ("latest", "earliest")
@@ -34,20 +34,18 @@ def _probability(name: str, value: object) -> None:
         raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
 
 
-class Host(Protocol):
-    """The model that drafters are opened for."""
+@dataclass(frozen=True)
+class Host:
+    """The FlyLlama that a drafter is opened for."""
 
-    @property
-    def target(self) -> _native.LlamaTarget:
-        """Its native side; only drafters with a model of their own ask for it."""
-
-    @property
-    def has_mtp(self) -> bool:
-        """Whether it was loaded with its MTP blocks."""
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """How it was loaded, as fields of `pyfly_draft_model_config` of pyfly.h."""
+    target: Callable[[], _native.LlamaTarget]
+    """Opens the target, if it is not yet."""
+    draft_max: int
+    """Most tokens that the drafter will be asked for in a round."""
+    has_own_head: bool
+    """Whether the target was loaded with the MTP head of its file."""
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """Fields of `pyfly_draft_model_config` of pyfly.h that a model of the drafter's own takes from the target."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,15 @@ class DraftModel:
             require_threads(self.n_threads)
         require_cache_types(self.type_k, self.type_v)
 
-    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+    def open(self, host: Host) -> _native.Drafter:
+        """Loads it; raises ValueError or IncompatibleDraftError."""
         path = os.fspath(self.model_path)
         require_gguf(path, "draft model")
         # What is None is as the target has it, or for the types as llama.cpp does.
         given = {"n_ctx": self.n_ctx, "n_batch": self.n_batch, "n_gpu_layers": self.n_gpu_layers,
                  "n_threads": self.n_threads, "type_k": self.type_k, "type_v": self.type_v}  # fmt: skip
         own = {name: int(n) for name, n in given.items() if n is not None}
-        return _native.ModelDrafter(host.target, path, self.p_min, **{**host.settings, **own})
+        return _native.ModelDrafter(host.target(), path, self.p_min, **{**host.settings, **own})
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"
@@ -128,11 +127,12 @@ class MTP:
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
 
-    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+    def open(self, host: Host) -> _native.Drafter:
+        """Loads it; raises ValueError or IncompatibleDraftError."""
         path = None if self.model_path is None else os.fspath(self.model_path)
         if path is not None:
             require_gguf(path, "MTP head")
-        return _native.MTPDrafter(host.target, path, self.p_min, draft_max, host.has_mtp, **host.settings)
+        return _native.MTPDrafter(host.target(), path, self.p_min, host.draft_max, host.has_own_head, **host.settings)
 
     def __str__(self) -> str:
         return "MTP head" if self.model_path is None else f"MTP head {os.path.basename(self.model_path)}"
@@ -158,10 +158,11 @@ class Eagle3:
         _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
 
-    def _open(self, host: Host, draft_max: int) -> _native.Drafter:
+    def open(self, host: Host) -> _native.Drafter:
+        """Loads it; raises ValueError or IncompatibleDraftError."""
         path = os.fspath(self.model_path)
         require_gguf(path, "EAGLE-3 head")
-        return _native.Eagle3Drafter(host.target, path, self.p_min, **host.settings)
+        return _native.Eagle3Drafter(host.target(), path, self.p_min, **host.settings)
 
     def __str__(self) -> str:
         return f"EAGLE-3 head {os.path.basename(self.model_path)}"
@@ -199,17 +200,20 @@ class PromptLookup:
 
     def propose(self, history: Sequence[int]) -> list[int]:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
-        with self._open() as drafter:
+        with self.open() as drafter:
             proposal: list[int] = drafter.propose(history, self.num_pred_tokens)
         return proposal
 
-    def _open(self, host: Host | None = None, draft_max: int = 0) -> _native.Drafter:
+    def open(self, host: Host | None = None) -> _native.Drafter:
+        """Needs no host."""
         match = MATCHES.index(self.match)
         return _native.LookupDrafter(self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, match)
 
     def __str__(self) -> str:
         return "prompt lookup"
 
+
+_OWN = (DraftModel, Eagle3, MTP, PromptLookup)
 
 Drafter = Union[DraftModel, Eagle3, MTP, PromptLookup, LlamaDraftModel]
 
@@ -225,7 +229,7 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
         if not drafter:
             raise ValueError("the list of drafters is empty; give at least one, or None for plain decoding.")
         return tuple(d for one in drafter for d in require_drafters(one))
-    if isinstance(drafter, (DraftModel, Eagle3, MTP, PromptLookup)) or callable(drafter):
+    if isinstance(drafter, _OWN) or callable(drafter):
         return (drafter,)
     raise ValueError(
         "drafter must be DraftModel(...), MTP(...), Eagle3(...), PromptLookup(...), a llama_cpp LlamaDraftModel (a "
@@ -233,16 +237,9 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
     )
 
 
-def open_drafter(drafter: Drafter, host: Host, draft_max: int) -> _native.Drafter:
-    """Opens a drafter, which proposes at most draft_max tokens, for a model that must live longer.
-
-    Raises:
-        ValueError: its file is missing or no usable GGUF.
-        IncompatibleDraftError: the draft has another vocabulary.
-    """
-    if isinstance(drafter, (DraftModel, Eagle3, MTP, PromptLookup)):
-        return drafter._open(host, draft_max)
-    return _native.CallbackDrafter(drafter)
+def open_drafter(drafter: Drafter, host: Host) -> _native.Drafter:
+    """Loads a drafter; raises ValueError or IncompatibleDraftError."""
+    return drafter.open(host) if isinstance(drafter, _OWN) else _native.CallbackDrafter(drafter)
 
 
 def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:

@@ -20,9 +20,9 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from pyfly_cpp.arguments import require_base_arguments, require_draft_max, require_fitting
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, draft_max_of, require_drafters
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.gates import Exact, Gate, require_gate
 from pyfly_cpp.generation import Generation, prepare_history
-from pyfly_cpp.gguf import require_gguf
 from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.processors import ExtendableProcessors, Processors
 from pyfly_cpp.request import HandOver, Request
@@ -111,7 +111,7 @@ class FlyLlama(GuardedLlama):
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.
-            has_mtp=any(isinstance(d, MTP) and d.model_path is None for d in drafters),
+            has_own_head=any(isinstance(d, MTP) and d.model_path is None for d in drafters),
             n_snapshots=max(wanted, default=0),
             protected=self._protected,
             on_load=on_load,

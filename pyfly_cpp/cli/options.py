@@ -14,9 +14,9 @@ from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import MTP, AnyDrafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.gates import All, Gate, Margin, parse_gate
 from pyfly_cpp.gates import Any as AnyGate
-from pyfly_cpp.gguf import require_gguf
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import drafter_as_dict, load_preset
 from pyfly_cpp.threads import AUTO

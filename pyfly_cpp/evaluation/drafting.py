@@ -12,7 +12,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
 from pyfly_cpp.evaluation.settings import Setting, parse_drafter
-from pyfly_cpp.gguf import require_gguf
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import resolve_model
 
