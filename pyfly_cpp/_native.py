@@ -13,18 +13,16 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import llama_cpp  # loads libllama, which the extension below resolves to
 import numpy as np
 import numpy.typing as npt
 
-from pyfly_cpp import drafters as _drafters
 from pyfly_cpp import stats as _stats
-from pyfly_cpp import window as _window
 from pyfly_cpp.errors import (
     ContextFullError,
     IncompatibleDraftError,
@@ -33,7 +31,8 @@ from pyfly_cpp.errors import (
     PyflyError,
     VersionMismatchError,
 )
-from pyfly_cpp.gates import Gate, GateNode
+from pyfly_cpp.rules import Gate, GateNode
+from pyfly_cpp.windows import Window
 
 ABI_VERSION = 1
 
@@ -168,11 +167,6 @@ def _gate_nodes(gate: Gate) -> Any:
     return _ffi.new("pyfly_gate_node[]", [tuple(node) for node in nodes])
 
 
-def _window_config(window: _window.Window, across_rounds: bool) -> tuple[int, int, int, int]:
-    tail = -1 if window.tail is None else window.tail
-    return window.size, _window.RULES.index(window.rule), tail, int(across_rounds)
-
-
 # ---- Rows and verification -------------------------------------------------------------------------------------------
 
 
@@ -215,7 +209,7 @@ def verify(
     logits: Any,
     draft: Any,
     gate: Gate,
-    window: _window.Window,
+    window: Window,
     protected: Iterable[int],
     target_tokens: Any | None,
 ) -> tuple[list[RawDecision], list[int]]:
@@ -226,7 +220,7 @@ def verify(
     protected_array = _tokens("protected", sorted(protected))
     choices = None if target_tokens is None else _tokens("target_tokens", target_tokens, n_draft + 1)
     nodes = _gate_nodes(gate)
-    config = _ffi.new("pyfly_window_config *", _window_config(window, bool(window.across_rounds)))
+    config = _ffi.new("pyfly_window_config *", replace(window, across_rounds=False).config())
     decisions = _ffi.new("pyfly_decision[]", max(n_draft, 1))
     tokens = _ffi.new("int32_t[]", n_draft + 1)
     n_tokens = _ffi.new("size_t *")
@@ -418,61 +412,47 @@ class Drafter(_Handle):
 
 
 class LookupDrafter(Drafter):
-    """`pyfly_cpp.PromptLookup`."""
+    """Prompt lookup: n-grams of min_ngram_size..max_ngram_size tokens, n_predicted tokens at most. `match` is a
+    `pyfly_lookup_match` of pyfly.h."""
 
     name = "prompt lookup"
 
-    def __init__(self, config: _drafters.PromptLookup) -> None:
+    def __init__(self, max_ngram_size: int, min_ngram_size: int, n_predicted: int, match: int) -> None:
         super().__init__(
             _lib.pyfly_drafter_lookup_new, _lib.pyfly_drafter_free, "pyfly_drafter",
-            config.max_ngram_size, config.min_ngram_size, config.num_pred_tokens,
-            _drafters.MATCHES.index(config.match),
+            max_ngram_size, min_ngram_size, n_predicted, match,
         )  # fmt: skip
 
 
 class ModelDrafter(Drafter):
-    """`pyfly_cpp.DraftModel`, loaded. Must be closed before its target is."""
+    """A draft model, loaded. `settings`: further fields of `pyfly_draft_model_config` of pyfly.h. Must be closed before
+    its target is, like the drafters below."""
 
     name = "draft model"
 
-    def __init__(
-        self,
-        target: LlamaTarget,
-        config: _drafters.DraftModel,
-        *,
-        n_gpu_layers: int,
-        flash_attn: int,
-        offload_kqv: int,
-        use_extra_bufts: int,
-    ) -> None:
+    def __init__(self, target: LlamaTarget, model_path: str, p_min: float, **settings: int) -> None:
         self._target = target
-        native, _path = _draft_model_config(
-            config.model_path,
-            config.p_min,
-            n_ctx=config.n_ctx or 0,
-            n_batch=config.n_batch or 0,
-            n_gpu_layers=n_gpu_layers if config.n_gpu_layers is None else config.n_gpu_layers,
-            n_threads=int(config.n_threads or 0),
-            flash_attn=flash_attn,
-            offload_kqv=offload_kqv,
-            use_extra_bufts=use_extra_bufts,
-            type_k=-1 if config.type_k is None else config.type_k,
-            type_v=-1 if config.type_v is None else config.type_v,
-        )
+        native, _path = _draft_model_config(model_path, p_min, settings)
         super().__init__(_lib.pyfly_drafter_model_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native)
 
 
 class MTPDrafter(Drafter):
-    """`pyfly_cpp.MTP`, loaded. `is_loaded`: the target was loaded with its MTP blocks. Must be closed before its target
-    is."""
+    """An MTP head, of the target's own file (`model_path` None) or of a companion. `is_loaded`: the target was loaded
+    with its MTP blocks."""
 
     name = "MTP"
 
     def __init__(
-        self, target: LlamaTarget, config: _drafters.MTP, draft_max: int, is_loaded: bool, **settings: int
+        self,
+        target: LlamaTarget,
+        model_path: str | None,
+        p_min: float,
+        draft_max: int,
+        is_loaded: bool,
+        **settings: int,
     ) -> None:
         self._target = target
-        native, _path = _draft_model_config(config.model_path, config.p_min, **settings)
+        native, _path = _draft_model_config(model_path, p_min, settings)
         super().__init__(
             _lib.pyfly_drafter_mtp_new, _lib.pyfly_drafter_free, "pyfly_drafter",
             target.pointer, native, draft_max, int(is_loaded),
@@ -480,22 +460,22 @@ class MTPDrafter(Drafter):
 
 
 class Eagle3Drafter(Drafter):
-    """`pyfly_cpp.Eagle3`, loaded. Must be closed before its target is."""
+    """An EAGLE-3 head, loaded."""
 
     name = "EAGLE-3"
 
-    def __init__(self, target: LlamaTarget, config: _drafters.Eagle3, **settings: int) -> None:
+    def __init__(self, target: LlamaTarget, model_path: str, p_min: float, **settings: int) -> None:
         self._target = target
-        native, _path = _draft_model_config(config.model_path, config.p_min, **settings)
+        native, _path = _draft_model_config(model_path, p_min, settings)
         super().__init__(
             _lib.pyfly_drafter_eagle3_new, _lib.pyfly_drafter_free, "pyfly_drafter", target.pointer, native
         )
 
 
-def _draft_model_config(path: str | os.PathLike[str] | None, p_min: float, **fields: int) -> tuple[Any, Any]:
+def _draft_model_config(path: str | None, p_min: float, settings: dict[str, int]) -> tuple[Any, Any]:
     """A pyfly_draft_model_config, and the buffer of its path, which must live as long."""
-    buffer = _ffi.NULL if path is None else _ffi.new("char[]", os.fspath(path).encode("utf-8"))
-    given = {"model_path": buffer, "p_min": p_min, "type_k": -1, "type_v": -1, **fields}
+    buffer = _ffi.NULL if path is None else _ffi.new("char[]", path.encode("utf-8"))
+    given = {"model_path": buffer, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
     return _ffi.new("pyfly_draft_model_config *", given), buffer
 
 
@@ -529,7 +509,7 @@ class Engine(_Handle):
     def configure(
         self,
         gate: Gate,
-        window: _window.Window,
+        window: Window,
         drafters: Sequence[tuple[Drafter, int]] = (),
         *,
         adaptive: bool = False,
@@ -544,7 +524,7 @@ class Engine(_Handle):
             {
                 "gate": nodes,
                 "n_gate": len(nodes),
-                "window": _window_config(window, window.outlives_round),
+                "window": window.config(),
                 "adaptive": int(adaptive),
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),

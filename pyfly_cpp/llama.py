@@ -33,14 +33,14 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList, StoppingCriteriaLis
 from pyfly_cpp import _native, extra_buffers
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import require_cache_types
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.drafters import Drafter, Host, OwnDrafter, has_own_head, open_drafter, require_drafters
 from pyfly_cpp.errors import BusyError, ContextFullError, NativeError
-from pyfly_cpp.files import is_stream
-from pyfly_cpp.gates import Exact, Gate, require_gate
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.logprobs import LogprobCollector, RowStore, completion_logprobs
+from pyfly_cpp.rules import Exact, Gate, require_gate, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
 from pyfly_cpp.threads import AUTO, adaptive_threads, is_automatic, is_integer, physical_cores
-from pyfly_cpp.window import Window
+from pyfly_cpp.windows import Window, require_window
 
 _UNLIMITED = 2**31 - 1
 _THREAD_COUNTS = ("n_threads", "n_threads_batch")
@@ -78,7 +78,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         *,
         drafter: Drafter | Sequence[Drafter] | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
-        window: Window = Window(),  # noqa: B008 - frozen
+        window: Window | None = None,
         draft_max: int | None = None,
         adaptive: bool = False,
         protected: Iterable[int] = (),
@@ -96,7 +96,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                 the same. "auto": the MTP head that the model carries, else `draft_model`, else prompt lookup;
                 `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
-            window: What a deferred mismatch needs to stand.
+            window: What a deferred mismatch needs to stand; None: the gate's own (`gate.window`).
             draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
                 cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
@@ -123,6 +123,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._python_seconds = 0.0
         self._accepted_earlier: dict[str, int] = {}
         self._warned_plain = False
+        self._warned_strict: set[str] = set()
         self._on_load = on_load
         self._load_failure: BaseException | None = None
         self.on_prefill = on_prefill
@@ -143,7 +144,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
         self._gate = require_gate(gate)
-        self._window = _require_window(window)
+        self._window = require_window(window)
         self._draft_max = _require_draft_max(draft_max)
         self._protected = frozenset(protected)
         self.adaptive = adaptive
@@ -158,7 +159,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             drafter = draft_model
         drafters = require_drafters(drafter)
         # An MTP head is read with the model or never.
-        self._load_mtp = any(isinstance(d, MTP) and d.model_path is None for d in drafters)
+        self._load_mtp = has_own_head(drafter)
         _native.inspect_model(model_path, self._load_mtp)  # refuses what would end the process
         cores = physical_cores()
         self._n_snapshots = self._wanted_snapshots(drafters, kwargs)
@@ -195,6 +196,7 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._stack.callback(self._close_native)
         self.drafter = drafter
         self._require_fitting(self._draft_max)
+        self._warn_if_strict()
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
@@ -238,15 +240,14 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             old, self._native_drafters = self._native_drafters, new
             self._drafter = drafter
             if self._engine is not None:
-                self._engine.configure(self._gate, self._window)  # lets go of the old ones
+                self._engine.configure(self._gate, self.window)  # lets go of the old ones
             for native in old:
                 native.close()
 
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        own = (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)
-        return None if isinstance(self._drafter, own) else self._drafter
+        return None if isinstance(self._drafter, (OwnDrafter, list, tuple)) else self._drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -263,12 +264,12 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def window(self) -> Window:
-        """What a deferred mismatch needs to stand."""
-        return self._window
+        """What a deferred mismatch needs to stand. Assigning None makes it the gate's own, whatever the gate is."""
+        return self._window or self._gate.window
 
     @window.setter
-    def window(self, window: Window) -> None:
-        self._window = _require_window(window)
+    def window(self, window: Window | None) -> None:
+        self._window = require_window(window)
 
     @property
     def draft_max(self) -> int:
@@ -362,26 +363,13 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
         return self._target
 
     def _make_drafter(self, drafter: Drafter) -> _native.Drafter:
-        if isinstance(drafter, PromptLookup):
-            return _native.LookupDrafter(drafter)
         settings = {
             "n_gpu_layers": self.model_params.n_gpu_layers,
             "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
             "offload_kqv": int(self.context_params.offload_kqv),
             "use_extra_bufts": int(self.model_params.use_extra_bufts),
         }
-        if isinstance(drafter, DraftModel):
-            require_gguf(str(drafter.model_path), "draft model")
-            return _native.ModelDrafter(self._open_target(), drafter, **settings)
-        if isinstance(drafter, MTP):
-            if drafter.model_path is not None:
-                require_gguf(str(drafter.model_path), "MTP head")
-            draft_max = self._draft_max_of(drafter)
-            return _native.MTPDrafter(self._open_target(), drafter, draft_max, self._load_mtp, **settings)
-        if isinstance(drafter, Eagle3):
-            require_gguf(str(drafter.model_path), "EAGLE-3 head")
-            return _native.Eagle3Drafter(self._open_target(), drafter, **settings)
-        return _native.CallbackDrafter(drafter)
+        return open_drafter(drafter, Host(self._open_target, self._draft_max_of(drafter), self._load_mtp, settings))
 
     def _close_native(self) -> None:
         for handle in (self._engine, *self._native_drafters, self._target):
@@ -509,10 +497,11 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
                     mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta, penalize_nl=penalize_nl,
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
+                self._warn_if_strict()
                 limits = [self._draft_max_of(drafter) for drafter in require_drafters(self._drafter)]
                 engine.configure(
                     self._gate,
-                    self._window,
+                    self.window,
                     list(zip(self._native_drafters, limits)),
                     adaptive=self.adaptive,
                     trace=self.trace,
@@ -573,6 +562,13 @@ class FlyLlama(llama_cpp.Llama):  # type: ignore[misc]
             warnings.warn(
                 "this model's memory cannot be rolled back, so it is decoded without speculation.", stacklevel=3
             )
+
+    def _warn_if_strict(self) -> None:
+        """Says, once for each, that gate, window and draft length together can accept nothing loosely."""
+        why = why_strict(self._gate, self.window, self.draft_max)
+        if why is not None and why not in self._warned_strict:
+            self._warned_strict.add(why)
+            warnings.warn(why, stacklevel=3)
 
     def _prefill(self, engine: _native.Engine, generation: int, history: list[int], request: _Request) -> None:
         """Evaluates the prompt, short of what the first round takes along; one native call for each batch, so that an
@@ -950,31 +946,10 @@ def _require_size(name: str, n: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer in {least}..{2**31 - 1}, not {n!r}.")
 
 
-def _require_window(window: object) -> Window:
-    if not isinstance(window, Window):
-        raise ValueError(f"window must be Window(...), not {window!r}.")
-    return window
-
-
 def _require_draft_max(draft_max: object) -> int | None:
     if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
         raise ValueError(f"draft_max must be an integer >= 0 or None, not {draft_max!r}.")
     return draft_max
-
-
-def require_gguf(path: str, what: str = "model") -> None:
-    """Raises ValueError unless the file is there and begins as a GGUF file does."""
-    if is_stream(path):
-        raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a .gguf file.")
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-    except IsADirectoryError:
-        raise ValueError(f"the {what} {path!r} is a folder; give the path of the .gguf file in it.") from None
-    except OSError as error:
-        raise ValueError(f"the {what} {path!r} cannot be read ({error.strerror}); check the path.") from None
-    if magic != b"GGUF":
-        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")
 
 
 _OWN_PARAMETERS = [name for name in inspect.signature(FlyLlama.__init__).parameters if name not in ("self", "kwargs")]

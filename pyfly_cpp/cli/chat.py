@@ -19,20 +19,20 @@ from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.loading import load
-from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
+from pyfly_cpp.cli.options import CHAT_GATE, WINDOW_OPTIONS, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.gates import Exact, parse_gate
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.rules import examples, parse_gate
 from pyfly_cpp.stats import Stats
 
-HELP = """\
+HELP = f"""\
 /help         this list
 /reset        forget the conversation
 /stats        counters since the start
-/gate [GATE]  show or set the gate: exact (lossless), margin:0.3, entropy:0.3, ...
+/gate [GATE]  show or set the gate: {examples(combined=False)}; exact is lossless
 /save FILE    save the conversation and the settings
 /load FILE    go on with a saved one
 /exit         leave (so does Ctrl-D)
@@ -54,7 +54,7 @@ _SAMPLING: dict[str, tuple[type, ...]] = {
 _SAVED: dict[str, tuple[type, ...]] = {
     **_SAMPLING,
     "gate": (str,),
-    "window": _COUNT,
+    "window": (int, _NONE),
     "window_rule": (str,),
     "window_tail": (int, _NONE),
     "across_rounds": (bool, _NONE),
@@ -161,8 +161,8 @@ class Chat:
 
     def _show_gate(self) -> None:
         gate = self._llm.gate
-        if gate == Exact():
-            note("gate: exact, the same answers as plain decoding")
+        if gate.is_lossless:
+            note(f"gate: {gate}, the same answers as plain decoding")
             return
         note(f"gate: {gate}, window: {self._llm.window}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
@@ -296,15 +296,10 @@ class Chat:
             )
 
     def _settings(self) -> dict[str, Any]:
-        window = self._llm.window
         return {
             "model": Path(self._llm.model_path).name,
             "gate": str(self._llm.gate),
-            "window": window.size,
-            "window_rule": window.rule,
-            "window_tail": window.tail,
-            "across_rounds": window.across_rounds,
-            **{name: getattr(self._options, name) for name in _SAMPLING},
+            **{name: getattr(self._options, name) for name in (*WINDOW_OPTIONS, "window_rule", *_SAMPLING)},
         }
 
     def _load(self, path: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pyfly_cpp import Entropy, Margin, PromptLookup, Window, verify
-from pyfly_cpp._native import LookupDrafter
 
 HERE = Path(__file__).parent
 CODES = {"match": 0, "loose": 1, "gate": 2, "window": 3, "boundary": 4, "safety": 5}
@@ -86,7 +85,7 @@ def test_ngram():
     n_runs = 0
     for point, (size, num) in enumerate(zip(data["param_max_ngram_size"], data["param_num_pred"])):
         lookup = PromptLookup(max_ngram_size=int(size), num_pred_tokens=int(num), match="earliest")
-        with LookupDrafter(lookup) as reused:
+        with lookup.open() as reused:
             for case, length in enumerate(data["length"]):
                 wanted = int(data["n_proposed"][case, point])
                 if wanted == -2:
