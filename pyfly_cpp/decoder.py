@@ -8,7 +8,8 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.access import CLOSED
-from pyfly_cpp.drafters import Drafter, Host, draft_max_of, open_drafter
+from pyfly_cpp.arguments import draft_max_of
+from pyfly_cpp.drafters import Drafter, Host, open_drafter
 from pyfly_cpp.stats import Governor, Stats, Threads
 
 

@@ -7,11 +7,11 @@ import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from one_text import Engine
 from scipy.stats import chi2, chi2_contingency
 from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
 from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, Window
-from one_text import Engine
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.threads import physical_cores
 
