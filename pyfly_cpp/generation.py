@@ -80,7 +80,7 @@ class Generation:
         """What each round did, with `log_rounds`."""
 
     def begin(self, history: list[int], sampler: Any, gate: Gate, window: Window, *, resumable: bool) -> None:
-        """Begins with a history, of which the memory may hold a part already; `resumable`: the caller may send tokens."""
+        """Begins with a history, a part of which the memory may hold; `resumable`: the caller may send tokens."""
         llm = self._llm
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():

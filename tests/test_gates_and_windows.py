@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_text import Engine
 
 from pyfly_cpp import AllOf, AnyOf, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate, verify
-from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
+from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
 from pyfly_cpp.windows import RULES
