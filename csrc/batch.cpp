@@ -72,9 +72,17 @@ void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int3
         governor_ != nullptr && std::equal(drafters.begin(), drafters.end(), drafters_.begin(), drafters_.end(),
                                            [](const auto & a, const auto & b) { return a.drafter == b.drafter; });
     if (!is_same) {
-        governor_ = std::make_unique<FixedPolicy>();
+        governor_ = std::make_unique<Governor>();
+        for (size_t i = 0; i < drafters.size(); i++) {
+            governor_->expect(static_cast<int32_t>(i), drafters[i].drafter->is_free(),
+                              drafters[i].drafter->expected_cost());
+        }
     }
-    policy_ = is_adaptive ? governor_.get() : &fixed_;
+    if (is_adaptive) {
+        policy_ = governor_.get();
+    } else {
+        policy_ = &fixed_;
+    }
     drafters_ = std::move(drafters);
     n_chunk_ = n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch();
 }

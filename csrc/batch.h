@@ -9,6 +9,7 @@
 
 #include "drafters/drafter.h"
 #include "policy/fixed.h"
+#include "policy/governor.h"
 #include "policy/outcomes.h"
 #include "sequence.h"
 
@@ -78,7 +79,7 @@ class Batch {
     const Failure & failure(int32_t slot) const { return text(slot).failure; }
 
     void reset_stats(int32_t slot) { text(slot).sequence.stats() = {}; }
-    const Policy * governor() const { return governor_.get(); }
+    const Governor * governor() const { return governor_.get(); }
 
   private:
     struct Text {
@@ -144,7 +145,7 @@ class Batch {
     std::vector<Text> texts_;
     std::vector<BatchDrafter> drafters_;
     FixedPolicy fixed_;
-    std::unique_ptr<Policy> governor_; // keeps what it has learned while the drafters stay the same
+    std::unique_ptr<Governor> governor_; // keeps what it has learned while the drafters stay the same
     Policy * policy_ = &fixed_;
     int32_t n_chunk_;
     int64_t n_begun_ = 0, n_steps_ = 0;

@@ -313,9 +313,11 @@ void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot) {
     batch->impl.reset_stats(slot);
 }
 
-void pyfly_batch_governor(const pyfly_batch * batch, int32_t slot, pyfly_governor_state * out) {
-    (void) batch, (void) slot;
+void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out) {
     *out = {};
+    if (batch->impl.governor() != nullptr) {
+        batch->impl.governor()->state(*out);
+    }
 }
 
 } // extern "C"

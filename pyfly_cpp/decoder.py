@@ -137,7 +137,7 @@ class Decoder:
             **counters,
             seconds_python=self.python_seconds,
             accepted_by_drafter=tuple(by_drafter.items()),
-            governor=Governor.of(self.slot.governor(), names) if adaptive and names else None,
+            governor=Governor.of(self.batch.governor(), names) if adaptive and names else None,
             threads=None if threads is None else Threads(*threads),
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pyfly_cpp import Exact, Window
 from pyfly_cpp._native import Batch
-from pyfly_cpp.stats import Record
+from pyfly_cpp.stats import Governor, Record
 
 
 class Engine:
@@ -12,6 +13,7 @@ class Engine:
     def __init__(self, target):
         self._batch = Batch(target)
         self._slot = self._batch.slots[0]
+        self._request = (Exact().nodes(), Window().config(), {})
 
     def __enter__(self):
         return self
@@ -30,6 +32,9 @@ class Engine:
 
     def record(self, i):
         return Record.of(self._slot.record(i))
+
+    def governor(self):
+        return Governor.of(self._batch.governor(), [drafter.name for drafter, _ in self._batch.drafters])
 
     def __getattr__(self, name):
         return getattr(self._slot, name)

@@ -438,7 +438,7 @@ pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, 
 void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out);
 void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot);
 
-/* What the governor has learned. */
+/* What the governor knows. */
 typedef struct pyfly_governor_state {
     double target_us[PYFLY_MAX_DEPTH + 1];                   /* cost of a target batch of [i] + 1 rows; 0: unknown */
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
@@ -446,7 +446,7 @@ typedef struct pyfly_governor_state {
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
     int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds with a draft length of [i] */
 } pyfly_governor_state;
-void pyfly_batch_governor(const pyfly_batch * batch, int32_t slot, pyfly_governor_state * out);
+void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out);
 
 /* cffi: end */
 

@@ -86,6 +86,25 @@ class Batch(Handle):
             for p in self._progress[0 : self._n_progress[0]]
         ]
 
+    def governor(self) -> GovernorState:
+        """What the governor knows."""
+        state = ffi.new("pyfly_governor_state *")
+        lib.pyfly_batch_governor(self.pointer, state)
+        most = lib.PYFLY_MAX_DEPTH
+        depths = [min(k, most) for _, k in self.drafters]
+        n_rows = max(depths, default=0) + 1
+
+        def by_drafter(values: Any, scale: float) -> tuple[tuple[float, ...], ...]:
+            return tuple(tuple(values[i * most + j] * scale for j in range(k)) for i, k in enumerate(depths))
+
+        return GovernorState(
+            target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
+            draft_seconds=by_drafter(state.draft_us, 1e-6),
+            catch_up_seconds=tuple(state.catch_up_us[i] / 1e6 for i in range(len(depths))),
+            acceptance=by_drafter(state.acceptance, 1.0),
+            rounds_at=tuple(list(state.rounds_at)[:n_rows]),
+        )
+
     def _failure(self, slot: int) -> BaseException | None:
         return failure(lib.pyfly_batch_failure, self.pointer, slot)
 
@@ -175,8 +194,10 @@ class Slot:
         return self.n_left
 
     def round(self, n_room: int = 2**31 - 1) -> int:
-        """One round; returns how many tokens it committed."""
+        """One round, and before it what has to be evaluated for it; returns how many tokens it committed."""
         self.want(n_room)
+        while self.n_left > 0:
+            self._step()
         return self._step()
 
     def _step(self) -> int:
@@ -267,25 +288,6 @@ class Slot:
         """The counters drafted, matched and loose_accepted: cheap enough for every round."""
         lib.pyfly_batch_stats(self._pointer, self.number, self._stats)
         return int(self._stats.drafted), int(self._stats.matched), int(self._stats.loose_accepted)
-
-    def governor(self) -> GovernorState:
-        """What the governor has learned."""
-        state = ffi.new("pyfly_governor_state *")
-        lib.pyfly_batch_governor(self._pointer, self.number, state)
-        most = lib.PYFLY_MAX_DEPTH
-        depths = [min(k, most) for _, k in self._batch.drafters]
-        n_rows = max(depths, default=0) + 1
-
-        def by_drafter(values: Any, scale: float) -> tuple[tuple[float, ...], ...]:
-            return tuple(tuple(values[i * most + j] * scale for j in range(k)) for i, k in enumerate(depths))
-
-        return GovernorState(
-            target_seconds=tuple(us / 1e6 for us in list(state.target_us)[:n_rows]),
-            draft_seconds=by_drafter(state.draft_us, 1e-6),
-            catch_up_seconds=tuple(state.catch_up_us[i] / 1e6 for i in range(len(depths))),
-            acceptance=by_drafter(state.acceptance, 1.0),
-            rounds_at=tuple(list(state.rounds_at)[:n_rows]),
-        )
 
     def reset_counters(self) -> None:
         """Sets all counters to 0."""

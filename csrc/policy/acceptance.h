@@ -1,0 +1,67 @@
+// How likely a drafter's proposals are accepted: of each text by what was seen of it lately, and before that by what
+// was seen of all texts. By class of proposal and by depth.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "pyfly.h"
+
+namespace pyfly {
+
+class Acceptance {
+  public:
+    static constexpr int32_t n_classes = 8; // of proposals told apart, see Proposal
+
+    struct Rates {
+        double memory = 0.9;         // of a text's counts, kept per observation
+        double memory_of_all = 0.98; // of the counts of all texts
+        double weight_of_all = 2.0;  // observations of a text that what is known of all texts is worth
+        double first = 0.7;          // believed of a drafter that was never seen
+        double weight_of_first = 0.5;
+        double deeper =
+            0.9; // most that is believed of a depth by the one before it: a long proposal is one observation
+        double inherit = 0.5;   // how much of a depth's prior is the text's own depth before it
+        double unlikely = 0.02; // a run of equal outcomes less likely than this: the text has changed
+        double forget = 0.2;    // what is kept of its counts then
+    };
+
+    explicit Acceptance(const Rates & rates) : rates_(rates) {}
+
+    // Believes something else of a drafter that was never seen.
+    void expect(double first, double weight) { rates_.first = first, rates_.weight_of_first = weight; }
+
+    void begin_text(int32_t text);
+
+    // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
+    void observe(int32_t text, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
+
+    // reached[i], for i < k: the probability that the first i + 1 drafts are all accepted.
+    void reach(int32_t text, int32_t proposal_class, int32_t k, double * reached) const;
+
+    // At depths 1..k, given that those before are accepted: of all texts and of the class that was seen most of late.
+    void of_all(int32_t k, double * at_depth) const;
+
+  private:
+    struct Counts {
+        std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
+        bool last_outcome = false; // whether the first draft was accepted, the last time
+        double run_likelihood = 1; // of the run of equal outcomes that it ends, by the estimates before each
+
+        void observe(int32_t n_seen, int32_t n_accepted, double memory);
+        double at(int32_t i, double prior, double weight) const {
+            const size_t depth = static_cast<size_t>(i);
+            return (accepted[depth] + weight * prior) / (seen[depth] + weight);
+        }
+    };
+    using Classes = std::array<Counts, n_classes>;
+
+    static size_t index(int32_t proposal_class);
+
+    Rates rates_;
+    Classes all_ = {};
+    std::vector<Classes> texts_;
+};
+
+} // namespace pyfly

@@ -1,0 +1,370 @@
+#include "governor.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace pyfly {
+
+Governor::Arm::Arm(const Settings & settings)
+    : tokens(CostCurve::from_zero(settings.costs)),
+      texts(CostCurve::from_one(settings.prior_slope_texts, {0.0, settings.costs.own, settings.costs.most})),
+      acceptance(settings.model) {
+    texts.expect(1, 1.0);
+}
+
+Governor::Governor(Settings settings)
+    : settings_(settings), target_(CostCurve::from_one(settings.prior_slope, settings.costs)),
+      credit_(settings.credit) {}
+
+const Governor::Arm * Governor::arm(int32_t drafter) const {
+    const size_t i = static_cast<size_t>(drafter);
+    return i < arms_.size() ? &arms_[i] : nullptr;
+}
+
+Governor::Arm & Governor::arm(int32_t drafter) {
+    const size_t i = static_cast<size_t>(drafter);
+    while (i >= arms_.size()) {
+        arms_.emplace_back(settings_);
+    }
+    return arms_[i];
+}
+
+void Governor::expect(int32_t drafter, bool is_free, double relative_cost) {
+    Arm & a = arm(drafter);
+    a.is_free = is_free;
+    a.relative_cost = relative_cost;
+    a.acceptance = Acceptance(is_free ? settings_.free : settings_.model);
+}
+
+void Governor::expect_costs(const MeasuredCosts & costs) {
+    for (const auto & rows : costs.target) {
+        target_.expect(rows.n, rows.us);
+    }
+    for (const auto & draft : costs.drafts) {
+        if (draft.n_texts == 1) {
+            arm(draft.drafter).tokens.expect(draft.k, draft.us);
+        }
+    }
+    for (const auto & draft : costs.drafts) {
+        Arm & a = arm(draft.drafter);
+        if (draft.n_texts > 1 && a.tokens.is_known()) {
+            a.texts.expect(draft.n_texts, draft.us / a.tokens.at(draft.k));
+        }
+    }
+    for (const auto & catch_up : costs.catch_up) {
+        arm(catch_up.drafter).us_per_caught_up = catch_up.us;
+    }
+}
+
+// Of k tokens for one text.
+double Governor::draft_us(const Arm & a, int32_t k) const {
+    if (a.is_free) {
+        return 0.0;
+    }
+    return a.tokens.is_known() ? a.tokens.at(k) : a.relative_cost * target_.at(1) * k;
+}
+
+// Of all tokens that it is behind. Before it was measured: what drafting them would cost.
+double Governor::catch_up_us(const Offer & offer) const {
+    const Arm * a = arm(offer.drafter);
+    if (a == nullptr || offer.n_behind < 1) {
+        return 0.0;
+    }
+    return static_cast<double>(offer.n_behind) * (a->us_per_caught_up > 0.0 ? a->us_per_caught_up : draft_us(*a, 1));
+}
+
+Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) const {
+    Options options;
+    for (size_t text = 0; text < candidates.size(); text++) {
+        options.begin.push_back(options.all.size());
+        for (const Offer & offer : candidates[text].offers) {
+            Option & option = options.all.emplace_back();
+            option.text = text;
+            option.drafter = offer.drafter;
+            option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
+            option.catch_up_us = catch_up_us(offer) / settings_.stay;
+            arm(offer.drafter)
+                ->acceptance.reach(candidates[text].text, offer.proposal_class, option.k_max, option.reached.data());
+        }
+    }
+    options.begin.push_back(options.all.size());
+    return options;
+}
+
+Governor::Plan Governor::plain(size_t n_texts, int32_t n_rows) const {
+    return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, static_cast<double>(n_texts),
+            target_.at(n_rows)};
+}
+
+// Of each text, the drafter that earns most at the speed of plain decoding, as if all texts did likewise.
+std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t n_rows) const {
+    const int32_t n_texts = static_cast<int32_t>(options.begin.size()) - 1;
+    const double speed = n_texts / target_.at(n_rows);
+    std::vector<const Option *> assigned(static_cast<size_t>(n_texts));
+    for (size_t text = 0; text < assigned.size(); text++) {
+        double most = -std::numeric_limits<double>::infinity();
+        for (size_t i = options.begin[text]; i < options.begin[text + 1]; i++) {
+            const Option & option = options.all[i];
+            const Arm & a = arms_[static_cast<size_t>(option.drafter)];
+            double tokens = 0.0;
+            for (int32_t k = 1; k <= option.k_max; k++) {
+                tokens += option.reached[static_cast<size_t>(k) - 1];
+                const double rows_us = (target_.at(n_rows + n_texts * k) - target_.at(n_rows)) / n_texts;
+                const double us = rows_us + draft_us(a, k) * a.texts.at(n_texts) / n_texts + option.catch_up_us;
+                if (tokens - speed * us > most) {
+                    most = tokens - speed * us;
+                    assigned[text] = &option;
+                }
+            }
+        }
+    }
+    return assigned;
+}
+
+// The next row goes to the text where it earns most, until there is none left; of all numbers of rows the best one
+// counts. C is a staircase: the first dip is not the end.
+Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_rows) const {
+    struct Depth {
+        int32_t n_texts = 0; // that draft so deep
+        double step_us = 0;  // for one text
+        double next_us = 0;  // for one text more
+    };
+    const size_t n_texts = assigned.size();
+    Plan best = plain(n_texts, n_rows);
+    const double speed = best.speed();
+    std::vector<std::vector<Depth>> depths(arms_.size());
+    std::vector<int32_t> k(n_texts);
+    std::vector<size_t> order, left; // texts: of each row so far, and those that have more to draft
+    for (size_t text = 0; text < n_texts; text++) {
+        if (const Option * option = assigned[text]) {
+            left.push_back(text);
+            const Arm & a = arms_[static_cast<size_t>(option->drafter)];
+            auto & of_arm = depths[static_cast<size_t>(option->drafter)];
+            while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
+                const int32_t depth = static_cast<int32_t>(of_arm.size());
+                const double us = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
+                of_arm.push_back({0, us, us});
+            }
+        }
+    }
+    double tokens = best.tokens, us_drafts = 0.0;
+    size_t n_best = 0;
+    while (!left.empty()) {
+        size_t next = 0;
+        double most = -std::numeric_limits<double>::infinity(), next_us = 0.0;
+        for (size_t i = 0; i < left.size(); i++) {
+            const Option & option = *assigned[left[i]];
+            const size_t depth = static_cast<size_t>(k[left[i]]);
+            const double us =
+                depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
+            const double worth = option.reached[depth] - speed * us;
+            if (worth > most) {
+                most = worth;
+                next = i;
+                next_us = us;
+            }
+        }
+        const size_t text = left[next];
+        const Option & option = *assigned[text];
+        const CostCurve & texts = arms_[static_cast<size_t>(option.drafter)].texts;
+        Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(k[text])];
+        tokens += option.reached[static_cast<size_t>(k[text])];
+        us_drafts += next_us;
+        depth.n_texts++;
+        depth.next_us = depth.step_us * (texts.at(depth.n_texts + 1) - texts.at(depth.n_texts));
+        order.push_back(text);
+        if (++k[text] == option.k_max) {
+            left.erase(left.begin() + static_cast<std::ptrdiff_t>(next));
+        }
+        const double us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
+        if (tokens * best.us > best.tokens * us) {
+            best.tokens = tokens;
+            best.us = us;
+            n_best = order.size();
+        }
+    }
+    for (size_t i = 0; i < n_best; i++) {
+        best.k[order[i]]++;
+    }
+    best.n_rows = static_cast<int32_t>(n_best);
+    best.options = std::move(assigned);
+    return best;
+}
+
+// Whether a step in which all texts draft with it could pay if nearly all drafts were accepted.
+bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const {
+    const Arm * a = arm(drafter);
+    const double plain_us = settings_.hysteresis * target_.at(n_rows);
+    double tokens = 1.0, reached = 1.0;
+    for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
+        reached *= settings_.optimistic;
+        tokens += reached;
+        const double drafting = a ? draft_us(*a, k) * a->texts.at(n_texts) : 0.0;
+        if (plain_us * tokens > target_.at(n_rows + n_texts * k) + drafting + extra_us) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool Governor::can_pay(int32_t, int32_t drafter, int32_t k_max) const {
+    return could_pay(drafter, k_max, 1, 1, 0.0) || could_pay(drafter, k_max, n_texts_, n_texts_, 0.0);
+}
+
+// One text whose drafter does not seem to pay tries it nevertheless, if that has been saved up for: what is believed of
+// its acceptance may be wrong by now. Every token that passes makes it dearer, because the drafter has to catch up.
+void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
+                       std::vector<Choice> & choices) {
+    const int32_t n_texts = static_cast<int32_t>(candidates.size());
+    double price = credit_ * target_.at(1);
+    Choice trial;
+    size_t tried = 0;
+    for (size_t i = 0; i < candidates.size(); i++) {
+        for (const Offer & offer : candidates[i].offers) {
+            const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
+            if (a.is_free || choices[i].k > 0) {
+                continue;
+            }
+            const int32_t k = std::min(offer.k_max, settings_.trial);
+            const double catch_up = catch_up_us(offer);
+            const double us =
+                target_.at(n_rows + plan.n_rows + k) - target_.at(n_rows + plan.n_rows) + draft_us(a, k) + catch_up;
+            if (us < price &&
+                could_pay(offer.drafter, offer.k_max, n_texts, n_rows, n_texts * catch_up / settings_.stay)) {
+                price = us;
+                trial = {offer.drafter, k};
+                tried = i;
+            }
+        }
+    }
+    if (trial.k > 0) {
+        credit_ -= price / target_.at(1);
+        choices[tried] = trial;
+        tried_text_ = candidates[tried].text;
+        tried_drafter_ = trial.drafter;
+    }
+}
+
+std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) {
+    std::vector<Choice> choices(candidates.size());
+    tried_text_ = -1;
+    if (candidates.empty()) {
+        return choices;
+    }
+    n_texts_ = static_cast<int32_t>(candidates.size());
+    int32_t most_drafter = -1;
+    for (const Candidate & candidate : candidates) {
+        for (const Offer & offer : candidate.offers) {
+            most_drafter = std::max(most_drafter, offer.drafter);
+        }
+    }
+    if (most_drafter >= 0 && target_.is_known()) {
+        arm(most_drafter);
+        const int32_t n_rows = static_cast<int32_t>(std::min<int64_t>(n_texts_ + n_other_rows, CostCurve::n_max));
+        const Options options = weigh(candidates);
+        Plan best = plain(candidates.size(), n_rows);
+        best.us /= settings_.hysteresis;
+        const std::vector<const Option *> mixed = assign(options, n_rows);
+        std::vector<std::vector<const Option *>> tried;
+        for (int32_t preferred = settings_.mixed ? -1 : 0; preferred <= most_drafter; preferred++) {
+            std::vector<const Option *> assigned = mixed;
+            for (size_t i = 0; i < options.all.size(); i++) {
+                if (options.all[i].drafter == preferred) {
+                    assigned[options.all[i].text] = &options.all[i];
+                }
+            }
+            if (std::find(tried.begin(), tried.end(), assigned) == tried.end()) {
+                tried.push_back(assigned);
+                Plan plan = walk(std::move(assigned), n_rows);
+                if (plan.speed() > best.speed()) {
+                    best = std::move(plan);
+                }
+            }
+        }
+        for (size_t i = 0; i < choices.size(); i++) {
+            if (best.k[i] > 0) {
+                choices[i] = {best.options[i]->drafter, best.k[i]};
+            }
+        }
+        if (best.n_rows > 0 && ++steps_since_plain_ >= settings_.plain_every) {
+            choices.assign(choices.size(), {});
+            best.n_rows = 0;
+        } else {
+            explore(candidates, n_rows, best, choices);
+        }
+        if (best.n_rows == 0) {
+            steps_since_plain_ = 0;
+        }
+    }
+    for (const Choice & choice : choices) {
+        rounds_at_[static_cast<size_t>(choice.k)]++;
+    }
+    return choices;
+}
+
+void Governor::begin_text(int32_t text) {
+    for (Arm & a : arms_) {
+        a.acceptance.begin_text(text);
+    }
+}
+
+void Governor::observe_target(int32_t n_rows, double us) {
+    target_.observe(n_rows, us);
+    credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
+}
+
+void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) {
+    if (asked.empty()) {
+        return;
+    }
+    Arm & a = arm(drafter);
+    const int32_t deepest = *std::max_element(asked.begin(), asked.end());
+    double expected = 0.0;
+    for (int32_t k = 1; k <= deepest; k++) {
+        const auto n = std::count_if(asked.begin(), asked.end(), [&](int32_t n_asked) { return n_asked >= k; });
+        expected += (a.tokens.at(k) - a.tokens.at(k - 1)) * a.texts.at(static_cast<int32_t>(n));
+    }
+    const double ratio = us / expected;
+    const int32_t n_texts = static_cast<int32_t>(asked.size());
+    const bool was_known = a.tokens.is_known();
+    a.tokens.observe(deepest, a.tokens.at(deepest) * ratio);
+    if (n_texts > 1 && was_known) {
+        a.texts.observe(n_texts, a.texts.at(n_texts) * ratio);
+    }
+}
+
+void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
+    if (n_tokens < 1 || !(us > 0.0)) {
+        return;
+    }
+    double & estimate = arm(drafter).us_per_caught_up;
+    const double cost = us / static_cast<double>(n_tokens);
+    estimate = estimate == 0.0 ? cost : estimate + settings_.catch_up_rate * (cost - estimate);
+}
+
+void Governor::observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
+                                  int32_t n_accepted) {
+    arm(drafter).acceptance.observe(text, proposal_class, n_drafted, n_accepted);
+    if (text == tried_text_ && drafter == tried_drafter_) { // it was not all rejected
+        credit_ = std::min(credit_ + n_accepted * target_.at(n_texts_) / n_texts_ / target_.at(1), settings_.credit);
+    }
+}
+
+void Governor::state(pyfly_governor_state & out) const {
+    out = {};
+    for (int32_t i = 0; i <= PYFLY_MAX_DEPTH; i++) {
+        const size_t at = static_cast<size_t>(i);
+        out.target_us[at] = target_.is_known() ? target_.at(i + 1) : 0.0;
+        out.rounds_at[at] = rounds_at_[at];
+    }
+    for (size_t drafter = 0; drafter < std::min<size_t>(arms_.size(), PYFLY_MAX_DRAFTERS); drafter++) {
+        const Arm & a = arms_[drafter];
+        a.acceptance.of_all(PYFLY_MAX_DEPTH, out.acceptance + drafter * PYFLY_MAX_DEPTH);
+        out.catch_up_us[drafter] = a.us_per_caught_up;
+        for (int32_t k = 1; k <= PYFLY_MAX_DEPTH && a.tokens.is_known(); k++) {
+            out.draft_us[drafter * PYFLY_MAX_DEPTH + static_cast<size_t>(k) - 1] = a.tokens.at(k);
+        }
+    }
+}
+
+} // namespace pyfly

@@ -1,0 +1,140 @@
+// The governor: how many tokens to draft for each text, and with which drafter, so that expected tokens per second of
+// the whole batch are highest. No llama.h. docs/governor.md has the derivation and what each rate is worth.
+//
+//     v = (n_texts + sum of A_text(i) over the drafted rows) / (C(all rows) + D), plain: n_texts / C(n_texts)
+//
+//   C(n)       microseconds of a target batch of n rows: the machine's
+//   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
+//   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
+//
+// Costs are measured beforehand where somebody did (expect_costs), and scaled by what steps show; without that they are
+// learned from steps. It is never random, but it depends on measured times: which tokens are drafted is not
+// reproducible (what is committed is, as far as the rule is exact).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "acceptance.h"
+#include "cost_curve.h"
+#include "policy.h"
+#include "pyfly.h"
+
+namespace pyfly {
+
+// What was measured right after loading, in microseconds > 0. More sizes are better; those between are interpolated.
+struct MeasuredCosts {
+    struct Rows {
+        int32_t n; // rows of a batch
+        double us;
+    };
+    struct Draft {
+        int32_t drafter;
+        int32_t n_texts, k; // so many texts, k tokens for each, in one go
+        double us;
+    };
+    struct CatchUp {
+        int32_t drafter;
+        double us; // of a token, in batches
+    };
+    std::vector<Rows> target;
+    std::vector<Draft> drafts;
+    std::vector<CatchUp> catch_up;
+};
+
+class Governor : public Policy {
+  public:
+    struct Settings {
+        double hysteresis = 1.04;       // gain over plain decoding that drafting must promise
+        double optimistic = 0.97;       // acceptance at which a drafter that cannot pay is left alone
+        double spent = 0.005;           // of the time, at most, on drafters that do not seem to pay
+        double credit = 2.0;            // most that is saved up for that, in plain steps of one text
+        int32_t trial = 3;              // draft length of such a trial
+        double stay = 10.0;             // steps that a drafter which catches up is expected to stay
+        int32_t plain_every = 64;       // steps between two measurements of plain decoding
+        double prior_slope = 0.1;       // of C(n) / C(1) per row before a second size was measured
+        double prior_slope_texts = 0.1; // the same of a draft's step, per text
+        double catch_up_rate = 0.3;     // weight of a new time of catching up
+        bool mixed = true;              // whether texts may use different drafters in a step
+        CostCurve::Rates costs;
+        Acceptance::Rates model; // of drafters that must be tried to be known
+        Acceptance::Rates free;  // of those whose proposals are compared with the text in any case
+
+        Settings() { free.first = 0.4, free.weight_of_first = 1.5; }
+    };
+
+    explicit Governor(Settings settings = {});
+
+    // What is known of a drafter beforehand: whether its proposals exist at no cost, or else what it costs to draft a
+    // token, relative to a target batch of one row (0: not known).
+    void expect(int32_t drafter, bool is_free, double relative_cost);
+    void expect_costs(const MeasuredCosts & costs);
+
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) override;
+    bool can_pay(int32_t text, int32_t drafter, int32_t k_max) const override;
+
+    void begin_text(int32_t text) override;
+    void observe_target(int32_t n_rows, double us) override;
+    void observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) override;
+    void observe_catch_up(int32_t drafter, int64_t n_tokens, double us) override;
+    void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
+                            int32_t n_accepted) override;
+
+    // For whoever wants to look: costs of one text, acceptance of all texts.
+    void state(pyfly_governor_state & out) const;
+
+  private:
+    struct Arm {
+        Arm(const Settings & settings);
+        bool is_free = false;
+        double relative_cost = 0.0;  // of drafting a token, relative to C(1); 0: not known
+        CostCurve tokens;            // us of a draft of k tokens for one text
+        CostCurve texts;             // of a step for n texts, relative to one
+        double us_per_caught_up = 0; // of evaluating a token in a batch; 0: not measured
+        Acceptance acceptance;
+    };
+
+    // One offer, weighed.
+    struct Option {
+        size_t text; // index
+        int32_t drafter, k_max;
+        double catch_up_us;
+        std::array<double, PYFLY_MAX_DEPTH> reached; // A(1), A(2), ...
+    };
+    struct Options {
+        std::vector<Option> all;
+        std::vector<size_t> begin; // [text], and the end
+    };
+
+    struct Plan {
+        std::vector<const Option *> options; // [text]: which drafter it is about; nullptr: none
+        std::vector<int32_t> k;              // [text]
+        int32_t n_rows;                      // of all drafts
+        double tokens, us;
+        double speed() const { return tokens / us; }
+    };
+
+    const Arm * arm(int32_t drafter) const;
+    Arm & arm(int32_t drafter);
+    double draft_us(const Arm & arm, int32_t k) const;
+    double catch_up_us(const Offer & offer) const;
+    Options weigh(const std::vector<Candidate> & candidates) const;
+    Plan plain(size_t n_texts, int32_t n_rows) const;
+    std::vector<const Option *> assign(const Options & options, int32_t n_rows) const;
+    Plan walk(std::vector<const Option *> assigned, int32_t n_rows) const;
+    bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const;
+    void explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
+                 std::vector<Choice> & choices);
+
+    Settings settings_;
+    CostCurve target_;
+    std::vector<Arm> arms_;
+    std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
+    int32_t n_texts_ = 1; // of the last step
+    int32_t steps_since_plain_ = 0;
+    double credit_; // for trials, in plain steps of one text
+    int32_t tried_text_ = -1, tried_drafter_ = -1;
+};
+
+} // namespace pyfly

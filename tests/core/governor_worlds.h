@@ -1,0 +1,254 @@
+// Simulated worlds for the governor's tests and its ablation: machines whose costs are known, texts whose every
+// position says beforehand whether a draft would be right there. Policies that are compared meet the same texts. No
+// clock is read.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "policy.h"
+
+namespace worlds {
+
+using pyfly::Candidate;
+using pyfly::Choice;
+using pyfly::Offer;
+using pyfly::Policy;
+
+// What things take, in microseconds.
+struct Machine {
+    std::string name;
+    std::function<double(int32_t)> target; // a batch of n rows
+    double draft = 0.0;                    // a step of the draft model for one text
+    double draft_slope = 0.15;             // how much more for each other text
+    double draft_start = 0.3;              // of a step, that the first step of a draft takes in addition
+    double catch_up = 0.0;                 // a token that the draft model has missed
+
+    // Of asked[i] tokens for the i-th text.
+    double drafting(const std::vector<int32_t> & asked) const {
+        double us = 0.0;
+        for (int32_t depth = 1;; depth++) {
+            const auto n = std::count_if(asked.begin(), asked.end(), [&](int32_t k) { return k >= depth; });
+            if (n == 0) {
+                return us;
+            }
+            us += draft * (1.0 + draft_slope * static_cast<double>(n - 1)) * (depth == 1 ? 1.0 + draft_start : 1.0);
+        }
+    }
+};
+
+// A text, position by position.
+struct Text {
+    struct Place {
+        double model = 0.0, lookup = 0.0; // how likely a draft is right, given that those before it are
+        double model_u = 0.0, lookup_u = 0.0;
+        int32_t lookup_class = -1; // -1: prompt lookup has no proposal
+    };
+    std::vector<Place> places;
+    double deeper = 1.0; // acceptance of the model falls by this with each depth
+};
+
+struct Drafters {
+    bool lookup = false, model = false;
+    bool is_head = false; // the model has nothing to catch up with
+};
+
+constexpr int32_t k_max = 10, n_prompt = 150;
+
+struct Result {
+    double us = 0.0;
+    int64_t tokens = 0;
+    std::vector<int32_t> k; // of each text and step
+    double speed() const { return static_cast<double>(tokens) / us; }
+};
+
+// Decodes the texts, n_slots at once. Times are shown to the policy with noise, and now and then a spike; they count
+// without it.
+inline Result decode(const Machine & machine, const Drafters & drafters, const std::vector<Text> & texts,
+                     size_t n_slots, Policy & policy, double noise = 0.04, uint32_t seed = 7) {
+    constexpr int32_t lookup = 0;
+    const int32_t model = drafters.lookup ? 1 : 0;
+    struct Slot {
+        const Text * text = nullptr;
+        size_t position = 0, synced = 0;
+        size_t shadowed = 0; // up to where a proposal that was not verified is being followed
+    };
+    Result result;
+    std::mt19937 rng(seed);
+    std::normal_distribution<double> normal(0.0, 1.0);
+    const auto measured = [&](double us) {
+        const bool spike = noise > 0.0 && rng() % 200 == 0;
+        return us * std::exp(noise * normal(rng)) * (spike ? 4.0 : 1.0);
+    };
+    const auto run_of = [](const Text & text, size_t position, bool of_lookup, int32_t k) {
+        int32_t n = 0;
+        double deeper = 1.0;
+        while (n < k && position + static_cast<size_t>(n) < text.places.size()) {
+            const Text::Place & place = text.places[position + static_cast<size_t>(n)];
+            if (of_lookup ? place.lookup_u >= place.lookup : place.model_u >= place.model * deeper) {
+                break;
+            }
+            deeper *= text.deeper;
+            n++;
+        }
+        return n;
+    };
+    std::vector<Slot> slots(n_slots);
+    size_t n_begun = 0;
+    while (true) {
+        std::vector<Candidate> candidates;
+        for (size_t i = 0; i < n_slots; i++) {
+            Slot & slot = slots[i];
+            if (slot.text == nullptr && n_begun < texts.size()) {
+                slot = {&texts[n_begun++], 0, 0, 0};
+                policy.begin_text(static_cast<int32_t>(i));
+                slot.synced = policy.can_pay(static_cast<int32_t>(i), model, k_max) ? 0 : SIZE_MAX;
+            }
+            if (slot.text == nullptr) {
+                continue;
+            }
+            Candidate & candidate = candidates.emplace_back();
+            candidate.text = static_cast<int32_t>(i);
+            const int32_t room = static_cast<int32_t>(slot.text->places.size() - slot.position) - 1;
+            const Text::Place & here = slot.text->places[slot.position];
+            if (drafters.lookup && room > 0 && here.lookup_class >= 0) {
+                candidate.offers.push_back({lookup, std::min(room, k_max), here.lookup_class, 0});
+            }
+            if (drafters.model && room > 0) {
+                const size_t behind = slot.synced == SIZE_MAX ? slot.position + n_prompt : slot.position - slot.synced;
+                candidate.offers.push_back(
+                    {model, std::min(room, k_max), 0,
+                     drafters.is_head ? 0 : static_cast<int64_t>(behind > 1 ? behind : 0)});
+            }
+        }
+        if (candidates.empty()) {
+            return result;
+        }
+        const std::vector<Choice> choices = policy.choose(candidates, 0);
+        int32_t n_rows = static_cast<int32_t>(candidates.size());
+        std::vector<int32_t> asked;
+        int64_t n_missed = 0;
+        for (size_t i = 0; i < choices.size(); i++) {
+            n_rows += choices[i].k;
+            if (choices[i].k > 0 && drafters.model && choices[i].drafter == model) {
+                asked.push_back(choices[i].k);
+                for (const Offer & offer : candidates[i].offers) {
+                    n_missed += offer.drafter == model ? offer.n_behind : 0;
+                }
+            }
+        }
+        if (n_missed > 0) {
+            const double us = machine.catch_up * static_cast<double>(n_missed);
+            result.us += us;
+            policy.observe_catch_up(model, n_missed, measured(us));
+        }
+        if (!asked.empty()) {
+            result.us += machine.drafting(asked);
+            policy.observe_draft(model, asked, measured(machine.drafting(asked)));
+        }
+        result.us += machine.target(n_rows);
+        policy.observe_target(n_rows, measured(machine.target(n_rows)));
+        for (size_t i = 0; i < choices.size(); i++) {
+            Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
+            const Choice choice = choices[i];
+            const bool by_lookup = drafters.lookup && choice.drafter == lookup && choice.k > 0;
+            const Text::Place & here = slot.text->places[slot.position];
+            const int32_t room = static_cast<int32_t>(slot.text->places.size() - slot.position) - 1;
+            int32_t accepted = 0;
+            if (choice.k > 0) {
+                accepted = run_of(*slot.text, slot.position, by_lookup, choice.k);
+                policy.observe_acceptance(candidates[i].text, choice.drafter, by_lookup ? here.lookup_class : 0,
+                                          choice.k, accepted);
+            }
+            if (drafters.lookup && !by_lookup && here.lookup_class >= 0 && room > 0 &&
+                slot.position >= slot.shadowed) {
+                const int32_t n = std::min(room, k_max), right = run_of(*slot.text, slot.position, true, n);
+                policy.observe_acceptance(candidates[i].text, lookup, here.lookup_class, n, right);
+                slot.shadowed = slot.position + static_cast<size_t>(right) + 1;
+            }
+            slot.position += static_cast<size_t>(accepted) + 1;
+            if (choice.k > 0 && !by_lookup) {
+                slot.synced = slot.position;
+            }
+            result.tokens += accepted + 1;
+            result.k.push_back(choice.k);
+            policy.observe_length(candidates[i].text, accepted + 1);
+            if (slot.position >= slot.text->places.size()) {
+                policy.end_text(candidates[i].text);
+                slot.text = nullptr;
+            }
+        }
+    }
+}
+
+// K tokens for each text, by the first drafter that has something.
+class Fixed : public Policy {
+  public:
+    explicit Fixed(int32_t k) : k_(k) {}
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t) override {
+        std::vector<Choice> choices;
+        for (const Candidate & candidate : candidates) {
+            choices.push_back(candidate.offers.empty() || k_ == 0
+                                  ? Choice{}
+                                  : Choice{candidate.offers[0].drafter, std::min(k_, candidate.offers[0].k_max)});
+        }
+        return choices;
+    }
+
+  private:
+    int32_t k_;
+};
+
+// A straight line between measured sizes, and on with the last slope.
+inline std::function<double(int32_t)> through(std::vector<std::pair<int32_t, double>> points) {
+    return [points](int32_t n) {
+        size_t i = 1;
+        while (i + 1 < points.size() && points[i].first < n) {
+            i++;
+        }
+        const auto & [a, low] = points[i - 1];
+        const auto & [b, high] = points[i];
+        return 1000.0 * (low + (high - low) * (n - a) / (b - a));
+    };
+}
+
+// Kinds of text: how acceptance runs through n positions.
+inline std::vector<Text> texts_of(const std::string & kind, double level, size_t n_texts, size_t length, uint32_t seed) {
+    std::mt19937 rng(seed);
+    std::uniform_real_distribution<double> uniform(0.0, 1.0);
+    std::vector<Text> texts(n_texts);
+    for (size_t t = 0; t < n_texts; t++) {
+        Text & text = texts[t];
+        text.places.resize(length);
+        text.deeper = kind == "deeper" ? 0.85 : 1.0;
+        const double of_this = kind == "mixture" ? std::vector<double>{0.2, 0.6, 0.9}[rng() % 3] : level;
+        bool is_easy = rng() % 2;
+        int32_t lookup_left = 0, lookup_class = -1;
+        for (size_t i = 0; i < length; i++) {
+            Text::Place & place = text.places[i];
+            place.model_u = uniform(rng);
+            place.lookup_u = uniform(rng);
+            if (rng() % 15 == 0) {
+                is_easy = !is_easy;
+            }
+            place.model = kind == "stretches" ? (is_easy ? 0.97 : level)
+                          : kind == "change"  ? ((i < length / 2) == (t % 2 == 0) ? level : 1.0 - level)
+                                              : of_this;
+            // Lookup has something in stretches; long n-grams are right more often.
+            if (lookup_left-- <= 0) {
+                lookup_left = 4 + static_cast<int32_t>(rng() % 20);
+                lookup_class = rng() % 3 == 0 ? -1 : static_cast<int32_t>(rng() % 4);
+            }
+            place.lookup_class = lookup_class;
+            place.lookup = lookup_class < 0 ? 0.0 : std::min(0.97, place.model * (0.55 + 0.15 * lookup_class));
+        }
+    }
+    return texts;
+}
+
+} // namespace worlds
