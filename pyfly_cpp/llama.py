@@ -270,10 +270,10 @@ class FlyLlama(GuardedLlama):
                 history = prepare_history(self, list(tokens), reset, request)
                 self._supersede()
                 generation = self._access.generation
-                batch, slot = self._decoder.batch, self._decoder.slot
-                processors = Processors(slot, logits_processor) if logits_processor else None
+                text = self._decoder.prepare(self._draft_lengths(), self.adaptive)
+                processors = Processors(text, logits_processor) if logits_processor else None
                 run = Generation(
-                    self, request, processors=processors, stopping_criteria=stopping_criteria,
+                    self, text, request, processors=processors, stopping_criteria=stopping_criteria,
                     trace=self.trace, log_rounds=self.log_rounds, on_prefill=self.on_prefill,
                 )  # fmt: skip
                 sampler = self._init_sampler(
@@ -284,7 +284,6 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                batch.configure(list(zip(self._decoder.drafters, self._draft_lengths())), adaptive=self.adaptive)
                 run.begin(
                     history, sampler, self._gate, self.window,
                     resumable=handed_over is None,  # completions send nothing
