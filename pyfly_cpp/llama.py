@@ -42,6 +42,8 @@ class FlyLlama(GuardedLlama):
     An object serves one generation at a time; use one object per thread.
     """
 
+    _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -82,7 +84,8 @@ class FlyLlama(GuardedLlama):
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
             IncompatibleDraftError: the draft has another vocabulary.
         """
-        require_base_arguments(kwargs, inspect.signature(FlyLlama.__init__).parameters)
+        own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
+        require_base_arguments(kwargs, own, self._public_name)
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
