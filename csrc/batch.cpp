@@ -277,8 +277,8 @@ bool Batch::may_return(const Text & of) const {
            std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_running(); });
 }
 
-// A prompt that begins like another text takes over what is evaluated of it, unless its rows are wanted. Returns whether
-// it waits for an older text that is about to evaluate more of what both begin with.
+// A prompt that begins like another text takes over what is evaluated of it, unless its rows are wanted. Returns
+// whether it waits for an older text that is about to evaluate more of what both begin with.
 bool Batch::waits_for_prefix(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     Memory & memory = t.sequence.memory();

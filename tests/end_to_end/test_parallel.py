@@ -67,7 +67,7 @@ def alone(tiny_target_f32, drafter):
 @pytest.fixture
 def plain(tiny_target):
     """A batch without a drafter, for tests of what happens around texts."""
-    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+    with FlyBatch(tiny_target, 2, **{**OPTIONS, "n_ctx": 2048}) as batch:
         yield batch
 
 
@@ -385,7 +385,7 @@ def test_a_failure_is_its_own(plain):
         (plain.submit("Tom", stopping_criteria=StoppingCriteriaList([never]), **GREEDY), OSError, "me too"),
         (plain.submit([5, 10**6], **GREEDY), ValueError, "outside the vocabulary"),
         (plain.submit([], **GREEDY), ValueError, "prompt is empty"),
-        (plain.submit(PROMPTS[0] * 40, **GREEDY), ContextFullError, r"holds 256, its answer included; shorten"),
+        (plain.submit(PROMPTS[0] * 200, **GREEDY), ContextFullError, r"holds 2048, its answer included; shorten"),
     ]
     good = plain.submit("Tom", **GREEDY)
     for handle, kind, message in bad:
