@@ -1,6 +1,7 @@
 #include "batch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "error.h"
@@ -50,10 +51,14 @@ std::vector<int32_t> Batch::draft_max(const int32_t * draft_max) const {
     return out;
 }
 
-void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk) {
+void Batch::require_idle() const {
     if (std::any_of(texts_.begin(), texts_.end(), [](const Text & t) { return t.sequence.is_active(); })) {
         throw Error(PYFLY_STATUS_INVALID, "gate, window and drafter can be changed between requests, not during one");
     }
+}
+
+void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk) {
+    require_idle();
     if (drafters.size() > PYFLY_MAX_DRAFTERS) {
         throw Error(PYFLY_STATUS_INVALID, "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters work together");
     }
@@ -85,6 +90,29 @@ void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int3
     }
     drafters_ = std::move(drafters);
     n_chunk_ = n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch();
+}
+
+void Batch::expect_costs(const MeasuredCosts & costs) {
+    const auto require = [&](bool is_possible, double us) {
+        if (!is_possible || !(us > 0.0) || !std::isfinite(us) || governor_ == nullptr) {
+            throw Error(PYFLY_STATUS_INVALID,
+                        "costs must be of sizes >= 1 and in microseconds > 0, of drafters that the "
+                        "batch was configured with; measure them again");
+        }
+    };
+    const auto is_drafter = [&](int32_t d) { return d >= 0 && static_cast<size_t>(d) < drafters_.size(); };
+    for (const auto & rows : costs.target) {
+        require(rows.n >= 1, rows.us);
+    }
+    for (const auto & draft : costs.drafts) {
+        require(is_drafter(draft.drafter) && draft.n_texts >= 1 && draft.k >= 1, draft.us);
+    }
+    for (const auto & catch_up : costs.catch_up) {
+        require(is_drafter(catch_up.drafter), catch_up.us);
+    }
+    if (governor_ != nullptr) {
+        governor_->expect_costs(costs);
+    }
 }
 
 int32_t Batch::find_slot(const int32_t * history, size_t n_history) const {

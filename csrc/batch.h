@@ -50,6 +50,15 @@ class Batch {
     // The free slot that holds most of what this text begins with; -1 if none is free.
     int32_t find_slot(const int32_t * history, size_t n_history) const;
 
+    // See pyfly_batch_expect: of the drafters that were configured.
+    void expect_costs(const MeasuredCosts & costs);
+
+    // What measuring.h needs of it, between texts.
+    void require_idle() const; // throws Error(PYFLY_STATUS_INVALID) while a text runs
+    Model & target() { return target_; }
+    const std::vector<BatchDrafter> & drafters() const { return drafters_; }
+    Memory & memory(int32_t slot) { return text(slot).sequence.memory(); }
+
     // For RequestConfig: one for each drafter, or null for what the drafters were given.
     std::vector<int32_t> draft_max(const int32_t * draft_max) const;
 

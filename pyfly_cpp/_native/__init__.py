@@ -6,7 +6,7 @@ errors alone.
 A handle belongs to one thread at a time; what C borrows is kept alive on the Python object.
 """
 
-from pyfly_cpp._native.batch import Batch, GovernorState, Progress, RawRecord, Slot
+from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, Eagle3Drafter, LookupDrafter, ModelDrafter, MTPDrafter
 from pyfly_cpp._native.library import require_release, simd_level
 from pyfly_cpp._native.model import LlamaTarget, ModelInfo, ScriptedTarget, Target, inspect_model, load_guard
@@ -15,6 +15,7 @@ from pyfly_cpp._native.verify import RawDecision, verify
 __all__ = [
     "Batch",
     "CallbackDrafter",
+    "Costs",
     "Drafter",
     "Eagle3Drafter",
     "GovernorState",
