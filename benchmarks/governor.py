@@ -33,7 +33,7 @@ import llama_cpp
 from resumable import Results, markdown, model_conditions
 from speed import print_machine, run_tool
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, Window
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.generation import Generator
 
@@ -264,7 +264,7 @@ def table(args: argparse.Namespace) -> None:
 def overhead(args: argparse.Namespace) -> None:
     """Prints own work in microseconds a round and in percent of decoding."""
     print_machine()
-    loose: dict[str, Any] = {"gate": "margin:0.3", "window": Window(6, "reconverge"), "drafter": PromptLookup()}
+    loose: dict[str, Any] = {"gate": "margin:0.3", "drafter": PromptLookup()}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "lookup, no governor": loose,

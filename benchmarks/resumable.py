@@ -91,7 +91,7 @@ def load(args: argparse.Namespace) -> Generator:
     if (why := disturbance(describe_machine())) is not None:
         print(f"NOT IDLE: {why} The times are not to be believed.", file=sys.stderr)
     llm = FlyLlama(args.target, n_ctx=args.ctx, verbose=False, **threads)
-    return Generator(llm, Drafters(DraftModel(args.draft, n_threads=args.threads) if args.draft else None))
+    return Generator(llm, Drafters((DraftModel(args.draft, n_threads=args.threads),) if args.draft else ()))
 
 
 class Results:

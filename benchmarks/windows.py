@@ -32,6 +32,8 @@ from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting, parse_setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.rules import why_strict
+from pyfly_cpp.windows import Window
 
 WINDOWS = ("agree in-round", "agree across", "reconverge across")
 SETTINGS = (
@@ -73,16 +75,21 @@ def run(args: argparse.Namespace) -> None:
 
 def can_defer(setting: Setting) -> bool:
     """Whether a window fits in a round, or may outlive it."""
-    fits = setting.draft_max is not None and setting.draft_max > setting.window.size
-    return fits or setting.window.outlives_round or setting.window.rule == "reconverge"
+    return why_strict(setting.gate, window_of(setting), setting.draft_max or 1) is None
+
+
+def window_of(setting: Setting) -> Window:
+    """The gate's own where it names none."""
+    return setting.window or setting.gate.window
 
 
 def name_of(kind: Setting) -> str:
     """Gate, rule and reach in full."""
     if kind.is_exact:
         return str(kind.gate)
-    reach = "across rounds" if kind.window.outlives_round else "in the round"
-    return f"{kind.gate} {kind.window.rule} {reach}"
+    window = window_of(kind)
+    reach = "across rounds" if window.outlives_round else "in the round"
+    return f"{kind.gate} {window.rule} {reach}"
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from pyfly_cpp.errors import (
 
 try:
     from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
-    from pyfly_cpp.gates import All, Any, Entropy, Exact, Gate, Margin, parse_gate
     from pyfly_cpp.llama import FlyLlama
+    from pyfly_cpp.rules import AllOf, AnyOf, Entropy, Exact, Gate, Margin, parse_gate
     from pyfly_cpp.stats import Record, Round, Stats
     from pyfly_cpp.verify import Decision, Verification, verify
-    from pyfly_cpp.window import Window
+    from pyfly_cpp.windows import Window
 except VersionMismatchError as error:
     # Our own commands cannot catch it: Python imports this file before theirs. `-m` stands there while it does.
     if Path((sys.argv or [""])[0]).stem not in ("pyfly-cpp", "-m"):
@@ -30,8 +30,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MTP",
-    "All",
-    "Any",
+    "AllOf",
+    "AnyOf",
     "BusyError",
     "ContextFullError",
     "Decision",

@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp.cache_types import require_cache_types
+from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.threads import is_integer
 
 _BASE_PARAMETERS = {
@@ -50,3 +51,10 @@ def require_fitting(draft_max: int | None, n_batch: int) -> None:
             f"draft_max is {draft_max}, but a batch of n_batch = {n_batch} tokens holds the last token and at "
             f"most {n_batch - 1} drafts; lower draft_max or raise n_batch."
         )
+
+
+def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:
+    """Most tokens in a round with this drafter: what was asked for, or else what it says, as far as a batch of n_batch
+    holds them."""
+    k: int = getattr(drafter, "draft_max", 10) if asked is None else asked
+    return min(k, n_batch - 1)

@@ -8,7 +8,8 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.access import CLOSED
-from pyfly_cpp.drafters import Drafter, draft_max_of, open_drafter
+from pyfly_cpp.arguments import draft_max_of
+from pyfly_cpp.drafters import Drafter, Host, open_drafter
 from pyfly_cpp.stats import Governor, Stats, Threads
 
 
@@ -19,17 +20,17 @@ class Decoder:
     are made when they are first needed. A FlyLlama is a batch of one: its text is in the only slot.
     """
 
-    def __init__(self, protected: Iterable[int], adapts: tuple[bool, bool], has_mtp: bool) -> None:
+    def __init__(self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool) -> None:
         """
         Args:
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
-            has_mtp: Whether the model is loaded with its MTP blocks.
+            has_own_head: Whether the model is loaded with the MTP head of its file.
         """
         self._protected = protected
         self._adapts = adapts
-        self.has_mtp = has_mtp
-        self.settings: dict[str, int] = {}
+        self._has_own_head = has_own_head
+        self._settings: dict[str, int] = {}
         self._context: Any = None
         self._target: _native.LlamaTarget | None = None
         self._batch: _native.Batch | None = None
@@ -43,7 +44,7 @@ class Decoder:
         """To a llama_context as llama_cpp holds it (a ctypes pointer). `settings`: how it was loaded, as fields of
         `pyfly_draft_model_config` of pyfly.h."""
         self._context = context
-        self.settings = settings
+        self._settings = settings
 
     @property
     def target(self) -> _native.LlamaTarget:
@@ -89,7 +90,8 @@ class Decoder:
         opened: list[_native.Drafter] = []
         try:
             for drafter in drafters:
-                opened.append(open_drafter(drafter, self, draft_max_of(drafter, draft_max, n_batch)))
+                k = draft_max_of(drafter, draft_max, n_batch)
+                opened.append(open_drafter(drafter, Host(lambda: self.target, k, self._has_own_head, self._settings)))
         except BaseException:
             for native in opened:
                 native.close()

@@ -1,4 +1,4 @@
-"""Writing files without losing one: whole or not at all, by one process at a time."""
+"""Writing files without losing one: whole or not at all, by one process at a time; and telling what not to read."""
 
 from __future__ import annotations
 
@@ -165,3 +165,18 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
     return True
+
+
+def require_gguf(path: str, what: str = "model") -> None:
+    """Raises ValueError unless the file is there and begins as a GGUF file does."""
+    if is_stream(path):
+        raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a .gguf file.")
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except IsADirectoryError:
+        raise ValueError(f"the {what} {path!r} is a folder; give the path of the .gguf file in it.") from None
+    except OSError as error:
+        raise ValueError(f"the {what} {path!r} cannot be read ({error.strerror}); check the path.") from None
+    if magic != b"GGUF":
+        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from llama_cpp.llama import StoppingCriteriaList
 
 from pyfly_cpp.errors import BusyError, ContextFullError
-from pyfly_cpp.gates import Gate
 from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.interrupts import interrupts_deferred
 from pyfly_cpp.processors import Processors
 from pyfly_cpp.request import Request
+from pyfly_cpp.rules import Gate
 from pyfly_cpp.stats import Record, Round
-from pyfly_cpp.window import Window
+from pyfly_cpp.windows import Window
 
 
 def prepare_history(llm: GuardedLlama, tokens: list[int], reset: bool, request: Request) -> list[int]:
@@ -80,7 +80,7 @@ class Generation:
         """What each round did, with `log_rounds`."""
 
     def begin(self, history: list[int], sampler: Any, gate: Gate, window: Window, *, resumable: bool) -> None:
-        """Begins with a history, of which the memory may hold a part already. `resumable`: the caller may send tokens."""
+        """Begins with a history, a part of which the memory may hold; `resumable`: the caller may send tokens."""
         llm = self._llm
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():

@@ -38,7 +38,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self,
         model_path: str,
         *,
-        has_mtp: bool,
+        has_own_head: bool,
         n_snapshots: int,
         protected: Iterable[int],
         on_load: Callable[[float], None] | None,
@@ -48,7 +48,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            has_mtp: Load its MTP blocks, too.
+            has_own_head: Load the MTP head of the file, too.
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a round is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
@@ -61,13 +61,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         self._access = Access()
         self._rows = RowStore()
-        self._has_mtp = has_mtp
+        self._has_own_head = has_own_head
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
         self._load_failure: BaseException | None = None
-        _native.inspect_model(model_path, has_mtp)  # refuses what would end the process
+        _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._adapts = fill_thread_counts(kwargs)
-        self._decoder = Decoder(protected, self._adapts, has_mtp)  # the base class assigns to draft_model
+        self._decoder = Decoder(protected, self._adapts, has_own_head)  # the base class assigns to draft_model
         try:
             with _native.load_guard():
                 super().__init__(model_path, **kwargs)
@@ -116,7 +116,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._model_params = params
-        params.load_mtp = self._has_mtp
+        params.load_mtp = self._has_own_head
         params.use_extra_bufts &= extra_buffers.usable()
         if self._on_load is not None:
             on_load = self._on_load

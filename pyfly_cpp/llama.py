@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp.arguments import require_base_arguments, require_draft_max, require_fitting
+from pyfly_cpp.arguments import draft_max_of, require_base_arguments, require_draft_max, require_fitting
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, draft_max_of, require_drafters
-from pyfly_cpp.gates import Exact, Gate, require_gate
+from pyfly_cpp.drafters import Drafter, OwnDrafter, has_own_head, require_drafters
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation, prepare_history
-from pyfly_cpp.gguf import require_gguf
 from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.processors import ExtendableProcessors, Processors
 from pyfly_cpp.request import HandOver, Request
+from pyfly_cpp.rules import Exact, Gate, require_gate, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
-from pyfly_cpp.window import Window, require_window
+from pyfly_cpp.windows import Window, require_window
 
 
 class FlyLlama(GuardedLlama):
@@ -47,7 +48,7 @@ class FlyLlama(GuardedLlama):
         *,
         drafter: Drafter | Sequence[Drafter] | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
-        window: Window = Window(),  # noqa: B008 - frozen
+        window: Window | None = None,
         draft_max: int | None = None,
         adaptive: bool = False,
         protected: Iterable[int] = (),
@@ -65,7 +66,7 @@ class FlyLlama(GuardedLlama):
                 the same. "auto": the MTP head that the model carries, else `draft_model`, else prompt lookup;
                 `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
-            window: What a deferred mismatch needs to stand.
+            window: What a deferred mismatch needs to stand; None: the gate's own (`gate.window`).
             draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
                 cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
@@ -97,6 +98,7 @@ class FlyLlama(GuardedLlama):
         """Keep a `Round` of every round of the last generation in `self.rounds`."""
         self.rounds: list[Round] = []
         self._handed_over = HandOver()
+        self._warned_strict: set[str] = set()
         model_path = os.fspath(model_path)
         require_gguf(model_path)
         self.drafter_reason: str | None = None
@@ -111,7 +113,7 @@ class FlyLlama(GuardedLlama):
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.
-            has_mtp=any(isinstance(d, MTP) and d.model_path is None for d in drafters),
+            has_own_head=has_own_head(drafter),
             n_snapshots=max(wanted, default=0),
             protected=self._protected,
             on_load=on_load,
@@ -119,6 +121,7 @@ class FlyLlama(GuardedLlama):
         )
         self.drafter = drafter
         require_fitting(self._draft_max, self.n_batch)
+        self._warn_if_strict()
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
@@ -157,8 +160,7 @@ class FlyLlama(GuardedLlama):
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        own = (DraftModel, Eagle3, MTP, PromptLookup, list, tuple)
-        return None if isinstance(self._drafter, own) else self._drafter
+        return None if isinstance(self._drafter, (OwnDrafter, list, tuple)) else self._drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -175,11 +177,11 @@ class FlyLlama(GuardedLlama):
 
     @property
     def window(self) -> Window:
-        """What a deferred mismatch needs to stand."""
-        return self._window
+        """What a deferred mismatch needs to stand. Assigning None makes it the gate's own, whatever the gate is."""
+        return self._window or self._gate.window
 
     @window.setter
-    def window(self, window: Window) -> None:
+    def window(self, window: Window | None) -> None:
         self._window = require_window(window)
 
     @property
@@ -208,6 +210,13 @@ class FlyLlama(GuardedLlama):
             "protected": self._protected,
             "trace": self.trace,
         }
+
+    def _warn_if_strict(self) -> None:
+        """Says, once for each, that gate, window and draft length together can accept nothing loosely."""
+        why = why_strict(self._gate, self.window, self.draft_max)
+        if why is not None and why not in self._warned_strict:
+            self._warned_strict.add(why)
+            warnings.warn(why, stacklevel=3)
 
     # ---- Results -----------------------------------------------------------------------------------------------------
 
@@ -274,9 +283,10 @@ class FlyLlama(GuardedLlama):
                     mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta, penalize_nl=penalize_nl,
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
+                self._warn_if_strict()
                 batch.configure(list(zip(self._decoder.drafters, self._draft_lengths())), adaptive=self.adaptive)
                 run.begin(
-                    history, sampler, self._gate, self._window,
+                    history, sampler, self._gate, self.window,
                     resumable=handed_over is None,  # completions send nothing
                 )  # fmt: skip
                 self._rows.clear()

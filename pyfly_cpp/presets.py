@@ -5,10 +5,10 @@ JSON, written by `pyfly-cpp tune` or by hand:
     {"format": 1,
      "model": "target.gguf",                      optional; relative paths are relative to the preset's folder
      "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or null, or a list of several;
-                                                  the kinds are draft, lookup, mtp and eagle3, their fields those of
-                                                  DraftModel, PromptLookup, MTP and Eagle3
+                                                  the kinds are the words of drafters.DRAFTERS (draft, lookup, ...),
+                                                  their fields those of its classes (DraftModel, PromptLookup, ...)
      "gate": "margin:0.3",
-     "window": {"size": 6, "rule": "reconverge"},
+     "window": {"size": 6, "rule": "reconverge"},  or null, as without it: the gate's own
      "draft_max": 8,
      "claim": {...}}                              what was measured, for people; nothing reads it
 """
@@ -23,14 +23,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter, require_drafters
 from pyfly_cpp.files import is_stream, require_free, write_atomically
-from pyfly_cpp.gates import Exact, Gate, parse_gate
-from pyfly_cpp.window import Window
+from pyfly_cpp.rules import Exact, Gate, parse_gate
+from pyfly_cpp.windows import Window
 
 FORMAT = 1
-
-_KINDS: dict[str, type] = {"draft": DraftModel, "lookup": PromptLookup, "mtp": MTP, "eagle3": Eagle3}
 
 
 class PresetError(ValueError):
@@ -42,7 +40,8 @@ class Preset:
     """How to decode."""
 
     gate: Gate = Exact()  # noqa: RUF009 - frozen
-    window: Window = Window()  # noqa: RUF009 - frozen
+    window: Window | None = None
+    """None: the gate's own."""
     draft_max: int | None = None
     drafter: AnyDrafter | None = None
     model: str | None = None
@@ -68,7 +67,7 @@ class Preset:
             "model": self.model,
             "drafter": drafters if isinstance(self.drafter, tuple) else drafters[0] if drafters else None,
             "gate": str(self.gate),
-            "window": {k: v for k, v in asdict(self.window).items() if v is not None},
+            "window": self.window and {k: v for k, v in asdict(self.window).items() if v is not None},
             "draft_max": self.draft_max,
             "claim": self.claim,
         }
@@ -105,13 +104,13 @@ def _load(path: str | os.PathLike[str], name: str) -> Preset:
         raise PresetError(f"{name}: 'draft_max' must be an integer >= 0 or null, not {draft_max!r}.")
     if not isinstance(claim, dict):
         raise PresetError(f"{name}: 'claim' must be an object, not {claim!r}.")
-    gate = data.get("gate", "exact")
+    gate, window = data.get("gate", "exact"), data.get("window")
     if not isinstance(gate, str):
         raise PresetError(f"{name}: 'gate' must be a text such as margin:0.3, not {gate!r}.")
     try:
         return Preset(
             parse_gate(gate),
-            Window(**_object(name, "window", data.get("window", {}), _names(Window))),
+            None if window is None else Window(**_object(name, "window", window, _names(Window))),
             draft_max,
             _drafters(name, folder, data.get("drafter")),
             str(folder / model) if model is not None else None,
@@ -131,11 +130,10 @@ def save_preset(preset: Preset, path: str | os.PathLike[str], force: bool = Fals
 
 def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
     """Kind and fields of a drafter, fit for JSON; raises ValueError for a callable."""
-    kind = next((kind for kind, type_ in _KINDS.items() if isinstance(drafter, type_)), None)
-    if kind is None:
-        raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(_KINDS)}.")
-    values = {name: getattr(drafter, name) for name in _names(_KINDS[kind])}
-    return {"kind": kind, **{name: value for name, value in values.items() if value is not None}}
+    if not isinstance(drafter, OwnDrafter):
+        raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(DRAFTERS)}.")
+    values = {name: getattr(drafter, name) for name in _names(type(drafter))}
+    return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
 def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
@@ -146,17 +144,16 @@ def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
 
 def _drafter(name: str, folder: Path, data: Any) -> Drafter:
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(_KINDS)}, not {kind!r}.")
+    if not isinstance(kind, str) or kind not in DRAFTERS:
+        raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
     arguments = {k: v for k, v in data.items() if k != "kind"}
-    arguments = _object(name, "drafter", arguments, _names(_KINDS[kind]))
+    arguments = _object(name, "drafter", arguments, _names(DRAFTERS[kind]))
     path = arguments.get("model_path")
-    if path is not None or kind in ("draft", "eagle3"):
+    if path is not None or DRAFTERS[kind].needs_file:
         if not _is_path(path):
             raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
         arguments = {**arguments, "model_path": str(folder / str(path))}
-    drafter: Drafter = _KINDS[kind](**arguments)
-    return drafter
+    return DRAFTERS[kind](**arguments)
 
 
 def _is_path(value: Any) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy.typing as npt
 
 from pyfly_cpp import _native
-from pyfly_cpp.gates import Exact, Gate, require_gate
+from pyfly_cpp.rules import Exact, Gate, require_gate
 from pyfly_cpp.stats import REASONS
-from pyfly_cpp.window import Window
+from pyfly_cpp.windows import Window
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def verify(
             -inf is a forbidden token.
         draft: int [K], the drafted tokens; K may be 0.
         gate: What may be deferred.
-        window: What a deferred mismatch needs; `across_rounds` must not be True, since one round is all there is.
+        window: What a deferred mismatch needs: the FLy paper's unless it is given, for every gate, since one round is
+            all there is; for that reason `across_rounds` must not be True, either.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row.
         draft_logits: float32 [K, V], the draft's rows, for gates that look at them. None of today's does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyfly_cpp import Exact, Window
 from pyfly_cpp._native import Batch
 from pyfly_cpp.stats import Governor, Record
 
@@ -12,6 +13,7 @@ class Engine:
     def __init__(self, target):
         self._batch = Batch(target)
         self._slot = self._batch.slots[0]
+        self._request = (Exact().nodes(), Window().config(), {})
 
     def __enter__(self):
         return self

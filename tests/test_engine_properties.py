@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from one_text import Engine
 
 from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
-from one_text import Engine
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_text import Engine
 
-from pyfly_cpp import All, Any, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp import AllOf, AnyOf, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate, verify
+from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
+from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
+from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
+from pyfly_cpp.windows import RULES
 
 
 @pytest.mark.parametrize(
@@ -21,7 +27,7 @@ from pyfly_cpp.drafters import require_drafters
         ("entropy:0.3", Entropy(0.3)),
         ("entropy:0.5:5", Entropy(0.5, top=5)),
         ("entropy-normalized:0.3", Entropy(0.3, top=None)),
-        (" all(entropy:0.3,any(margin:0.5,exact)) ", All(Entropy(0.3), Any(Margin(0.5), Exact()))),
+        (" all(entropy:0.3,any(margin:0.5,exact)) ", AllOf(Entropy(0.3), AnyOf(Margin(0.5), Exact()))),
     ],
 )
 def test_written_forms(text, gate):
@@ -59,8 +65,8 @@ def test_unreadable_gates(text):
         lambda: Entropy(0.3, top=0),
         lambda: Entropy(0.3, top=33),
         lambda: Entropy(0.3, top=2.5),
-        lambda: All(),
-        lambda: Any(3),
+        lambda: AllOf(),
+        lambda: AnyOf(3),
         lambda: Window(-1),
         lambda: Window(2.5),
         lambda: Window(True),
@@ -89,6 +95,115 @@ def test_defaults_of_across_rounds():
     assert not Window(rule="reconverge", across_rounds=False).outlives_round
 
 
+gates = st.recursive(
+    st.just(Exact()) | st.builds(Margin, st.floats(0, 3)) | st.builds(Entropy, st.floats(0, 1), st.none() | st.just(3)),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
+    max_leaves=6,
+)
+windows = st.builds(
+    Window, st.integers(0, 9), st.sampled_from(sorted(RULES)), st.none() | st.integers(0, 9),
+    st.sampled_from([None, True, False]),
+)  # fmt: skip
+
+
+@given(gates)
+def test_every_gate_reads_back(gate):
+    assert parse_gate(str(gate)) == gate
+
+
+@given(gates, windows)
+def test_every_window_reads_back_onto_a_gates_own(gate, window):
+    read = gate.window
+    for word in str(window).split():
+        read = read.with_word(word)
+    assert read == window
+
+
+def test_the_table_of_forms():
+    for form in FORMS:
+        example = form.example.replace("...", "margin")
+        gate = parse_gate(example)
+        assert isinstance(gate, form.rule) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
+        if form.numbers is not None:
+            assert form.example in examples(combined=False)
+    with pytest.raises(ValueError, match=r"Exact\(\), Margin\(.* or AnyOf\(\.\.\.\), not 3"):
+        require_gate(3)
+
+
+RECONVERGE = Window(6, "reconverge")
+
+
+@pytest.mark.parametrize(
+    ("gate", "window"),
+    [
+        ("exact", Window(6)),
+        ("margin:0.3", RECONVERGE),
+        ("entropy:0.3", Window(6)),
+        ("entropy-normalized:0.3", Window(6)),
+        ("all(entropy:0.3,margin:0.5)", RECONVERGE),
+        ("any(entropy:0.3,margin:0.5)", Window(6)),
+        ("any(margin:0.3,margin:0.5)", RECONVERGE),
+        ("any(exact,margin:0.5)", RECONVERGE),
+        ("all(exact,margin:0.5)", RECONVERGE),
+        ("any(all(entropy:0.3,margin:0.5),margin:1)", RECONVERGE),
+        ("any(exact,exact)", Window(6)),
+    ],
+)
+def test_a_gate_brings_its_window(gate, window):
+    assert parse_gate(gate).window == window
+
+
+@given(gates)
+def test_a_lossless_gate_never_defers(gate):
+    """Of the most undecided row, with the draft second by a hair; a gate that is not lossless may still be strict."""
+    row = np.zeros((2, 4))
+    row[:, 1] = 1e-3
+    loose = verify(row, [0], gate=gate, window=Window(0)).decisions[0].reason == "loose"
+    assert not (loose and gate.is_lossless)
+
+
+@given(windows.filter(lambda window: not window.outlives_round), st.integers(1, 12))
+def test_what_can_never_be_accepted_is_known(window, k):
+    """A round in the window's favour: the first draft is a mismatch that is deferred, all others match."""
+    rows = np.zeros((k + 1, 4))
+    rows[:, 1] = 1.0
+    decisions = verify(rows, [0] + [1] * (k - 1), gate=Entropy(0.0), window=window).decisions
+    why = why_strict(Entropy(0.0), window, k)
+    assert (decisions[0].reason == "loose") == (why is None) == (window.n_strict < k)
+    assert why is None or decisions[0].reason == "boundary"
+
+
+@given(windows.filter(lambda window: window.outlives_round), st.integers(1, 12))
+def test_what_outlives_its_round_is_held_back_by_its_tail_alone(window, k):
+    def row(history):
+        return np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32)
+
+    def draft(history):
+        return [0 if len(history) == 1 else 1] + [1] * (k - 1)
+
+    with ScriptedTarget(row, 4) as target, Engine(target) as engine:
+        gate = Entropy(0.0)
+        engine.configure(gate, window, [(CallbackDrafter(draft), k)])
+        engine.begin([1])
+        while engine.counters()["committed"] < 12:
+            engine.round()
+        assert engine.counters()["loose_accepted"] == (why_strict(gate, window, k) is None)
+
+
+def test_why_nothing_is_accepted():
+    why = why_strict(Margin(0.3), Window(6), 3)
+    assert why == (
+        "the gate margin:0.3 with the window agree:6 never accepts anything loosely, because the last 6 positions of a "
+        "round are strict and a round has at most 3 drafts; draft at least 7 tokens a round, or choose a window of at "
+        "most 2 or one across rounds, such as reconverge:6."
+    )
+    assert "or lower the window's tail to 2." in (why_strict(Margin(0.3), Window(2, "reconverge", tail=4), 3) or "")
+    for gate in (Exact(), AllOf(Exact(), Margin())):
+        assert why_strict(gate, Window(6), 3) is None
+    assert why_strict(Margin(0.3), Window(6), 0) is None, "nothing is drafted"
+    assert why_strict(Margin(0.3), Window(2), 3) is None, "vLLM's"
+
+
 def test_latest_and_earliest_lookup():
     history = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
     assert PromptLookup(2, 3).propose(history) == [4, 8, 1]
@@ -108,3 +223,18 @@ def test_lists_of_drafters():
         require_drafters([])
     with pytest.raises(ValueError, match="drafter must be"):
         require_drafters([lookup, 3])
+
+
+def test_the_table_of_drafters():
+    """What the command line sets are fields; what a word says can be made."""
+    assert list(WORDS) == [*DRAFTERS, "both"]
+    for word, kind in DRAFTERS.items():
+        fields = {field.name for field in dataclasses.fields(kind)}
+        assert kind.word == word and {option.field for option in kind.options} <= fields
+        assert kind.takes_file == ("model_path" in fields) >= kind.needs_file
+        given = {option.field: option.default for option in kind.options}
+        drafter = kind.make("x.gguf", **given)
+        assert isinstance(drafter, kind) and drafter.draft_max >= 1 and not drafter.in_target
+        assert require_drafters(drafter) == (drafter,) and str(drafter)
+    assert len({option.name for option in options_of(DRAFTERS.values())}) == len(options_of(DRAFTERS.values()))
+    assert PromptLookup.make(max_ngram_size=1, min_ngram_size=2, draft_max=3) == PromptLookup(1, min_ngram_size=1)

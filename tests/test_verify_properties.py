@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyfly_cpp import All, Any, Entropy, Exact, Margin, NotFiniteError, Window, verify
+from pyfly_cpp import AllOf, AnyOf, Entropy, Exact, Margin, NotFiniteError, Window, verify
 
 
 def log_softmax(row):
@@ -29,7 +29,7 @@ def measure(gate, lp, draft):
         h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
         return h >= gate.theta, abs(h - gate.theta)
     verdicts = [measure(g, lp, draft) for g in gate.gates]
-    combine = all if isinstance(gate, All) else any
+    combine = all if isinstance(gate, AllOf) else any
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
 
@@ -77,7 +77,7 @@ gates = st.recursive(
         st.tuples(st.floats(0, 1.2), st.integers(1, 8)).map(lambda a: Entropy(a[0], top=a[1])),
         st.floats(0, 1).map(lambda t: Entropy(t, top=None)),
     ),
-    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([All(*g), Any(*g)])),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
     max_leaves=4,
 )
 windows = st.builds(

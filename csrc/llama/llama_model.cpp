@@ -45,7 +45,8 @@ void LlamaModel::evaluate(const std::vector<Span> & spans) {
                                                " tokens at once, more than its n_batch of " + std::to_string(n_batch_));
     }
     const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch(), is_recurrent_ && n_snapshots_ > 0);
-    const bool moves = std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
+    const bool moves =
+        std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
     if (is_recurrent_ && moves) {
         for (int32_t s = 0; s < n_sequences(); s++) { // those that are not evaluated too
             at(s).is_lost = !act(s) || at(s).is_lost;

@@ -305,8 +305,8 @@ class Slot:
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
         names = (
             "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
-            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks", "prefilled", "replayed",
-            "checkpoints",
+            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks", "prefilled",
+            "replayed", "checkpoints",
         )  # fmt: skip
         return {
             **{name: int(getattr(s, name)) for name in names},

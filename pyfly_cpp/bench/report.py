@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
+from pyfly_cpp.rules import THRESHOLDS
 
 Cells = tuple[list[str], list[list[str]]]
 
@@ -155,7 +156,7 @@ def _by_threshold(settings: Sequence[str]) -> dict[str, list[tuple[float, str]]]
     """Settings that differ in their gate's threshold alone, by what they have in common."""
     curves: dict[str, list[tuple[float, str]]] = {}
     for setting in settings:
-        found = re.match(r"(margin|entropy-normalized|entropy):([0-9.e+-]+)(.*)", setting)
+        found = re.match(rf"({'|'.join(THRESHOLDS)}):([0-9.e+-]+)(.*)", setting)
         if found:
             curves.setdefault(found[1] + found[3], []).append((float(found[2]), setting))
     return {name: points for name, points in curves.items() if len(points) > 1}

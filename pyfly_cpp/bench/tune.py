@@ -18,11 +18,12 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.drafters import WORDS
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
-from pyfly_cpp.gates import Entropy, Gate, Margin
-from pyfly_cpp.window import Window
+from pyfly_cpp.rules import Entropy, Gate, Margin
+from pyfly_cpp.windows import Window
 
 MIN_PROMPTS = 4
 
@@ -155,7 +156,7 @@ def first_settings(words: Sequence[str]) -> list[Setting]:
 
 
 def _depths(word: str) -> tuple[int, ...]:
-    return HEAD_DEPTHS if word.partition(":")[0] in ("mtp", "eagle3") else DEPTHS
+    return HEAD_DEPTHS if any(kind.is_head for kind in WORDS[word.partition(":")[0]]) else DEPTHS
 
 
 def _fits(generator: Generator, setting: Setting) -> bool:
@@ -165,6 +166,12 @@ def _fits(generator: Generator, setting: Setting) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _can_defer(setting: Setting) -> bool:
+    """Whether it can be looser than exact; one that cannot is exact under another name."""
+    window = setting.window or setting.gate.window
+    return setting.is_exact or setting.draft_max is None or window.n_strict < setting.draft_max
 
 
 def tune(
@@ -211,8 +218,9 @@ def tune(
     leader = best([start, *gates]).setting
     around = [replace(leader, draft_max=s.draft_max) for s in first if s.drafter == leader.drafter]
     if not leader.is_exact:
-        around += [replace(leader, window=replace(leader.window, size=size)) for size in SIZES]
-    run("3/3 window and K", [s for s in around if s not in candidates])
+        window = leader.window or leader.gate.window
+        around += [replace(leader, window=replace(window, size=size)) for size in SIZES]
+    run("3/3 window and K", [s for s in around if s not in candidates and _can_defer(s)])
     chosen = best(list(candidates))
     confirmation = measure(generator, prompts, list(dict.fromkeys([PLAIN, EXACT, chosen.setting])), max_tokens)
     return Tuned(chosen, tuple(candidates.values()), tuple(confirmation), n_prompts)

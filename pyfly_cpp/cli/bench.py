@@ -20,19 +20,18 @@ from pyfly_cpp.cli.measuring import (
     show_table,
 )
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
 
-HELP = """Measures the speed of plain, exact and loose decoding on the same prompts.
+HELP = f"""Measures the speed of plain, exact and loose decoding on the same prompts.
 
 \b
 Example:
-  pyfly-cpp bench -m target.gguf -d draft.gguf -s "margin:0.3 reconverge" -s entropy:0.3
+  pyfly-cpp bench -m target.gguf -d draft.gguf -s margin:0.3 -s entropy:0.3
   pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
 
-A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, adaptive (the governor, as in chat), and the drafter: lookup, draft[:FILE], mtp[:FILE],
-eagle3[:FILE] or both. Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
+{written("adaptive (the governor, as in chat), ")}
+Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
 without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 

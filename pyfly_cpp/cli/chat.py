@@ -25,15 +25,15 @@ from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.gates import Exact, parse_gate
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.rules import examples, parse_gate
 from pyfly_cpp.stats import Stats
 
-HELP = """\
+HELP = f"""\
 /help         this list
 /reset        forget the conversation
 /stats        counters since the start
-/gate [GATE]  show or set the gate: exact (lossless), margin:0.3, entropy:0.3, ...
+/gate [GATE]  show or set the gate: {examples(combined=False)}; exact is lossless
 /save FILE    save the conversation and the settings
 /load FILE    go on with a saved one
 /exit         leave (so does Ctrl-D)
@@ -140,8 +140,8 @@ class Chat:
 
     def _show_gate(self) -> None:
         gate = self._llm.gate
-        if gate == Exact():
-            note("gate: exact, the same answers as plain decoding")
+        if gate.is_lossless:
+            note(f"gate: {gate}, the same answers as plain decoding")
             return
         note(f"gate: {gate}, window: {self._llm.window}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pyfly_cpp.cli.options import Options
+from pyfly_cpp.cli.options import WINDOW_OPTIONS, Options
 from pyfly_cpp.llama import FlyLlama
 
 _NUMBER, _COUNT, _NONE = (int, float), (int,), type(None)
@@ -26,7 +26,7 @@ _SAMPLING: dict[str, tuple[type, ...]] = {
 _SAVED: dict[str, tuple[type, ...]] = {
     **_SAMPLING,
     "gate": (str,),
-    "window": _COUNT,
+    "window": (int, _NONE),
     "window_rule": (str,),
     "window_tail": (int, _NONE),
     "across_rounds": (bool, _NONE),
@@ -36,15 +36,10 @@ _SAVED: dict[str, tuple[type, ...]] = {
 
 def settings_of(llm: FlyLlama, options: Options) -> dict[str, Any]:
     """What a saved conversation says of how it came about."""
-    window = llm.window
     return {
         "model": Path(llm.model_path).name,
         "gate": str(llm.gate),
-        "window": window.size,
-        "window_rule": window.rule,
-        "window_tail": window.tail,
-        "across_rounds": window.across_rounds,
-        **{name: getattr(options, name) for name in _SAMPLING},
+        **{name: getattr(options, name) for name in (*WINDOW_OPTIONS, "window_rule", *_SAMPLING)},
     }
 
 

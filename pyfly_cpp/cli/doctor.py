@@ -19,7 +19,7 @@ from pyfly_cpp import __version__, _native, extra_buffers
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation.machine import used_by_others
-from pyfly_cpp.gguf import require_gguf
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.threads import physical_cores
 

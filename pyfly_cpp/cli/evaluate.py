@@ -24,7 +24,7 @@ from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import Containment, find_containment, uncontained_warning
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable, written
 from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.files import sha256, write_atomically
 
@@ -35,10 +35,9 @@ TASK is one of {", ".join(TASKS)}.
 \b
 Example:
   pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf -d draft.gguf \\
-      --setting "margin:0.3 reconverge" --setting entropy:0.3 --limit 60 --output runs/gsm8k
+      --setting margin:0.3 --setting entropy:0.3 --limit 60 --output runs/gsm8k
 
-A setting is a gate (exact, margin:0.3, entropy:0.3, entropy-normalized:0.3) and words: agree:W or reconverge:W, tail=N,
-across or in-round, k=N, and the drafter: lookup, draft[:FILE], mtp[:FILE], eagle3[:FILE] or both. Interrupted, the
+{written()} Interrupted, the
 same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for
 each item and setting), table.json and table.md. needle is generated; writing has no data set on the hub.
 

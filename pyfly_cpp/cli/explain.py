@@ -19,7 +19,7 @@ HELP = """Answers PROMPT and writes an HTML page that shows how every token came
 
 \b
 Example:
-  pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting "margin:0.3 reconverge" -o sky.html
+  pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting margin:0.3 -o sky.html
 
 Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected
 drafts are struck through. The page is one file, without scripts, and loads nothing."""

@@ -24,7 +24,7 @@ from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.evaluation.settings import PLAIN, Setting, written_drafters
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
@@ -137,8 +137,8 @@ def model_options(command: Command) -> Command:
         click.option("--draft", "-d", metavar="MODEL", help="Draft model of the same vocabulary, or a head."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
-            help="What drafts where a setting names nothing: lookup, draft, mtp, eagle3 (these with :FILE or --draft), "
-            "both; auto: the preset's, else the model's MTP head, else --draft, else prompt lookup.",
+            help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "
+            "auto: the preset's, else the model's MTP head, else --draft, else prompt lookup.",
         ),
         click.option(
             "--preset", metavar="FILE",

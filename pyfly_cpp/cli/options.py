@@ -13,22 +13,32 @@ import click
 from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import MTP, AnyDrafter, DraftModel, Eagle3, PromptLookup, require_drafters
-from pyfly_cpp.gates import All, Gate, Margin, parse_gate
-from pyfly_cpp.gates import Any as AnyGate
-from pyfly_cpp.gguf import require_gguf
+from pyfly_cpp.drafters import (
+    DRAFTERS,
+    WORDS,
+    AnyDrafter,
+    DraftModel,
+    Option,
+    OwnDrafter,
+    PromptLookup,
+    as_given,
+    options_of,
+    require_drafters,
+)
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import drafter_as_dict, load_preset
+from pyfly_cpp.rules import Gate, examples, parse_gate
 from pyfly_cpp.threads import AUTO
-from pyfly_cpp.window import RULES, Window
+from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
 LOSSLESS = "exact"
 CHAT_GATE = "margin:0.3"
 
-# One token is no evidence of a repetition; two often are. The governor decides how many drafts are worth verifying.
-LOOKUP_MIN_NGRAM = 2
-LOOKUP_TOKENS = 10
+DRAFTER_OPTIONS = options_of(DRAFTERS.values())
+WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
+"""The options that change a field of the window, and the fields; --window-rule, which has a word for none, besides."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +49,11 @@ class Options:
     draft: str | None
     drafter: str
     draft_max: int | None
-    p_min: float
-    draft_n_ctx: int | None
-    max_ngram_size: int
-    min_ngram_size: int
-    num_pred_tokens: int
+    drafting: dict[str, Any]
+    """`DRAFTER_OPTIONS` by their names."""
     adaptive: bool
     gate: Gate
-    window: int
+    window: int | None
     window_rule: str
     window_tail: int | None
     across_rounds: bool | None
@@ -77,45 +84,33 @@ class Options:
         if self.preset_drafter is not None:
             return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
         why = f"--drafter {self.drafter}"
-        if self.drafter in ("draft", "both", "eagle3") and self.draft is None:
+        kinds = WORDS.get(self.drafter, ())
+        if self.draft is None and any(kind.needs_file for kind in kinds):
             raise click.UsageError(f"--drafter {self.drafter} needs --draft PATH.")
-        if self.drafter in ("lookup", "none") and self.draft is not None:
+        if self.draft is not None and self.drafter != "auto" and not any(kind.takes_file for kind in kinds):
             raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
         if self.drafter == "none":
             return None, why
         draft = None if self.draft is None else resolve_model(self.draft)
-        limit: dict[str, int] = {} if self.draft_max is None else {"draft_max": max(1, self.draft_max)}
-        lookup = PromptLookup(
-            max_ngram_size=self.max_ngram_size,
-            min_ngram_size=min(self.min_ngram_size, self.max_ngram_size),
-            num_pred_tokens=self.num_pred_tokens,
-        )
-        if self.drafter == "lookup":
-            return lookup, why
-        if self.drafter == "mtp":
-            return MTP(draft, p_min=self.p_min, **limit), why
-        if self.drafter == "eagle3":
-            assert draft is not None
-            return Eagle3(draft, p_min=self.p_min, **limit), why
-        given = None
-        if draft is not None:
-            given = DraftModel(draft, p_min=self.p_min, n_ctx=self.draft_n_ctx, **limit)
-        if self.drafter == "both":
-            assert given is not None
-            return (lookup, given), why
-        if self.drafter == "draft":
-            return given, why
+        if self.drafter != "auto":
+            return as_given([self._make(kind, draft) for kind in kinds]), why
         require_gguf(str(model))
-        chosen = choose_drafter(model, given)
-        return (lookup if isinstance(chosen.drafter, PromptLookup) else chosen.drafter), chosen.reason
+        chosen = choose_drafter(model, None if draft is None else self._make(DraftModel, draft))
+        is_last_resort = isinstance(chosen.drafter, PromptLookup)
+        return (self._make(PromptLookup) if is_last_resort else chosen.drafter), chosen.reason
 
-    def make_window(self, gate: Gate) -> Window:
-        """The window. With `auto` its rule follows the gate: reconverge for margins, which is what they were made with
-        (short drafts could never fulfil agree), agree for everything else."""
-        rule = self.window_rule
-        if rule == "auto":
-            rule = "reconverge" if _bounded_by_margin(gate) else "agree"
-        return Window(size=self.window, rule=rule, tail=self.window_tail, across_rounds=self.across_rounds)
+    def _make(self, kind: type[OwnDrafter], file: Path | None = None) -> Any:
+        fields = {option.field: self.drafting[option.name] for option in kind.options}
+        if self.draft_max is not None:
+            fields["draft_max"] = max(1, self.draft_max)
+        return kind.make(file, **fields)
+
+    def make_window(self, gate: Gate) -> Window | None:
+        """The window for a gate: its own but for what was given; None, its own, where nothing was."""
+        changes = {field: getattr(self, name) for name, field in WINDOW_OPTIONS.items()}
+        changes["rule"] = None if self.window_rule == "auto" else self.window_rule
+        given = {field: value for field, value in changes.items() if value is not None}
+        return replace(gate.window, **given) if given else None
 
     def sampling(self) -> dict[str, Any]:
         """Keyword arguments of `create_completion` and `create_chat_completion`."""
@@ -126,16 +121,7 @@ class Options:
         """All of them, fit for JSON."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}
         drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.preset_drafter)]
-        return {**out, "gate": str(self.gate), "preset_drafter": drafters}
-
-
-_DRAFTER_OPTIONS = {
-    PromptLookup: ("max_ngram_size", "min_ngram_size", "num_pred_tokens"),
-    DraftModel: ("p_min", "draft_n_ctx"),
-    MTP: ("p_min",),
-    Eagle3: ("p_min",),
-}
-"""The options that change a field of a preset's drafter."""
+        return {**out.pop("drafting"), **out, "gate": str(self.gate), "preset_drafter": drafters}
 
 
 def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> dict[str, Any]:
@@ -143,17 +129,15 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
 
     A preset was measured with drafts of full length, so the governor is off unless --adaptive says so."""
     preset = load_preset(options["preset"])
-    window = preset.window
     said = {
         "model": preset.model,
         "gate": preset.gate,
-        "window": window.size,
-        "window_rule": window.rule,
-        "window_tail": window.tail,
-        "across_rounds": window.across_rounds,
         "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
         "adaptive": False,
     }
+    if preset.window is not None:
+        said["window_rule"] = preset.window.rule
+        said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
     drafters = require_drafters(preset.drafter)
     has_draft = any(isinstance(drafter, DraftModel) for drafter in drafters)
@@ -163,20 +147,12 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
         return {**out, "drafter": "none"}
     parts = []
     for drafter in drafters:
-        names = [name for name in _DRAFTER_OPTIONS[type(drafter)] if is_given(name)]
-        changes = {name.replace("draft_n_ctx", "n_ctx"): options[name] for name in names}
+        assert isinstance(drafter, OwnDrafter)  # a preset holds no callable
+        changes = {o.field: options["drafting"][o.name] for o in drafter.options if is_given(o.name)}
         if isinstance(drafter, DraftModel) and is_given("draft"):
             changes["model_path"] = resolve_model(options["draft"])
-        parts.append(replace(drafter, **changes))
-    return {**out, "preset_drafter": parts[0] if len(parts) == 1 else tuple(parts)}
-
-
-def _bounded_by_margin(gate: Gate) -> bool:
-    if isinstance(gate, All):
-        return any(_bounded_by_margin(part) for part in gate.gates)
-    if isinstance(gate, AnyGate):
-        return all(_bounded_by_margin(part) for part in gate.gates)
-    return isinstance(gate, Margin)
+        parts.append(replace(drafter, **changes))  # type: ignore[type-var]
+    return {**out, "preset_drafter": as_given(parts)}
 
 
 class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -236,6 +212,16 @@ _COUNT = _Int(min=1)
 _SIZE = _Int(min=0)
 
 
+def _drafter_option(option: Option) -> Callable[[Any], Any]:
+    flag, is_share = f"--{option.name.replace('_', '-')}", isinstance(option.default, float)
+    high = None if option.high is None else int(option.high)
+    kind = _Real(option.low, option.high) if is_share else _Int(int(option.low), high)
+    return click.option(
+        flag, option.name, metavar="X" if is_share else "N", type=kind, default=option.default,
+        show_default=option.default is not None, help=option.help,
+    )  # fmt: skip
+
+
 def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the shared options; it gets them as one argument, `options: Options`.
 
@@ -249,31 +235,22 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--preset", metavar="FILE",
                      help="Preset of `pyfly-cpp tune`: its models, drafter, gate and window; options go before it."),
         click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
-        click.option("--drafter", type=click.Choice(["auto", "lookup", "draft", "mtp", "eagle3", "both", "none"]),
+        click.option("--drafter", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
                      help="What proposes tokens; auto: the model's MTP head, else --draft, else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
-        click.option("--p-min", metavar="X", type=_Real(0, 1), default=0.0, show_default=True,
-                     help="Draft model: stop where its top probability falls under this."),
-        click.option("--draft-n-ctx", metavar="N", type=_Int(min=16),
-                     help="Draft model: its context.  [default: the target's]"),
-        click.option("--max-ngram-size", metavar="N", type=click.IntRange(1, 64), default=4, show_default=True,
-                     help="Prompt lookup: longest n-gram."),
-        click.option("--min-ngram-size", metavar="N", type=click.IntRange(1, 64), default=LOOKUP_MIN_NGRAM,
-                     show_default=True, help="Prompt lookup: shortest n-gram."),
-        click.option("--num-pred-tokens", metavar="N", type=_COUNT, default=LOOKUP_TOKENS, show_default=True,
-                     help="Prompt lookup: most tokens in a round."),
+        *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=_GateType(), default=gate, show_default=True,
-                     help="exact, margin:TAU, entropy:THETA or entropy-normalized:THETA" + lossy + "."),
-        click.option("--window", metavar="N", type=_SIZE, default=6, show_default=True,
-                     help="Positions W that decide on a mismatch."),
+                     help=examples(combined=False) + lossy + "."),
+        click.option("--window", metavar="N", type=_SIZE,
+                     help="Positions W that decide on a mismatch.  [default: the gate's own, 6]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
-                     help="What must happen in them; auto: reconverge for margin gates, else agree."),
+                     help="What must happen in them; auto: the gate's own rule."),
         click.option("--window-tail", metavar="N", type=_SIZE, help="Strict positions at the end of a round."),
         click.option("--across-rounds/--no-across-rounds", default=None,
-                     help="Whether an undecided mismatch outlives its round.  [default: with reconverge]"),
+                     help="Whether an undecided mismatch outlives its round.  [default: the rule's own]"),
         click.option("-c", "--n-ctx", metavar="N", type=_SIZE,
                      help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
         click.option("--n-batch", metavar="N", type=_COUNT, default=512, show_default=True,
@@ -304,6 +281,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         @functools.wraps(function)
         def wrapper(**given: Any) -> Any:
             own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+            own["drafting"] = {option.name: given.pop(option.name) for option in DRAFTER_OPTIONS}
             if own["preset"] is not None:
                 source = click.get_current_context().get_parameter_source
                 own = _with_preset(own, lambda name: source(name) is not ParameterSource.DEFAULT)

@@ -23,7 +23,7 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.drafters import as_given, require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.settings import Setting
@@ -164,8 +164,8 @@ def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
     for i, part in enumerate(parts):
         if getattr(part, "model_path", None) is not None:
             parts[i] = dataclasses.replace(part, model_path=os.path.abspath(part.model_path))
-    drafter = parts[0] if len(parts) == 1 else tuple(parts)
-    return Preset(setting.gate, setting.window, setting.draft_max, drafter, model)
+    window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
+    return Preset(setting.gate, window, setting.draft_max, as_given(parts), model)
 
 
 def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:

@@ -10,9 +10,20 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle3, PromptLookup, require_drafters
+from pyfly_cpp.drafters import (
+    MTP,
+    WORDS,
+    AnyDrafter,
+    Drafter,
+    DraftModel,
+    OwnDrafter,
+    PromptLookup,
+    as_given,
+    has_own_head,
+    require_drafters,
+)
 from pyfly_cpp.evaluation.settings import Setting, parse_drafter
-from pyfly_cpp.gguf import require_gguf
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import resolve_model
 
@@ -24,18 +35,17 @@ AUTO = "auto"
 class Drafters:
     """What the drafter words of settings stand for."""
 
-    draft: DraftModel | None = None
-    lookup: PromptLookup = PromptLookup()  # noqa: RUF009 - frozen
-    mtp: MTP = MTP()  # noqa: RUF009 - frozen
-    eagle3: Eagle3 | None = None
+    given: tuple[OwnDrafter, ...] = ()
+    """The drafters that are there, the first of a kind counts. A word that needs no file stands for its kind's default
+    where there is none."""
     default: AnyDrafter | None = None
     """Of a setting without a word; None: the draft model if there is one, else prompt lookup."""
 
     def words(self) -> list[str]:
-        """The words that stand for something here, a tool of last resort last."""
-        mtp = ["mtp"] if isinstance(self.default, MTP) or self.mtp.model_path is not None else []
-        eagle3 = ["eagle3"] if self.eagle3 is not None else []
-        return [*mtp, *eagle3, *(["draft"] if self.draft is not None else []), "lookup"]
+        """The words that stand for something here: heads first, what needs nothing last."""
+        found = [drafter.word for drafter in sorted(self.given, key=lambda drafter: not drafter.is_head)]
+        free = [word for word, (kind, *more) in WORDS.items() if not (more or kind.takes_file)]
+        return [*dict.fromkeys([word for word in found if word not in free]), *free]
 
     def of(self, setting: Setting) -> AnyDrafter | None:
         """What drafts for a setting; None for plain decoding.
@@ -46,21 +56,25 @@ class Drafters:
         if setting.is_plain:
             return None
         if setting.drafter is None:
-            return self.default or self.draft or self.lookup
-        name, _, written = setting.drafter.partition(":")
-        file = resolve_model(written) if written else None
-        if name == "lookup":
-            return self.lookup
-        if name == "mtp":
-            return MTP(file) if file else self.mtp
-        if name == "eagle3":
-            if not file and self.eagle3 is None:
-                raise ValueError(f"the setting {str(setting)!r} needs an EAGLE-3 head; write eagle3:FILE.")
-            return Eagle3(file) if file else self.eagle3
-        draft = DraftModel(file) if file else self.draft
-        if draft is None:
-            raise ValueError(f"the setting {str(setting)!r} needs a draft model; give one with --draft.")
-        return (self.lookup, draft) if name == "both" else draft
+            return self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+        return self.of_word(setting.drafter, f"the setting {str(setting)!r}")
+
+    def of_word(self, word: str, who: str) -> AnyDrafter | None:
+        """What a drafter's word stands for; `who` begins the message of the ValueError."""
+        name, _, written = word.partition(":")
+        if written:
+            (kind,) = WORDS[name]
+            return kind.make(resolve_model(written))
+        parts: list[Drafter] = []
+        for kind in WORDS[name]:
+            drafter = self._first(kind)
+            if drafter is None and kind.needs_file:
+                raise ValueError(f"{who} needs {kind.noun}; write {kind.word}:FILE, or give it with --draft.")
+            parts.append(drafter or kind.make())
+        return as_given(parts)
+
+    def _first(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
+        return next((drafter for drafter in self.given if isinstance(drafter, kind)), None)
 
 
 def choose_drafters(
@@ -73,7 +87,7 @@ def choose_drafters(
 
     Args:
         model: Path of the target.
-        draft: Path of the draft model; of the head if `word` is `mtp` or `eagle3`.
+        draft: Path of the draft model; of the head if `word` names one without a file.
         word: The default drafter, as in a setting, or `auto`.
         preset: A preset's drafter; the default if `word` is `auto`, with `draft` in place of its draft model's file.
 
@@ -81,41 +95,30 @@ def choose_drafters(
         ValueError: the model is no usable GGUF file, or the word is unknown or needs a file that is not given.
     """
     require_gguf(os.fspath(model))
-    chosen = choose_drafter(model)
-    own_head = chosen.drafter if isinstance(chosen.drafter, MTP) else MTP()
+    own = choose_drafter(model).drafter
+    heads = [own] if isinstance(own, OwnDrafter) and own.in_target else []
+    given: list[OwnDrafter] = []
     if word != AUTO:
         name, _, written = parse_drafter(word).partition(":")
+        kind = WORDS[name][-1]
         file: str | os.PathLike[str] | None = resolve_model(written) if written else None
-        if file is None and name in ("mtp", "eagle3"):
+        if file is None and kind.takes_file:
             file, draft = draft, None
-        if file is None and name == "eagle3":
-            raise ValueError("the drafter eagle3 needs its head; write eagle3:FILE, or give it with --draft.")
-        if file is not None and name == "draft":
-            draft = file
-        if draft is None and name in ("draft", "both"):
-            raise ValueError(f"the drafter {name} needs a draft model; give one with --draft.")
-        drafters = Drafters(
-            draft=DraftModel(draft) if draft is not None else None,
-            mtp=MTP(file) if name == "mtp" and file is not None else own_head,
-            eagle3=Eagle3(file) if name == "eagle3" and file is not None else None,
-        )
-        return replace(drafters, default=drafters.of(Setting(drafter=name))), f"--drafter {word}"
-    parts = require_drafters(preset)
+        if file is not None:
+            given.append(kind.make(file))
+        if draft is not None:
+            given.append(DraftModel(draft))
+        drafters = Drafters((*given, *heads))
+        return replace(drafters, default=drafters.of_word(name, f"the drafter {name}")), f"--drafter {word}"
+    parts = [part for part in require_drafters(preset) if isinstance(part, OwnDrafter)]
     if parts and (draft is None or any(isinstance(part, DraftModel) for part in parts)):
         if draft is not None:
-            parts = tuple(replace(part, model_path=draft) if isinstance(part, DraftModel) else part for part in parts)
-
-        def of_kind(kind: type, otherwise: Any) -> Any:
-            return next((part for part in parts if isinstance(part, kind)), otherwise)
-
-        drafters = Drafters(
-            of_kind(DraftModel, None), of_kind(PromptLookup, PromptLookup()), of_kind(MTP, own_head),
-            of_kind(Eagle3, None), parts[0] if len(parts) == 1 else parts,
-        )  # fmt: skip
-        return drafters, "the preset says so"
-    given = None if draft is None else DraftModel(draft)
-    default, reason = choose_drafter(model, given)
-    return Drafters(given, mtp=own_head, default=default), reason
+            parts = [replace(part, model_path=draft) if isinstance(part, DraftModel) else part for part in parts]
+        return Drafters((*parts, *heads), as_given(parts)), "the preset says so"
+    if draft is not None:
+        given.append(DraftModel(draft))
+    default, reason = choose_drafter(model, given[0] if given else None)
+    return Drafters((*given, *heads), default), reason
 
 
 def load_target(
@@ -132,7 +135,7 @@ def load_target(
         **arguments: Of `FlyLlama`.
     """
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
-    own_head = any(isinstance(d, MTP) and d.model_path is None for parts, _ in wanted for d in parts)
+    own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
     k = max((k or max(getattr(d, "draft_max", 1) for d in parts) for parts, k in wanted if parts), default=0)
     k = max(k, draft_max)
     first: Drafter | None = PromptLookup(num_pred_tokens=k) if k else None

@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_chat_format
 
-from pyfly_cpp.drafters import MTP, Eagle3, require_drafters
+from pyfly_cpp.drafters import has_head
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
@@ -86,9 +86,10 @@ class Generator:
                     f"{self.llm.n_batch}; "
                     "lower k."
                 )
-            if any(isinstance(drafter, MTP) for drafter in require_drafters(self.llm.drafter)):
+            if has_head(self.llm.drafter):
                 self.llm.drafter = None  # loaded anew, it is checked against this setting's K
             self.configure(setting)
+            self.llm._warn_if_strict()
 
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
@@ -135,8 +136,7 @@ class Generator:
             How much to keep; pass it to `forget` before every generation from `prompt`.
         """
         drafting = [setting for setting in settings if not setting.is_plain]
-        drafters = [drafter for setting in drafting for drafter in require_drafters(self.drafters.of(setting))]
-        if not self.llm.can_speculate or any(isinstance(drafter, (MTP, Eagle3)) for drafter in drafters):
+        if not self.llm.can_speculate or any(has_head(self.drafters.of(setting)) for setting in drafting):
             return 0
         # An adaptive setting would take this for a text.
         for setting in (PLAIN, *[setting for setting in drafting if not setting.adaptive][:1]):
@@ -163,7 +163,7 @@ class Generator:
         llm.gate, llm.window, llm.adaptive = setting.gate, setting.window, setting.adaptive
         if setting.is_plain:
             llm.draft_max = 0
-            if any(isinstance(drafter, (MTP, Eagle3)) for drafter in require_drafters(llm.drafter)):
+            if has_head(llm.drafter):
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
             return
         wanted = self.drafters.of(setting)

@@ -1,7 +1,7 @@
 """The model `pyfly` of lm-evaluation-harness: its tasks, decoded by a FlyLlama.
 
     lm_eval --model pyfly \\
-        --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3,window=reconverge --tasks gsm8k
+        --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3 --tasks gsm8k
 
 finds it through the entry point `lm_eval.models` in releases with plug-ins (after 0.4.13). Up to 0.4.13 models have no
 entry points, and a process must import this module before it asks for `pyfly`: `python -m pyfly_cpp.evaluation.harness`
@@ -71,7 +71,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next
                 three.
             gate: As it is written on the command line.
-            window: `agree`, `agree:W`, `reconverge` or `reconverge:W`.
+            window: `agree`, `agree:W`, `reconverge` or `reconverge:W`; else the gate's own.
             k: Tokens drafted in a round.
             drafter: `lookup`, `draft`, `mtp`, `eagle3` (these three with `:FILE`, or the file in `draft`), `both` or
                 `none`; else the model's MTP head, or the draft model, or prompt lookup.

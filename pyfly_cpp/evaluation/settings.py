@@ -1,10 +1,11 @@
-"""Settings to compare, as they are written on the command line: `plain`, `exact`, `"margin:0.3 reconverge k=8 lookup"`.
+"""Settings to compare, as they are written on the command line: `plain`, `exact`, `"entropy:0.3 agree:4 k=8 lookup"`.
 
 A setting is a gate and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
 a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`), and the drafter:
 `lookup`, `draft[:FILE]`, `mtp[:FILE]`, `eagle3[:FILE]` or `both` (quotes around a FILE with spaces). What is not said
-is the default. `plain` drafts nothing.
+of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are those of the tables
+in rules.py, windows.py and drafters.py.)
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyfly_cpp.gates import Exact, Gate, parse_gate
-from pyfly_cpp.window import RULES, Window
-
-DRAFTERS = ("lookup", "draft", "mtp", "eagle3", "both")
-"""The drafters by their words: prompt lookup, a draft model, an MTP head (without a file: the target's own), an EAGLE-3
-head, prompt lookup and the draft model behind it."""
-
-_WITH_FILE = ("draft", "mtp", "eagle3")
+from pyfly_cpp import windows
+from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
+from pyfly_cpp.rules import Exact, Gate, examples, parse_gate
+from pyfly_cpp.windows import Window
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,18 @@ class Setting:
     """One way to decode."""
 
     gate: Gate = Exact()  # noqa: RUF009 - frozen
-    window: Window = Window()  # noqa: RUF009 - frozen
+    window: Window | None = None
+    """None: the gate's own, as which it is kept, too, where it is the same or the gate is lossless."""
     draft_max: int | None = None
     """K; None: what the drafter says."""
     drafter: str | None = None
-    """One of `DRAFTERS`, with `:FILE` behind it where the word takes one, or `"none"`; None: the default."""
+    """A word of `drafters.WORDS`, with `:FILE` behind it where the word takes one, or `"none"`; None: the default."""
     adaptive: bool = False
     """Whether the governor chooses; what is drafted then depends on measured times and cannot be repeated."""
+
+    def __post_init__(self) -> None:
+        if self.gate.is_lossless or self.window == self.gate.window:
+            object.__setattr__(self, "window", None)
 
     @property
     def is_plain(self) -> bool:
@@ -45,22 +48,15 @@ class Setting:
     @property
     def is_exact(self) -> bool:
         """Whether it is lossless (plain decoding included)."""
-        return self.is_plain or isinstance(self.gate, Exact)
+        return self.is_plain or self.gate.is_lossless
 
     def __str__(self) -> str:
         """The shortest form that reads back as this setting; its name in tables and files."""
         if self.is_plain:
             return "plain"
         words = [str(self.gate)]
-        if not self.is_exact:
-            default = Window()
-            if (self.window.rule, self.window.size) != (default.rule, default.size):
-                size = "" if self.window.size == default.size else f":{self.window.size}"
-                words.append(f"{self.window.rule}{size}")
-            if self.window.tail is not None:
-                words.append(f"tail={self.window.tail}")
-            if self.window.across_rounds is not None:
-                words.append("across" if self.window.across_rounds else "in-round")
+        if self.window is not None:
+            words.append(str(self.window))
         if self.draft_max is not None:
             words.append(f"k={self.draft_max}")
         if self.adaptive:
@@ -84,34 +80,32 @@ def parse_setting(text: str) -> Setting:
             raise ValueError(f"cannot read the setting {text!r}: plain drafts nothing and takes no {words[1]!r}.")
         return PLAIN
     gate = parse_gate(words[0])
-    rule, size, tail, across = "agree", 6, None, None
+    try:
+        return _read_words(gate, words[1:])
+    except ValueError as error:
+        raise ValueError(f"cannot read the setting {text!r}: {error}") from None
+
+
+def _read_words(gate: Gate, words: Iterable[str]) -> Setting:
+    window: Window | None = None
     draft_max: int | None = None
     drafter: str | None = None
     adaptive = False
-    for word in words[1:]:
-        name, separator, value = word.replace("=", ":", 1).partition(":")
-        if word.partition(":")[0] in DRAFTERS:
-            drafter = parse_drafter(word, f"cannot read the setting {text!r}: ")
-        elif name in RULES:
-            rule = name
-            size = _whole(text, word, value) if separator else size
-        elif name in ("k", "tail", "window") and separator:
-            number = _whole(text, word, value)
-            if name == "k":
-                draft_max = number
-            elif name == "tail":
-                tail = number
-            else:
-                size = number
-        elif word in ("across", "in-round"):
-            across = word == "across"
+    for word in words:
+        name, _, value = word.replace("=", ":", 1).partition(":")
+        if word.partition(":")[0] in DRAFTER_WORDS:
+            drafter = parse_drafter(word)
+        elif (changed := (window or gate.window).with_word(word)) is not None:
+            window = changed
+        elif name == "k" and name != word:
+            draft_max = windows.whole(word, value)
         elif word == "adaptive":
             adaptive = True
         else:
-            raise ValueError(f"cannot read the setting {text!r}: unknown word {word!r}.{_hint(name)}")
+            raise ValueError(f"unknown word {word!r}.{_hint(name)}")
     if draft_max == 0:
-        raise ValueError(f"cannot read the setting {text!r}: k=0 drafts nothing; write plain.")
-    return Setting(gate, Window(size, rule, tail, across), draft_max, drafter, adaptive)
+        raise ValueError("k=0 drafts nothing; write plain.")
+    return Setting(gate, window, draft_max, drafter, adaptive)
 
 
 def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...] = (PLAIN, EXACT)) -> list[Setting]:
@@ -132,17 +126,34 @@ def require_repeatable(settings: Iterable[Setting]) -> None:
             )
 
 
-def parse_drafter(word: str, where: str = "") -> str:
-    """A drafter's word, `NAME` or `NAME:FILE`, checked; `where` begins the message of the ValueError."""
+def parse_drafter(word: str) -> str:
+    """A drafter's word, `NAME` or `NAME:FILE`, checked; raises ValueError."""
     name, separator, file = word.partition(":")
-    if name not in DRAFTERS:
-        near = difflib.get_close_matches(name, DRAFTERS, n=1, cutoff=0.5)
+    if name not in DRAFTER_WORDS:
+        near = difflib.get_close_matches(name, DRAFTER_WORDS, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{where}unknown drafter {name!r}.{hint} The drafters are {', '.join(DRAFTERS)}.")
-    if separator and (not file or name not in _WITH_FILE):
-        what = f"{name}:FILE, or {name} alone" if name in _WITH_FILE else f"{name}, which takes no file"
-        raise ValueError(f"{where}the drafter {word!r} is incomplete or too long; write {what}.")
+        raise ValueError(f"unknown drafter {name!r}.{hint} The drafters are {', '.join(DRAFTER_WORDS)}.")
+    takes_file = name in DRAFTERS and DRAFTERS[name].takes_file
+    if separator and (not file or not takes_file):
+        what = f"{name}:FILE, or {name} alone" if takes_file else f"{name}, which takes no file"
+        raise ValueError(f"the drafter {word!r} is incomplete or too long; write {what}.")
     return f"{name}:{file}" if separator else name
+
+
+def written_drafters(and_file: str = "[:FILE]") -> str:
+    """The words for drafters, for people."""
+    kinds = {word: DRAFTERS[word].takes_file if word in DRAFTERS else False for word in DRAFTER_WORDS}
+    *words, last = (word + and_file if takes_file else word for word, takes_file in kinds.items())
+    return f"{', '.join(words)} or {last}"
+
+
+def written(adaptive: str = "") -> str:
+    """How settings are written, for the help of commands; `adaptive` stands behind `k=N`."""
+    rules = " or ".join(f"{rule}:W" for rule in windows.RULES)
+    return (
+        f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
+        f"(where nothing is said: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
+    )
 
 
 def _quoted(word: str) -> str:
@@ -161,14 +172,8 @@ def _words(text: str) -> list[str]:
         raise ValueError(f"cannot read the setting {text!r}: a quote is not closed.") from None
 
 
-def _whole(text: str, word: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit()) or int(value) > 2**31 - 1:
-        raise ValueError(f"cannot read the setting {text!r}: {word!r} needs a whole number >= 0.")
-    return int(value)
-
-
 def _hint(name: str) -> str:
-    words = [*RULES, "across", "in-round", "adaptive", *DRAFTERS, "k=", "tail=", "window="]
+    words = [*windows.WORDS, "adaptive", *DRAFTER_WORDS, "k="]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
     known = f" The words are {', '.join(words)}."
     return (f" Did you mean {near[0]!r}?" if near else "") + known

@@ -43,11 +43,37 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
     assert "draft model tiny-llama-draft-f16.gguf (the model carries no MTP head, and a draft was given)" in result.err
-    assert "gate: margin:0.3, window: reconverge:6 across rounds" in result.err
+    assert "gate: margin:0.3, window: reconverge:6\n" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per round" in line]
     assert len(lines) == 2  # one for each answer, about that answer
     assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
+
+
+STRICT = "Warning: the gate margin:0.3 with the window agree:6 never accepts anything loosely"
+
+
+def test_a_window_that_fits_in_no_round_is_told_once(run):
+    result = chat(run, "--draft-max", 3, "--window-rule", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
+    assert [line for line in result.err.splitlines() if "never accepts" in line] == [
+        f"{STRICT}, because the last 6 positions of a round are strict and a round has at most 3 drafts; draft at "
+        "least 7 tokens a round, or choose a window of at most 2 or one across rounds, such as reconverge:6."
+    ]
+    for fine in (["--gate", "exact"], ["--window", 2], ["--drafter", "none"]):
+        draft = [] if "none" in fine else ["-d", DRAFT]
+        result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window-rule", "agree", *fine,
+                     stdin=f"{QUESTION}\n")  # fmt: skip
+        assert "never accepts" not in result.err
+
+
+def test_the_window_follows_the_gate(run, tmp_path):
+    file = tmp_path / "talk.json"
+    result = chat(run, stdin=f"/gate entropy:0.4\n/gate margin:0.2\n/save {file}\n/load {file}\n/gate entropy:0.5\n")
+    gates = [line for line in result.err.splitlines() if line.startswith("gate: ")]
+    own = {"margin": "reconverge:6", "entropy": "agree:6"}
+    assert len(gates) == 5 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
+    result = chat(run, "--window", 3, stdin="/gate entropy:0.4\n")
+    assert "gate: margin:0.3, window: reconverge:3" in result.err and "window: agree:3" in result.err
 
 
 def test_exact_equals_plain(run):

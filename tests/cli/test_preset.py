@@ -86,6 +86,32 @@ def test_options_change_its_drafter(run, preset, tmp_path):
     assert settings(run, "--preset", path, "--draft", DRAFT)["settings"]["drafter"] == [f"draft model {DRAFT.name}"]
 
 
+def test_a_preset_without_a_window_takes_the_gates_own(run, preset, tmp_path):
+    path = preset(**{**LOOSE, "window": None})
+    assert json.loads(path.read_text())["window"] is None
+    got = settings(run, "--preset", path)["settings"]
+    assert (got["window"], got["window_rule"], got["across_rounds"]) == (6, "reconverge", True)
+    got = settings(run, "--preset", path, "--gate", "entropy:0.5", "--draft-max", 8)["settings"]
+    assert (got["window"], got["window_rule"], got["across_rounds"]) == (6, "agree", False)
+    got = settings(run, "--preset", path, "--window", 2)["settings"]
+    assert (got["window"], got["window_rule"]) == (2, "reconverge")
+    llm = FlyLlama.from_preset(path, n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
+    assert llm.window == Window(6, "reconverge")
+    llm.close()
+    said = json.loads(path.read_text())
+    del said["window"]
+    path.write_text(json.dumps(said))
+    assert load_preset(path).window is None
+    path.write_text(json.dumps({**said, "window": {}}))
+    assert load_preset(path).window == Window(), "one that was written stays"
+
+
+def test_a_preset_of_other_keys_of_the_past(tmp_path):
+    (tmp_path / "p.json").write_text('{"format": 1, "loop_guard": true}')
+    with pytest.raises(PresetError, match=r"has no field 'loop_guard'\. The fields are format, "):
+        load_preset(tmp_path / "p.json")
+
+
 def test_a_plain_preset(run, preset):
     path = preset(draft_max=0)
     said = settings(run, "--preset", path)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from pyfly_cpp import Entropy, Margin, PromptLookup, Window, verify
-from pyfly_cpp._native import LookupDrafter
-from pyfly_cpp.drafters import MATCHES
 
 HERE = Path(__file__).parent
 CODES = {"match": 0, "loose": 1, "gate": 2, "window": 3, "boundary": 4, "safety": 5}
@@ -87,7 +85,7 @@ def test_ngram():
     n_runs = 0
     for point, (size, num) in enumerate(zip(data["param_max_ngram_size"], data["param_num_pred"])):
         lookup = PromptLookup(max_ngram_size=int(size), num_pred_tokens=int(num), match="earliest")
-        with LookupDrafter(int(size), 1, int(num), MATCHES.index("earliest")) as reused:
+        with lookup.open() as reused:
             for case, length in enumerate(data["length"]):
                 wanted = int(data["n_proposed"][case, point])
                 if wanted == -2:

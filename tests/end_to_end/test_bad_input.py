@@ -303,7 +303,7 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.gate = "margn:0.3"
     with pytest.raises(ValueError, match="theta must be"):
         fly.gate = "entropy:-1"
-    with pytest.raises(ValueError, match=r"window must be Window\(...\), not 6"):
+    with pytest.raises(ValueError, match=r"window must be Window\(...\) or None, not 6"):
         fly.window = 6
     with pytest.raises(ValueError, match=r"drafter must be DraftModel\(...\).* not 'draft.gguf'"):
         fly.drafter = "draft.gguf"

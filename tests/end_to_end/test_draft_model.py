@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import llama_cpp
 import pytest
@@ -305,3 +306,61 @@ def test_loose_accepts_respect_the_gate_and_the_protected(tiny_target, tiny_draf
     assert all(0 <= r.margin < 1.5 for r in loose)
     assert not {token for r in loose for token in (r.token, r.choice)} & fly.protected
     assert fly.stats.rejected_safety > 0 and fly.stats.rejected_gate > 0
+
+
+# ---- The window that a gate brings -----------------------------------------------------------------------------------
+
+
+def strict_warnings(caught):
+    return [str(w.message) for w in caught if "never accepts anything loosely" in str(w.message)]
+
+
+def test_a_margin_gate_accepts_with_short_drafts_as_it_comes(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=3), gate=Margin(2.0), **OPTIONS)
+    assert fly.window == Window(6, "reconverge")
+    tokens = generate(fly, 120)
+    assert fly.stats.loose_accepted > 0
+    fly.window = Window(6, "reconverge")
+    assert generate(fly, 120) == tokens
+    fly.window = None
+    fly.gate = "entropy:0.3"
+    assert fly.window == Window(6), "it follows the gate"
+    fly.window = Window(2)
+    fly.gate = Margin(0.3)
+    assert fly.window == Window(2), "what was given stays"
+    assert fly.__getstate__()["window"] == Window(2)
+    fly.window = None
+    assert fly.__getstate__()["window"] is None
+    fly.close()
+
+
+def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
+    short, long = DraftModel(tiny_draft, draft_max=3), DraftModel(tiny_draft, draft_max=8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fly = FlyLlama(tiny_target, drafter=short, gate=Margin(0.3), window=Window(6), **OPTIONS)
+        assert len(strict_warnings(caught)) == 1 and "at most 3 drafts" in strict_warnings(caught)[0]
+        assert caught[-1].filename == __file__
+        generate(fly, 9)
+        generate(fly, 9)
+        assert len(strict_warnings(caught)) == 1
+        assert fly.stats.loose_accepted == 0 and fly.stats.rejected_boundary >= 0
+        fly.draft_max = 2
+        generate(fly, 9)
+        assert len(strict_warnings(caught)) == 2, "another combination"
+        fly.draft_max = None
+        fly.window = Window(2)
+        generate(fly, 9)
+        fly.gate = "exact"
+        fly.window = Window(99)
+        generate(fly, 9)
+        fly.gate = "entropy:0.3"
+        fly.drafter = None
+        generate(fly, 9)
+        fly.window = None
+        fly.drafter = [PromptLookup(num_pred_tokens=2), long]  # the longest counts
+        generate(fly, 9)
+        fly.draft_max = 0
+        generate(fly, 9)
+        assert len(strict_warnings(caught)) == 2
+    fly.close()

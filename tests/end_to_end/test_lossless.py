@@ -7,11 +7,12 @@ import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from one_text import Engine
 from scipy.stats import chi2, chi2_contingency
 from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
 from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, Window
-from pyfly_cpp._native import CallbackDrafter, Engine, ScriptedTarget
+from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.threads import physical_cores
 
 TOLERANCE = 1e-3
@@ -226,7 +227,7 @@ def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
     def run(drafter, seed):
         sampler = chain.make(seed, **settings)
         with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
-            engine.configure(gate.nodes(), Window(900, across_rounds=True).config(), [(drafter, 6)] if drafter else [])
+            engine.configure(gate, Window(900, across_rounds=True), [(drafter, 6)] if drafter else [])
             engine.begin([3, 5], 0, sampler)
             out = []
             while len(out) < 60:

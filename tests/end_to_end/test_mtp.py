@@ -135,7 +135,8 @@ def test_long_prompts_in_batches_and_conversations(reference):
 @pytest.mark.parametrize("gate", [Entropy(0.3), Entropy(0.3, top=None), Margin(0.3)], ids=str)
 def test_a_window_of_6_cannot_fit_in_a_round_of_3(llm, gate):
     expected = [generate(llm, prompt, 48) for prompt in prompts(3)]
-    loose = FlyLlama(HYBRID, drafter=MTP(), gate=gate, window=Window(6), **SETTINGS)
+    with pytest.warns(UserWarning, match="never accepts anything loosely, .* at most 3 drafts"):
+        loose = FlyLlama(HYBRID, drafter=MTP(), gate=gate, window=Window(6), **SETTINGS)
     assert [generate(loose, prompt, 48) for prompt in prompts(3)] == expected
     stats = loose.stats
     assert stats.loose_accepted == 0

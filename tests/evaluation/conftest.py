@@ -44,7 +44,7 @@ def generator(tiny):
 
     target, draft = tiny
     llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-    yield Generator(llm, Drafters(DraftModel(str(draft))))
+    yield Generator(llm, Drafters((DraftModel(str(draft)),)))
     llm.close()
 
 

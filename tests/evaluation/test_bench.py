@@ -123,7 +123,7 @@ def test_memory(generator):
 def test_texts(measured):
     page = report.markdown("Speed", ["a fact"], measured, {"exact": Memory(120.4, 20.4)})
     assert "| 120 (+20) |" in page
-    assert "- a fact" in page and "margin:0.3 reconverge" in page and "x plain" in page
+    assert "- a fact" in page and "margin:0.3" in page and "x plain" in page
     assert report.categories(measured) == ["code", "edit", "maths"]
     assert len(summarise(measured, "code")) == len(SETTINGS)
 

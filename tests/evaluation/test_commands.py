@@ -48,15 +48,15 @@ def test_eval(run, data, tmp_path):
         "-o",
         tmp_path / "run",
     ]
-    result = run(evaluate, *arguments, "-s", "margin:0.5 reconverge")
+    result = run(evaluate, *arguments, "-s", "margin:0.5 reconverge:6")
     assert result.exit_code == 0, result.output
-    assert "margin:0.5 reconverge" in result.stdout and "0/4" in result.stdout
+    assert "margin:0.5" in result.stdout and "0/4" in result.stdout
     table = json.loads((tmp_path / "run" / "table.json").read_text())
-    assert [row["setting"] for row in table["table"]["rows"]] == ["plain", "exact", "margin:0.5 reconverge"]
+    assert [row["setting"] for row in table["table"]["rows"]] == ["plain", "exact", "margin:0.5"]
     assert table["table"]["n_complete"] == 4 and table["run"]["model"]["sha256"] and table["run"]["data_sha256"]
     page = (tmp_path / "run" / "table.md").read_text()
     assert "sha256" in page and "| exact |" in page
-    again = run(evaluate, *arguments, "-s", "margin:0.5 reconverge", "--json")
+    again = run(evaluate, *arguments, "-s", "margin:0.5", "--json")
     assert json.loads(again.stdout) == table, "nothing is run again, so even the speeds are the same"
     refused(run(evaluate, *arguments), "other settings", "--force")
     assert run(evaluate, *arguments, "--force", "--without-plain").exit_code == 0
@@ -146,7 +146,7 @@ def test_eval_refusals(run, data, tmp_path):
 
 def test_bench(run, tmp_path):
     files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
-    result = run(bench, "-s", "margin:0.5 reconverge", "--limit", 6, "--max-tokens", 16, *files)
+    result = run(bench, "-s", "margin:0.5", "--limit", 6, "--max-tokens", 16, *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
     assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft_files"][0]["sha256"]
@@ -154,8 +154,8 @@ def test_bench(run, tmp_path):
     rounds = record["measured"][1]["rounds"]
     assert set(rounds) == {"committed", "drafted", "matched", "loose_accepted", "seconds"}
     assert len(rounds["drafted"]) == record["measured"][1]["stats"]["rounds"] > 0
-    assert set(record["memory_mib"]) == {"plain", "exact", "margin:0.5 reconverge"}
-    assert {"plain", "exact", "margin:0.5 reconverge"} == {s["setting"] for s in record["summaries"]}
+    assert set(record["memory_mib"]) == {"plain", "exact", "margin:0.5"}
+    assert {"plain", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
     refused(run(bench, "--json", tmp_path / "b.json" / "x.json"), "cannot be written to")
@@ -163,6 +163,12 @@ def test_bench(run, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
     refused(run(bench, "--prompts", tmp_path / "p.jsonl"), "p.jsonl, line 2", "'prompt' nor 'turns'")
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
+
+
+def test_a_setting_that_can_accept_nothing_says_so(run):
+    with pytest.warns(UserWarning, match="the gate entropy:0.5 with the window agree:6 never accepts") as caught:
+        assert run(bench, "-s", "entropy:0.5 k=4", "--limit", 1, "--max-tokens", 4).exit_code == 0
+    assert len([w for w in caught if "never accepts" in str(w.message)]) == 1
 
 
 def test_tune_and_preset(run, tmp_path, monkeypatch):
@@ -249,7 +255,7 @@ def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
 
 def test_explain(run, tmp_path):
     path = tmp_path / "e.html"
-    result = run(explain, "How many <b>apples</b>?", "-s", "margin:0.5 reconverge", "--max-tokens", 24, "-o", path)
+    result = run(explain, "How many <b>apples</b>?", "-s", "margin:0.5", "--max-tokens", 24, "-o", path)
     assert result.exit_code == 0, result.output
     page = path.read_text(encoding="utf-8")
     assert "How many &lt;b&gt;apples&lt;/b&gt;?" in page and result.stdout.strip()

@@ -83,7 +83,7 @@ def test_a_head_has_seen_the_prompt_whoever_ran_before(tiny, settings):
     if not head.exists():
         pytest.skip(f"{head.name} is not there")
     llm = FlyLlama(str(target), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
-    generator = Generator(llm, Drafters(eagle3=Eagle3(str(head))))
+    generator = Generator(llm, Drafters((Eagle3(str(head)),)))
     exact = parse_setting("exact eagle3")
     settings = [exact if setting == EXACT else setting for setting in settings]
     prompt = generator.render(MESSAGES)
@@ -183,7 +183,8 @@ def test_what_the_words_stand_for(tiny):
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup()
     assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
     drafters, reason = choose_drafters(target, draft, "eagle3")
-    assert drafters.of(EXACT) == Eagle3(draft) and drafters.draft is None and reason == "--drafter eagle3"
+    assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
+    assert drafters.words() == ["eagle3", "lookup"]
     assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
     assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(), DraftModel(draft))
     preset = DraftModel("old.gguf", draft_max=5)
@@ -191,7 +192,11 @@ def test_what_the_words_stand_for(tiny):
     assert choose_drafters(target, draft, "auto", preset)[0].of(EXACT) == DraftModel(draft, draft_max=5)
     assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup()
     assert choose_drafters(target, draft, "auto", PromptLookup(3))[0].of(EXACT) == DraftModel(draft)
-    for word, message in (("draft", "give one with --draft"), ("eagle3", "eagle3:FILE"), ("mpt", "Did you mean 'mtp'")):
+    for word, message in (
+        ("draft", "needs a draft model; write draft:FILE, or give"),
+        ("eagle3", "eagle3:FILE"),
+        ("mpt", "Did you mean 'mtp'"),
+    ):
         with pytest.raises(ValueError, match=message):
             choose_drafters(target, None, word)
 

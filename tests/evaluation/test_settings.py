@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import All, Entropy, Exact, Margin, Window
+from pyfly_cpp import AnyOf, Entropy, Exact, Margin, Window
+from pyfly_cpp.drafters import DRAFTERS
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, parse_settings
 
 
@@ -28,7 +29,12 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, 
         ('exact "draft:C:\\my models\\d.gguf" k=2', Setting(drafter="draft:C:\\my models\\d.gguf", draft_max=2)),
         ("margin:0.3 adaptive k=8", Setting(Margin(0.3), draft_max=8, adaptive=True)),
         ("margin:0.3 reconverge both", Setting(Margin(0.3), Window(rule="reconverge"), None, "both")),
-        ("all(margin:0.3,entropy:0.5) across", Setting(All(Margin(0.3), Entropy(0.5)), Window(across_rounds=True))),
+        (
+            "any(margin:0.3,entropy:0.5) across",
+            Setting(AnyOf(Margin(0.3), Entropy(0.5)), Window(across_rounds=True)),
+        ),
+        ("margin:0.3 tail=2", Setting(Margin(0.3), Window(6, "reconverge", tail=2))),
+        ("margin:0.3 agree", Setting(Margin(0.3), Window(6))),
     ],
 )  # fmt: skip
 def test_written_forms(text, setting):
@@ -81,4 +87,20 @@ def test_errors(text, message):
 
 
 def test_each_setting_once():
-    assert parse_settings(["exact", "margin:0.3", "margin:0.30"]) == [PLAIN, EXACT, Setting(Margin(0.3))]
+    texts = ["exact", "margin:0.3", "margin:0.30", "margin:0.3 reconverge:6", "exact reconverge"]
+    assert parse_settings(texts) == [PLAIN, EXACT, Setting(Margin(0.3))]
+
+
+def test_the_window_that_is_the_gates_own_is_not_said():
+    assert str(parse_setting("margin:0.3 reconverge")) == "margin:0.3"
+    assert str(parse_setting("entropy:0.3 agree k=8")) == "entropy:0.3 k=8"
+    assert str(parse_setting("entropy:0.3 reconverge")) == "entropy:0.3 reconverge:6"
+    assert str(parse_setting("margin:0.3 window=2")) == "margin:0.3 reconverge:2"
+    assert parse_setting("margin:0.3").window is None
+
+
+def test_all_drafters_of_the_table_are_words():
+    for word, kind in DRAFTERS.items():
+        assert parse_setting(f"exact {word}").drafter == word
+        if kind.takes_file:
+            assert parse_setting(f"exact {word}:x.gguf").drafter == f"{word}:x.gguf"

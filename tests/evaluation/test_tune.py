@@ -72,6 +72,7 @@ def test_a_search(generator, monkeypatch):
 PRESETS = [
     Preset(),
     Preset(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7), None, {"n_prompts": 8}),
+    Preset(Margin(0.3), None, 8),
     Preset(drafter=MTP(draft_max=2)),
     Preset(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1))),
     Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2),
@@ -165,3 +166,18 @@ def test_plain_can_win():
     assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
     preset = make_preset(chosen.setting, "t.gguf", Drafters())
     assert preset.drafter is None and preset.draft_max == 0
+
+
+@pytest.mark.parametrize("text", ["margin:0.3 k=4", "entropy:0.3 k=8 lookup", "margin:0.5 agree:2 tail=3 k=8", "exact"])
+def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
+    """With the window spelled out: what was measured holds, whatever a gate's own window may be one day."""
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.measuring import Models
+    from pyfly_cpp.cli.tune import make_preset
+
+    setting = parse_setting(text)
+    preset = make_preset(setting, "t.gguf", Drafters())
+    assert preset.window == (setting.window or setting.gate.window)
+    save_preset(preset, tmp_path / "p.json")
+    (read,) = Models("t.gguf", None, "auto", 64, 1, 0, None, load_preset(tmp_path / "p.json")).settings
+    assert read == dataclasses.replace(setting, drafter=None)

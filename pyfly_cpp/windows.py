@@ -1,0 +1,116 @@
+"""The deferral window: what must happen after a deferred mismatch for it to stand.
+
+On the command line and in settings a window is written as in `str(window)`: `reconverge:6`, `agree:5 tail=6`,
+`agree:2 across`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class WindowRule(NamedTuple):
+    """What the word of a rule stands for. The decisions are made in `csrc/window.cpp`."""
+
+    across_rounds: bool
+    """Whether its windows outlive their round, unless they say otherwise."""
+    needed: Callable[[int, bool], int]
+    """From W, and whether the window may outlive its round: the drafts that must follow a mismatch in its round."""
+
+
+RULES = {
+    "agree": WindowRule(False, lambda size, across: 0 if across else size),
+    # Across rounds the bonus comes before the next draft, which W = 1 does not reach.
+    "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
+}
+"""All rules by their words, in the order of `pyfly_window_rule` of pyfly.h."""
+
+WORDS = (*RULES, "across", "in-round", "tail=", "window=")
+"""What the words of a written window begin with; `window=W` is the size alone."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Conditions on the `size` positions after a deferred mismatch."""
+
+    size: int = 6
+    """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand at once."""
+
+    rule: str = "agree"
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match. `"reconverge"`: one drafted
+    position among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
+
+    tail: int | None = None
+    """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code
+    with `win_len` L is `Window(size=L - 1, tail=L)`."""
+
+    across_rounds: bool | None = None
+    """Whether an undecided mismatch survives its round as provisional: kept in the caches, withheld from the caller,
+    taken back if its window breaks. None: False for agree, True for reconverge."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 0 <= self.size <= 2**31 - 1:
+            raise ValueError(f"the window's size must be an integer >= 0, not {self.size!r}.")
+        if not isinstance(self.rule, str) or self.rule not in RULES:
+            raise ValueError(f"the window's rule must be {' or '.join(map(repr, RULES))}, not {self.rule!r}.")
+        if self.tail is not None and (
+            isinstance(self.tail, bool) or not isinstance(self.tail, int) or not 0 <= self.tail <= 2**31 - 1
+        ):
+            raise ValueError(f"the window's tail must be an integer >= 0 or None, not {self.tail!r}.")
+        if self.across_rounds not in (None, True, False):
+            raise ValueError(f"across_rounds must be True, False or None, not {self.across_rounds!r}.")
+
+    @property
+    def outlives_round(self) -> bool:
+        """`across_rounds` with its default filled in."""
+        return RULES[self.rule].across_rounds if self.across_rounds is None else self.across_rounds
+
+    @property
+    def n_strict(self) -> int:
+        """The last positions of a round at which no mismatch can stand, >= 0."""
+        return max(RULES[self.rule].needed(self.size, self.outlives_round), self.tail or 0)
+
+    def config(self) -> tuple[int, int, int, bool]:
+        """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
+        return self.size, list(RULES).index(self.rule), -1 if self.tail is None else self.tail, self.outlives_round
+
+    def with_word(self, word: str) -> Window | None:
+        """This window with what one word of a written window says; None if it is no such word.
+
+        Raises:
+            ValueError: the word lacks its number.
+        """
+        name, separator, value = word.replace("=", ":", 1).partition(":")
+        if name in RULES:
+            return replace(self, rule=name, size=whole(word, value) if separator else self.size)
+        if name == "tail" and separator:
+            return replace(self, tail=whole(word, value))
+        if name == "window" and separator:
+            return replace(self, size=whole(word, value))
+        if word in ("across", "in-round"):
+            return replace(self, across_rounds=word == "across")
+        return None
+
+    def __str__(self) -> str:
+        words = [f"{self.rule}:{self.size}"]
+        if self.tail is not None:
+            words.append(f"tail={self.tail}")
+        if self.across_rounds is not None:
+            words.append("across" if self.across_rounds else "in-round")
+        return " ".join(words)
+
+
+def require_window(window: object) -> Window | None:
+    """Returns `window` if it is one, or None, which stands for the gate's own; raises ValueError otherwise."""
+    if window is not None and not isinstance(window, Window):
+        raise ValueError(f"window must be Window(...) or None, not {window!r}.")
+    return window
+
+
+def whole(word: str, value: str) -> int:
+    """The number behind a word; raises ValueError."""
+    if not (value.isascii() and value.isdigit()) or int(value) > 2**31 - 1:
+        raise ValueError(f"{word!r} needs a whole number >= 0.")
+    return int(value)
