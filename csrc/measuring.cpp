@@ -10,14 +10,15 @@ namespace pyfly {
 
 namespace {
 
-constexpr int32_t most_runs = 8;           // of one size
-constexpr int64_t us_of_size = 5'000;      // no further run when two have taken so long
-constexpr int64_t us_of_all = 6'000'000;   // from then on one run is enough
-constexpr int64_t us_of_rows = 20'000'000; // from then on no larger batch is measured
-constexpr int32_t n_prompt = 5;            // tokens of the texts that are drafted for
-constexpr size_t n_caught_up = 32;         // tokens that a drafter catches up with
-constexpr int32_t draft_most = 16;         // longest draft; longer ones go on in a line
-constexpr int32_t draft_of_several = 4;    // the same for several texts
+constexpr int32_t most_passes = 8;
+constexpr int64_t us_of_passes = 150'000; // no third pass when two have taken so long
+constexpr int64_t us_of_all = 6'000'000;  // from then on one pass is enough
+constexpr int64_t us_of_first_pass = 20'000'000;
+constexpr int32_t most_doubts = 4;      // further runs of a size that seems to cost more than a larger one
+constexpr int32_t n_prompt = 5;         // tokens of the texts that are drafted for
+constexpr size_t n_caught_up = 32;      // tokens that a drafter catches up with
+constexpr int32_t draft_most = 16;      // longest draft; longer ones go on in a line
+constexpr int32_t draft_of_several = 4; // the same for several texts
 
 class Measuring {
   public:
@@ -64,16 +65,30 @@ class Measuring {
         return std::max<int64_t>(us, 1);
     }
 
-    // The shortest of some times.
-    double shortest(const std::function<int64_t()> & run) const {
-        int64_t least = run(), us = least;
-        const int32_t n_runs = us_so_far_ > us_of_all ? 1 : 2;
-        for (int32_t i = 1; i < n_runs || (i < most_runs && us < us_of_size); i++) {
-            const int64_t next = run();
-            least = std::min(least, next);
-            us += next;
+    // The shortest of several times of each size; sizes rise. What else the machine does only ever adds to a time, and
+    // lasts: all sizes take turns. Where the first turns take too long, the largest sizes are left out.
+    std::vector<int64_t> shortest(const std::vector<std::function<int64_t()>> & sizes) {
+        std::vector<int64_t> least;
+        const int64_t us_before = us_so_far_;
+        const auto us = [&] { return us_so_far_ - us_before; };
+        for (size_t i = 0; i < sizes.size() && (i == 0 || us() < us_of_first_pass); i++) {
+            least.push_back(sizes[i]());
         }
-        return static_cast<double>(least);
+        const auto repeat = [&](size_t i) { least[i] = std::min(least[i], sizes[i]()); };
+        for (int32_t pass = 1; pass < most_passes && us_so_far_ < us_of_all && (pass < 2 || us() < us_of_passes);
+             pass++) {
+            for (size_t i = 0; i < least.size(); i++) {
+                repeat(i);
+            }
+        }
+        for (int32_t doubt = 0; doubt < most_doubts && us_so_far_ < us_of_all; doubt++) {
+            for (size_t i = 0; i + 1 < least.size(); i++) {
+                if (least[i] > *std::min_element(least.begin() + static_cast<std::ptrdiff_t>(i) + 1, least.end())) {
+                    repeat(i);
+                }
+            }
+        }
+        return least;
     }
 
     // Made-up tokens of all kinds: how many experts a mixture of experts reads depends on them.
@@ -125,11 +140,16 @@ class Measuring {
             deepest = std::max(deepest, std::min(d.draft_max, PYFLY_MAX_DEPTH));
         }
         const int32_t n_most = std::min(batch_.n_slots() * (deepest + 1), n_rows_most());
-        int32_t n_last = 0;
-        for (int32_t n = 1; n_last < n_most && us_so_far_ < us_of_rows; n = next_size(n)) {
+        std::vector<int32_t> sizes;
+        std::vector<std::function<int64_t()>> runs;
+        for (int32_t n = 1, n_last = 0; n_last < n_most; n = next_size(n)) {
             n_last = std::min(n, n_most);
-            const int32_t n_texts = std::min(n_last, batch_.n_slots());
-            costs_.target.push_back({n_last, shortest([&] { return evaluate(n_texts, n_last); })});
+            sizes.push_back(n_last);
+            runs.emplace_back([this, n_last] { return evaluate(std::min(n_last, batch_.n_slots()), n_last); });
+        }
+        const std::vector<int64_t> least = shortest(runs);
+        for (size_t i = 0; i < least.size(); i++) {
+            costs_.target.push_back({sizes[i], static_cast<double>(least[i])});
         }
     }
 
@@ -158,71 +178,79 @@ class Measuring {
     }
 
     void measure_drafts(size_t d) {
-        const int32_t k_max = std::min(batch_.drafters()[d].draft_max, draft_most);
-        if (n_rows_most() < n_prompt) {
+        const int32_t n_of_text = n_prompt - 1; // the last token is the drafter's
+        const int32_t n_most = std::min(batch_.n_slots(), n_rows_most() / n_of_text);
+        if (n_most < 1) {
             return;
         }
-        evaluate(1, n_prompt - 1); // what heads read
-        measure_draft(d, 1, 1);    // it catches up
-        int32_t k_last = 0;
-        for (int32_t k = 1; k_last < k_max; k *= 2) {
-            const Drafted drafted = measure_draft(d, 1, std::min(k, k_max));
-            if (drafted.k <= k_last) {
-                break; // it stopped early: asked for more, it does no more
-            }
-            costs_.drafts.push_back({static_cast<int32_t>(d), 1, drafted.k, drafted.us});
-            k_last = drafted.k;
+        evaluate(n_most, n_most * n_of_text); // heads read what the target evaluates
+        const int32_t k_max = std::min(batch_.drafters()[d].draft_max, draft_most);
+        std::vector<int32_t> ks;
+        const int32_t k_reached = n_steps(d, 1, k_max);
+        for (int32_t k = 1, k_last = 0; k_last < k_reached; k *= 2) {
+            k_last = std::min(k, k_reached);
+            ks.push_back(k_last);
         }
+        measure_drafts(d, {1}, ks);
+        std::vector<int32_t> several;
         const int32_t k = std::min(k_max, draft_of_several);
-        for (int32_t n_texts = 2; n_texts / 2 < batch_.n_slots() && k_last > 0; n_texts *= 2) {
-            const int32_t n = std::min(n_texts, batch_.n_slots());
-            if (n * (n_prompt - 1) > n_rows_most()) {
-                break;
+        for (int32_t n_texts = 2, n_last = 1; n_last < n_most; n_texts *= 2) {
+            n_last = std::min(n_texts, n_most);
+            if (n_steps(d, n_last, k) == k) {
+                several.push_back(n_last);
             }
-            evaluate(n, n * (n_prompt - 1));
-            measure_draft(d, n, 1);
-            const Drafted drafted = measure_draft(d, n, k);
-            if (drafted.k == k) {
-                costs_.drafts.push_back({static_cast<int32_t>(d), n, k, drafted.us});
+        }
+        measure_drafts(d, several, {k});
+    }
+
+    void measure_drafts(size_t d, const std::vector<int32_t> & n_texts, const std::vector<int32_t> & ks) {
+        std::vector<MeasuredCosts::Draft> sizes;
+        std::vector<std::function<int64_t()>> runs;
+        for (const int32_t n : n_texts) {
+            for (const int32_t k : ks) {
+                sizes.push_back({static_cast<int32_t>(d), n, k, 0.0});
+                runs.emplace_back([this, d, n, k] { return draft(d, n, k); });
             }
+        }
+        const std::vector<int64_t> least = shortest(runs);
+        for (size_t i = 0; i < least.size(); i++) {
+            sizes[i].us = static_cast<double>(least[i]);
+            costs_.drafts.push_back(sizes[i]);
         }
     }
 
-    struct Drafted {
-        int32_t k; // steps that were taken for every text; 0: it had nothing to say
-        double us;
-    };
+    // Of k steps, how many the drafter takes for every one of these texts: one that is not sure of its drafts stops
+    // early. It has caught up with them then.
+    int32_t n_steps(size_t d, int32_t n_texts, int32_t k) {
+        const int64_t n_before = batch_.drafters()[d].drafter->n_evaluated();
+        draft(d, n_texts, k);
+        int32_t n = batch_.drafters()[d].drafter->n_evaluated() > n_before ? k : 0;
+        for (const Proposal & proposal : proposals_) {
+            n = std::min(n, static_cast<int32_t>(proposal.tokens.size()) + 1);
+        }
+        return n;
+    }
 
-    // Drafts of k tokens behind what the target has just evaluated of the first n_texts texts.
-    Drafted measure_draft(size_t d, int32_t n_texts, int32_t k) {
-        Drafter & drafter = *batch_.drafters()[d].drafter;
+    // Drafts k tokens behind what the target has just evaluated of the first n_texts texts.
+    int64_t draft(size_t d, int32_t n_texts, int32_t k) {
         std::vector<std::vector<int32_t>> histories;
-        for (int32_t slot = 0; slot < n_texts; slot++) {
-            histories.push_back(texts_[static_cast<size_t>(slot)]);
+        std::vector<DraftRequest> requests;
+        proposals_.assign(static_cast<size_t>(n_texts), {});
+        for (size_t i = 0; i < proposals_.size(); i++) {
+            histories.push_back(texts_[i]);
             histories.back().push_back(0);
         }
-        std::vector<Proposal> proposals;
-        const int64_t n_before = drafter.n_evaluated();
-        const double us = shortest([&] {
-            proposals.assign(histories.size(), {});
-            std::vector<DraftRequest> requests;
-            for (int32_t slot = 0; slot < n_texts; slot++) {
-                const size_t i = static_cast<size_t>(slot);
-                requests.push_back({slot, &histories[i], k, &proposals[i]});
-            }
-            return time([&] { drafter.propose(requests); });
-        });
-        int32_t n_steps = drafter.n_evaluated() > n_before ? k : 0;
-        for (const Proposal & proposal : proposals) {
-            n_steps = std::min(n_steps, static_cast<int32_t>(proposal.tokens.size()) + 1); // one that was not sure
+        for (size_t i = 0; i < proposals_.size(); i++) {
+            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i]});
         }
-        return {n_steps, us};
+        return time([&] { batch_.drafters()[d].drafter->propose(requests); });
     }
 
     Batch & batch_;
     Model & target_;
     MeasuredCosts costs_;
     std::vector<std::vector<int32_t>> texts_; // that were evaluated last
+    std::vector<Proposal> proposals_;         // that were made last
     int64_t us_so_far_ = 0;
     uint32_t random_ = 1;
 };

@@ -37,6 +37,8 @@ class Decoder:
         self._drafters: list[_native.Drafter] = []
         self._accepted_earlier: dict[str, int] = {}
         self._warned_plain = False
+        self.knows_costs = False
+        """Whether the governor knows what batches and drafts cost, or nobody can tell it."""
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
@@ -106,6 +108,7 @@ class Decoder:
     @drafters.setter
     def drafters(self, drafters: list[_native.Drafter]) -> None:
         self._accepted_earlier = self._accepted_before(drafters)
+        self.knows_costs = False
         old, self._drafters = self._drafters, drafters
         if self._batch is not None:
             self._batch.configure()  # lets go of the old ones

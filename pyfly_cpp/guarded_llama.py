@@ -12,7 +12,9 @@ from llama_cpp.llama import LlamaState
 
 from pyfly_cpp import _native, extra_buffers, states
 from pyfly_cpp.access import CLOSED, Access
+from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
+from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
@@ -31,6 +33,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     scores: npt.NDArray[np.single]
     n_tokens: int
     n_batch: int
+    model_path: str
+    verbose: bool
     _logits_all: bool | int
     _model: Any
 
@@ -160,6 +164,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
         return self._decoder.target.protected
+
+    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
+        """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
+        to know what that costs, in the moments before a text, unless there is one to lose."""
+        decoder = self._decoder
+        decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
+        if adaptive and drafters and not decoder.knows_costs:
+            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params)
+            may_measure = self.n_tokens == 0
+            decoder.knows_costs = expect_costs(decoder.batch, setup, may_measure=may_measure, verbose=self.verbose)
 
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
 
