@@ -156,8 +156,8 @@ class FlyLlama(GuardedLlama):
             self._supersede()
             self._decoder.drafters = opened
             self._drafter = drafter
-            if opened and self.adaptive and not self.context_params.embeddings:
-                self._configure(self._drafting(), True)
+            if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
+                self._configure(self._drafting(), True, [])
 
     @property
     def draft_model(self) -> Any:
@@ -294,7 +294,7 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                self._configure(self._drafting(), self.adaptive)
+                self._configure(self._drafting(), self.adaptive, history)
                 run.begin(
                     history, sampler, self._gate, self.window,
                     resumable=handed_over is None,  # completions send nothing
