@@ -145,7 +145,7 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
     t.order = n_begun_++;
     t.n_room = Model::unlimited;
-    t.is_prepared = t.is_waiting = t.is_suspect = false;
+    t.is_prepared = t.is_waiting = t.is_held = t.is_suspect = false;
     t.failure = {};
     t.outcomes.begin();
     policy_->begin_text(slot);
@@ -243,6 +243,9 @@ const std::vector<Batch::Progress> & Batch::step() {
         t->failure = {};
         t->used = n_steps_;
         t->sequence.begin_step();
+        if (t->is_held) {
+            continue;
+        }
         if (t->sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
             t->failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
                                                          " tokens is full; raise n_ctx or start a new sequence"};
@@ -302,12 +305,12 @@ bool Batch::may_return(const Text & of) const {
            std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_running(); });
 }
 
-// A prompt that begins like another text takes over what is evaluated of it. Returns whether it waits for an older text
-// that is about to evaluate more of what both begin with.
+// A prompt that begins like another text takes over what is evaluated of it, unless its rows are wanted. Returns whether
+// it waits for an older text that is about to evaluate more of what both begin with.
 bool Batch::waits_for_prefix(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     Memory & memory = t.sequence.memory();
-    if (!can_share_ || n_slots() == 1 || memory.n() + worth_sharing >= history.size()) {
+    if (!can_share_ || n_slots() == 1 || t.sequence.config().all_rows || memory.n() + worth_sharing >= history.size()) {
         return false;
     }
     const Memory * longest = nullptr;
