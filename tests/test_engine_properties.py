@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from one_text import Engine
 
 from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
-from one_text import Engine
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -103,8 +103,8 @@ class Oracle:
                 rest = self.propose(text) if len(text) <= self.n_ctx else []
         return w.rule == "agree"
 
-    def run(self, n_tokens):
-        text, out = list(PROMPT), []
+    def run(self, n_tokens, prompt=PROMPT):
+        text, out = list(prompt), []
         while len(out) < n_tokens and len(text) <= self.n_ctx:
             draft = self.propose(text)
             for i in range(len(draft) + 1):

@@ -45,7 +45,8 @@ void LlamaModel::evaluate(const std::vector<Span> & spans) {
                                                " tokens at once, more than its n_batch of " + std::to_string(n_batch_));
     }
     const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch(), is_recurrent_ && n_snapshots_ > 0);
-    const bool moves = std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
+    const bool moves =
+        std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
     if (is_recurrent_ && moves) {
         for (int32_t s = 0; s < n_sequences(); s++) { // those that are not evaluated too
             at(s).is_lost = !act(s) || at(s).is_lost;
@@ -325,7 +326,7 @@ void LlamaModel::settle(int32_t sequence) {
 }
 
 bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (is_recurrent_ || n_swa_ > 0) {
+    if (!can_copy()) {
         return false;
     }
     // The whole, then a cut: caches with a stream for each sequence can do no other.
