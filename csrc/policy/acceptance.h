@@ -17,9 +17,9 @@ class Acceptance {
     struct Rates {
         double memory = 0.9;         // of a text's counts, kept per observation
         double memory_of_all = 0.98; // of the counts of all texts
-        double weight_of_all = 6.0;  // observations of a text that what is known of all texts is worth
+        double weight_of_all = 4.0;  // observations of a text that what is known of all texts is worth
         double first = 0.7;          // believed of a drafter that was never seen, as if it had been once
-        double inherit = 0.5;        // how much of what is believed of a depth comes from the text's own depth before it
+        double inherit = 0.5; // how much of what is believed of a depth comes from the text's own depth before it
     };
 
     explicit Acceptance(const Rates & rates) : rates_(rates) {}

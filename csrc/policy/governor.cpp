@@ -7,8 +7,7 @@ namespace pyfly {
 
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
-      texts(CostCurve::from_one(settings.prior_slope,
-                                {0.0, settings.costs.own, settings.costs.most})),
+      texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
       acceptance(settings.acceptance) {
     texts.expect(1, 1.0);
 }
@@ -104,11 +103,12 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
         for (size_t i = options.begin[text]; i < options.begin[text + 1]; i++) {
             const Option & option = options.all[i];
             const Arm & a = arms_[static_cast<size_t>(option.drafter)];
+            const double share = a.texts.at(n_texts) / n_texts; // of a draft's cost
             double tokens = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
                 tokens += option.reached[static_cast<size_t>(k) - 1];
                 const double rows_us = (target_.at(n_rows + n_texts * k) - target_.at(n_rows)) / n_texts;
-                const double us = rows_us + draft_us(a, k) * a.texts.at(n_texts) / n_texts + option.catch_up_us;
+                const double us = rows_us + draft_us(a, k) * share + option.catch_up_us;
                 if (tokens - speed * us > most) {
                     most = tokens - speed * us;
                     assigned[text] = &option;
@@ -127,56 +127,63 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_ro
         double step_us = 0;  // for one text
         double next_us = 0;  // for one text more
     };
+    constexpr double nothing = -std::numeric_limits<double>::infinity();
     const size_t n_texts = assigned.size();
     Plan best = plain(n_texts, n_rows);
     std::vector<std::vector<Depth>> depths(arms_.size());
     std::vector<int32_t> k(n_texts);
-    std::vector<size_t> order, left; // texts: of each row so far, and those that have more to draft
+    std::vector<double> us(n_texts), worth(n_texts, nothing); // of each text's next row
+    const auto weigh_next = [&](size_t text) {
+        const Option & option = *assigned[text];
+        const size_t depth = static_cast<size_t>(k[text]);
+        if (k[text] == option.k_max) {
+            worth[text] = nothing;
+            return;
+        }
+        us[text] = depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
+        worth[text] = option.reached[depth] - speed * us[text];
+    };
     for (size_t text = 0; text < n_texts; text++) {
         if (const Option * option = assigned[text]) {
-            left.push_back(text);
             const Arm & a = arms_[static_cast<size_t>(option->drafter)];
             auto & of_arm = depths[static_cast<size_t>(option->drafter)];
             while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
                 const int32_t depth = static_cast<int32_t>(of_arm.size());
-                const double us = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
-                of_arm.push_back({0, us, us});
+                const double step = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
+                of_arm.push_back({0, step, step});
             }
+            weigh_next(text);
         }
     }
+    std::vector<size_t> order; // the text of each row
     double tokens = best.tokens, us_drafts = 0.0;
     size_t n_best = 0;
-    while (!left.empty()) {
-        size_t next = 0;
-        double most = -std::numeric_limits<double>::infinity(), next_us = 0.0;
-        for (size_t i = 0; i < left.size(); i++) {
-            const Option & option = *assigned[left[i]];
-            const size_t depth = static_cast<size_t>(k[left[i]]);
-            const double us =
-                depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
-            const double worth = option.reached[depth] - speed * us;
-            if (worth > most) {
-                most = worth;
-                next = i;
-                next_us = us;
+    while (true) {
+        const size_t next = static_cast<size_t>(std::max_element(worth.begin(), worth.end()) - worth.begin());
+        if (worth[next] == nothing) {
+            break;
+        }
+        const Option & option = *assigned[next];
+        const Arm & a = arms_[static_cast<size_t>(option.drafter)];
+        const int32_t before = k[next]++;
+        tokens += option.reached[static_cast<size_t>(before)];
+        us_drafts += us[next];
+        order.push_back(next);
+        weigh_next(next);
+        if (!a.is_free) {
+            Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(before)];
+            depth.n_texts++;
+            depth.next_us = depth.step_us * (a.texts.at(depth.n_texts + 1) - a.texts.at(depth.n_texts));
+            for (size_t text = 0; text < n_texts; text++) {
+                if (k[text] == before && assigned[text] && assigned[text]->drafter == option.drafter) {
+                    weigh_next(text);
+                }
             }
         }
-        const size_t text = left[next];
-        const Option & option = *assigned[text];
-        const CostCurve & texts = arms_[static_cast<size_t>(option.drafter)].texts;
-        Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(k[text])];
-        tokens += option.reached[static_cast<size_t>(k[text])];
-        us_drafts += next_us;
-        depth.n_texts++;
-        depth.next_us = depth.step_us * (texts.at(depth.n_texts + 1) - texts.at(depth.n_texts));
-        order.push_back(text);
-        if (++k[text] == option.k_max) {
-            left.erase(left.begin() + static_cast<std::ptrdiff_t>(next));
-        }
-        const double us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
-        if (tokens * best.us > best.tokens * us) {
+        const double all_us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
+        if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
-            best.us = us;
+            best.us = all_us;
             n_best = order.size();
         }
     }
@@ -267,9 +274,10 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
         const Options options = weigh(candidates);
         Plan best = plain(candidates.size(), n_rows);
         best.us /= settings_.hysteresis;
-        // Which drafter earns most depends on the speed, and the speed on the drafters: a second look settles it.
+        // Which drafter earns most depends on the speed, and the speed on the drafters: a second look settles
+        // it.
         double speed = best.speed();
-        for (int32_t look = 0; look < settings_.looks; look++) {
+        for (int32_t look = 0; look < 2; look++) {
             Plan plan = walk(assign(options, n_rows, speed), n_rows, speed);
             speed = plan.speed();
             if (speed > best.speed()) {

@@ -44,14 +44,13 @@ struct MeasuredCosts {
 };
 
 struct GovernorSettings {
-    double hysteresis = 1.02;     // gain over plain decoding that drafting must promise
-    double spent = 0.005;         // of the time, at most, on drafters that do not seem to pay
-    double credit = 2.0;          // most that is saved up for that, in plain steps of one text
-    int32_t trial = 2;            // draft length of such a trial
-    double stay = 10.0;           // steps that a drafter which catches up is expected to stay
-    int32_t plain_every = 64;     // steps between two measurements of plain decoding
-    double prior_slope = 0.1;     // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
-    int32_t looks = 2;
+    double hysteresis = 1.03; // gain over plain decoding that drafting must promise
+    double spent = 0.0025;    // of the time, at most, on drafters that do not seem to pay
+    double credit = 1.0;      // most that is saved up for that, in plain steps of one text
+    int32_t trial = 2;        // draft length of such a trial
+    double stay = 10.0;       // steps that a drafter which catches up is expected to stay
+    int32_t plain_every = 64; // steps between two measurements of plain decoding
+    double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
     CostCurve::Rates costs;
     Acceptance::Rates acceptance;
 };
@@ -126,11 +125,11 @@ class Governor : public Policy {
     CostCurve target_;
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
-    int32_t n_texts_ = 1;          // of the last step
+    int32_t n_texts_ = 1; // of the last step
     int32_t steps_since_plain_ = 0;
-    double credit_;                // for trials, in plain steps of one text
+    double credit_; // for trials, in plain steps of one text
     int32_t tried_text_ = -1, tried_drafter_ = -1;
-    double us_per_token_ = 0.0;    // of the step
+    double us_per_token_ = 0.0; // of the step
 };
 
 } // namespace pyfly
