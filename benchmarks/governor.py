@@ -5,12 +5,13 @@
     python benchmarks/governor.py table RESULTS.jsonl [MORE.jsonl ...]
     python benchmarks/governor.py overhead --target MODEL
 
-`run` decodes every prompt greedily with prompt lookup, the draft model and both, each with the governor and with fixed
-draft lengths. Settings that are compared decode in lockstep with plain decoding: each has a model of its own, and they
-take turns of a round or a few, so that what else the machine does slows all of them alike. A second plain decoder
-takes part; the ratio of the two is the noise. The governor begins knowing nothing with the first prompt and learns as
-in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until a number of tokens was
-decoded. A run that is stopped goes on with the next prompt.
+`run` decodes every prompt greedily with prompt lookup, the draft model and both, each governed, as FlyLlama(target,
+drafter=...) is by itself, and with fixed draft lengths (unless `--without-fixed`). Settings that are compared decode in
+lockstep with plain decoding: each has a model of its own, and they take turns of a round or a few, so that what else
+the machine does slows all of them alike. A second plain decoder takes part; the ratio of the two is the noise. The
+governor begins with the costs that were measured when its model was loaded (with PYFLY_COSTS=1, in this very run) and
+learns as in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until a number of
+tokens was decoded. A run that is stopped goes on with the next prompt.
 
 Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
@@ -64,9 +65,8 @@ def candidates(path: str, longest: int, llm: FlyLlama) -> dict[str, list[BenchPr
 class Decoder:
     """One way to decode, on a model of its own."""
 
-    def __init__(self, target: str, drafters: str, drafter: Any, adaptive: bool) -> None:
+    def __init__(self, target: str, drafters: str, drafter: Any, adaptive: bool | None) -> None:
         self.drafters = drafters
-        self.adaptive = adaptive
         self.k: int | None = None
         self.llm = FlyLlama(target, n_ctx=N_CTX, verbose=False, drafter=drafter, adaptive=adaptive)
 
@@ -78,7 +78,7 @@ class Decoder:
     @property
     def how(self) -> str:
         """plain, governor or fixed."""
-        return "plain" if self.drafters == "none" else "governor" if self.adaptive else "fixed"
+        return "plain" if self.drafters == "none" else "governor" if self.llm.adaptive else "fixed"
 
     def start(self, tokens: Sequence[int], n_tokens: int) -> None:
         """Evaluates the prompt and the first round, which are not timed."""
@@ -136,11 +136,11 @@ def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) 
 def run(args: argparse.Namespace) -> None:
     """Measures; one JSON line for each prompt."""
     print_machine()
-    lookup, draft = PromptLookup(), DraftModel(args.draft, draft_max=8, n_ctx=N_CTX)
+    lookup, draft = PromptLookup(), DraftModel(args.draft, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
     n_fixed = 0 if args.without_fixed else 2
     plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(2 + n_fixed))
-    governed = {name: Decoder(args.target, name, drafter, True) for name, drafter in sets.items()}
+    governed = {name: Decoder(args.target, name, drafter, None) for name, drafter in sets.items()}
     results = Results(Path(args.out))
     with results.writing({**model_conditions(args), "tokens": args.tokens, "longest": args.longest}):
         of_kind = candidates(args.prompts, args.longest, plain.llm)
@@ -267,8 +267,8 @@ def overhead(args: argparse.Namespace) -> None:
     loose: dict[str, Any] = {"gate": "margin:0.3", "drafter": PromptLookup()}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
-        "lookup, no governor": loose,
-        "lookup, governor": {**loose, "adaptive": True},
+        "lookup, no governor": {**loose, "adaptive": False},
+        "lookup, governor": loose,
     }
     print("| decoding | rounds | own work, us a round | of decoding |\n| --- | --- | --- | --- |")
     for name, settings in ways.items():

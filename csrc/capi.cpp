@@ -9,6 +9,7 @@
 #include "drafters/prompt_lookup.h"
 #include "guard.h"
 #include "handles.h"
+#include "measuring.h"
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
@@ -192,6 +193,44 @@ pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config
             list.push_back({drafters[i].drafter->impl.get(), drafters[i].draft_max});
         }
         batch->impl.configure(config->adaptive != 0, std::move(list), config->n_chunk);
+    });
+}
+
+pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_error * error) {
+    return guard(error, [&] {
+        const pyfly::MeasuredCosts costs = pyfly::measure(batch->impl);
+        *out = {};
+        for (const auto & rows : costs.target) {
+            out->rows[out->n_rows++] = {rows.n, rows.us};
+        }
+        for (const auto & draft : costs.drafts) {
+            out->drafts[out->n_drafts++] = {draft.drafter, draft.n_texts, draft.k, draft.us};
+        }
+        for (const auto & catch_up : costs.catch_up) {
+            out->catch_up_us[catch_up.drafter] = catch_up.us;
+        }
+    });
+}
+
+pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error) {
+    return guard(error, [&] {
+        if (costs->n_rows > PYFLY_MAX_COST_ROWS || costs->n_drafts > PYFLY_MAX_COST_DRAFTS) {
+            throw Error(PYFLY_STATUS_INVALID, "there are more costs than pyfly_costs holds");
+        }
+        pyfly::MeasuredCosts expected;
+        for (size_t i = 0; i < costs->n_rows; i++) {
+            expected.target.push_back({costs->rows[i].n, costs->rows[i].us});
+        }
+        for (size_t i = 0; i < costs->n_drafts; i++) {
+            const pyfly_cost_draft & draft = costs->drafts[i];
+            expected.drafts.push_back({draft.drafter, draft.n_texts, draft.k, draft.us});
+        }
+        for (int32_t drafter = 0; drafter < PYFLY_MAX_DRAFTERS; drafter++) {
+            if (costs->catch_up_us[drafter] != 0.0) {
+                expected.catch_up.push_back({drafter, costs->catch_up_us[drafter]});
+            }
+        }
+        batch->impl.expect_costs(expected);
     });
 }
 

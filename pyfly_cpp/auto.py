@@ -33,8 +33,7 @@ def choose_drafter(
     """
     info = _native.inspect_model(os.fspath(model_path))
     if info.mtp_draft_max > 0:
-        drafter = MTP(draft_max=min(MTP.draft_max, info.mtp_draft_max))
-        return AutoDrafter(drafter, "the model carries an MTP head")
+        return AutoDrafter(MTP(), "the model carries an MTP head")
     why = "carries no MTP head that llama.cpp can run" if info.n_nextn > 0 else "carries no MTP head"
     if draft is not None:
         given = DraftModel(draft) if isinstance(draft, (str, os.PathLike)) else draft

@@ -40,6 +40,8 @@ class Decoder:
         self._drafters: list[_native.Drafter] = []
         self._accepted_earlier: dict[str, int] = {}
         self._warned_plain = False
+        self.knows_costs = False
+        """Whether the governor knows what batches and drafts cost, or nobody can tell it."""
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
@@ -78,11 +80,6 @@ class Decoder:
         """The slot if a text runs there."""
         return self.slot if self._batch is not None and self.slot.has_text else None
 
-    def prepare(self, draft_lengths: Sequence[int], adaptive: bool) -> _native.Slot:
-        """The place of the next text, which drafts at most so many tokens with each of the drafters; none may run."""
-        self.batch.configure(list(zip(self._drafters, draft_lengths)), adaptive=adaptive)
-        return self.slot
-
     def close(self) -> None:
         """Frees everything; a second call does nothing."""
         for handle in (self._batch, *self._drafters, self._target):
@@ -114,6 +111,7 @@ class Decoder:
     @drafters.setter
     def drafters(self, drafters: list[_native.Drafter]) -> None:
         self._accepted_earlier = self._accepted_before(drafters)
+        self.knows_costs = False
         old, self._drafters = self._drafters, drafters
         if self._batch is not None:
             self._batch.configure()  # lets go of the old ones

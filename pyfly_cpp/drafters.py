@@ -81,8 +81,11 @@ class OwnDrafter:
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[Option, ...]] = ()
-    draft_max: int
-    """Most tokens in a round (K)."""
+    draft_max: int | None = None
+    """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
+    the governor just as many."""
+    draft_most: int
+    """Of a draft model 8, of a head 3, of prompt lookup `num_pred_tokens`."""
 
     @property
     def in_target(self) -> bool:
@@ -108,11 +111,13 @@ class _WithModel(OwnDrafter):
     options: ClassVar[tuple[Option, ...]] = (_P_MIN,)
     model_path: str | os.PathLike[str] | None
     p_min: float
+    """Stop drafting where its top probability falls under this, in [0, 1]. 0 never stops early."""
 
     def __post_init__(self) -> None:
         if self.model_path is not None:
             object.__setattr__(self, "model_path", os.fspath(self.model_path))
-        _integer("draft_max", self.draft_max, 1)
+        if self.draft_max is not None:
+            _integer("draft_max", self.draft_max, 1)
         _probability("p_min", self.p_min)
 
 
@@ -123,16 +128,14 @@ class DraftModel(_WithModel):
     word = "draft"
     noun = "a draft model"
     needs_file = True
+    draft_most = 8
     options = (_P_MIN, Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"))
 
     model_path: str | os.PathLike[str]
     """Path of the GGUF file."""
 
-    draft_max: int = 8
-    """Most tokens in a round (K), >= 1."""
-
+    draft_max: int | None = None
     p_min: float = 0.0
-    """Stop drafting where the draft's top probability falls under this, in [0, 1]. 0 never stops early."""
 
     n_ctx: int | None = None
     """Context of the draft in tokens, >= 16; None: the target's. A smaller one drafts from its most recent window."""
@@ -183,15 +186,13 @@ class MTP(_WithModel):
     word = "mtp"
     noun = "an MTP head"
     is_head = True
+    draft_most = 3
 
     model_path: str | os.PathLike[str] | None = None
     """Path of the companion GGUF file; None: the head is in the target's own file."""
 
-    draft_max: int = 3
-    """Most tokens in a round (K), >= 1. Chained heads draft one token each, so no more than there are."""
-
+    draft_max: int | None = None
     p_min: float = 0.0
-    """Stop drafting where the head's top probability falls under this, in [0, 1]. 0 never stops early."""
 
     @property
     def in_target(self) -> bool:
@@ -201,7 +202,9 @@ class MTP(_WithModel):
         path = None if self.model_path is None else str(self.model_path)
         if path is not None:
             require_gguf(path, "MTP head")
-        return _native.MTPDrafter(host.target(), path, self.p_min, host.draft_max, host.has_own_head, **host.settings)
+        # Chained heads draft one token each; where no number was asked for, as many as there are.
+        k = 1 if self.draft_max is None else host.draft_max
+        return _native.MTPDrafter(host.target(), path, self.p_min, k, host.has_own_head, **host.settings)
 
     def __str__(self) -> str:
         return "MTP head" if self.model_path is None else f"MTP head {os.path.basename(self.model_path)}"
@@ -216,15 +219,13 @@ class Eagle3(_WithModel):
     word = "eagle3"
     noun = "an EAGLE-3 head"
     needs_file = is_head = True
+    draft_most = 3
 
     model_path: str | os.PathLike[str]
     """Path of the head's GGUF file."""
 
-    draft_max: int = 3
-    """Most tokens in a round (K), >= 1."""
-
+    draft_max: int | None = None
     p_min: float = 0.0
-    """Stop drafting where the head's top probability falls under this, in [0, 1]. 0 never stops early."""
 
     def open(self, host: Host) -> _native.Drafter:
         require_gguf(str(self.model_path), "EAGLE-3 head")
@@ -269,8 +270,7 @@ class PromptLookup(OwnDrafter):
             raise ValueError(f"match must be 'latest' or 'earliest', not {self.match!r}.")
 
     @property
-    def draft_max(self) -> int:  # type: ignore[override]
-        """Most tokens in a round (K)."""
+    def draft_most(self) -> int:  # type: ignore[override]
         return self.num_pred_tokens
 
     @classmethod

@@ -12,11 +12,14 @@ from llama_cpp.llama import LlamaState
 
 from pyfly_cpp import _native, extra_buffers, states
 from pyfly_cpp.access import CLOSED, Access
+from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
+from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
 _MOST_SNAPSHOTS = 16
+_WORTH_KEEPING = 32  # tokens of a context
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -31,6 +34,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     scores: npt.NDArray[np.single]
     n_tokens: int
     n_batch: int
+    model_path: str
+    verbose: bool
     _logits_all: bool | int
     _model: Any
 
@@ -164,6 +169,19 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
         return self._decoder.target.protected
+
+    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool, history: list[int]) -> None:
+        """Sets what the next text, which begins with this history, drafts with: the drafters that are open, each with
+        its draft_max. The governor gets to know what that costs, measured where next to nothing of the context is of
+        use to the text."""
+        decoder = self._decoder
+        decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
+        if adaptive and drafters and not decoder.knows_costs:
+            n_reusable: int = self.longest_token_prefix(self._input_ids.tolist(), history)
+            may_measure = n_reusable < _WORTH_KEEPING
+            self.n_tokens = 0 if may_measure else self.n_tokens
+            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params)
+            decoder.knows_costs = expect_costs(decoder.batch, setup, may_measure=may_measure, verbose=self.verbose)
 
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp.arguments import draft_max_of, require_base_arguments, require_draft_max, require_fitting
+from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_draft_max, require_fitting
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import Drafter, OwnDrafter, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
@@ -52,7 +52,7 @@ class FlyLlama(GuardedLlama):
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
         window: Window | None = None,
         draft_max: int | None = None,
-        adaptive: bool = False,
+        adaptive: bool | None = None,
         protected: Iterable[int] = (),
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
@@ -69,10 +69,10 @@ class FlyLlama(GuardedLlama):
                 `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand; None: the gate's own (`gate.window`).
-            draft_max: Most tokens in a round (K), 0..n_batch-1; None: what the drafter says. 0 decodes plainly.
+            draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
                 cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
-                exactly reproducible.
+                exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template.
             trace: Keep a `Record` of every token of the last generation in `self.records`.
@@ -93,7 +93,7 @@ class FlyLlama(GuardedLlama):
         self._window = require_window(window)
         self._draft_max = require_draft_max(draft_max)
         self._protected = frozenset(protected)
-        self.adaptive = adaptive
+        self._adaptive = adaptive
         self.trace = trace
         self.on_prefill = on_prefill
         self.records: list[Record] = []
@@ -159,6 +159,8 @@ class FlyLlama(GuardedLlama):
             self._supersede()
             self._decoder.drafters = opened
             self._drafter = drafter
+            if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
+                self._configure(self._drafting(), True, [])
 
     @property
     def draft_model(self) -> Any:
@@ -189,8 +191,8 @@ class FlyLlama(GuardedLlama):
 
     @property
     def draft_max(self) -> int:
-        """Most tokens in a round (K). Assigning None hands the decision back to the drafter."""
-        return max(self._draft_lengths(), default=0)
+        """Most tokens in a round (K). Assigning None hands the decision back to the drafter, or to the governor."""
+        return max((k for _, k in self._drafting()), default=0)
 
     @draft_max.setter
     def draft_max(self, draft_max: int | None) -> None:
@@ -198,15 +200,29 @@ class FlyLlama(GuardedLlama):
         require_fitting(draft_max, self.n_batch)
         self._draft_max = draft_max
 
-    def _draft_lengths(self) -> list[int]:
-        """K of each drafter."""
-        return [draft_max_of(drafter, self._draft_max, self.n_batch) for drafter in require_drafters(self._drafter)]
+    def _place(self, history: list[int]) -> Any:
+        """Where the next text runs, which begins with this history: it drafts as the settings are now."""
+        self._configure(self._drafting(), self.adaptive, history)
+        return self._decoder.slot
+
+    def _drafting(self) -> list[tuple[Drafter, int]]:
+        """Each drafter and its K."""
+        return [(d, draft_max_of(d, self._draft_max, self.n_batch)) for d in require_drafters(self._drafter)]
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the governor chooses. Assigning None: it does unless a `draft_max` is asked for."""
+        return is_governed(self._adaptive, require_drafters(self._drafter), self._draft_max)
+
+    @adaptive.setter
+    def adaptive(self, adaptive: bool | None) -> None:
+        self._adaptive = adaptive
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
             "drafter": None if self.draft_model is not None else self._drafter,
-            "adaptive": self.adaptive,
+            "adaptive": self._adaptive,
             "gate": self._gate,
             "window": self._window,
             "draft_max": self._draft_max,
@@ -273,7 +289,7 @@ class FlyLlama(GuardedLlama):
                 history = prepare_history(self, list(tokens), reset, request)
                 self._supersede()
                 generation = self._access.generation
-                text = self._decoder.prepare(self._draft_lengths(), self.adaptive)
+                text = self._place(history)
                 processors = Processors(text, logits_processor) if logits_processor else None
                 run = Generation(
                     self, text, request, processors=processors, stopping_criteria=stopping_criteria,

@@ -233,8 +233,9 @@ class _Crew:
 
     def __init__(self, host: SharedLlama, n_chunk: int | None) -> None:
         self.host = host
+        lengths = [k for _, k in host._drafting()]
         host._decoder.batch.configure(
-            list(zip(host._decoder.drafters, host._draft_lengths())), adaptive=host.adaptive, n_chunk=n_chunk or 0
+            list(zip(host._decoder.drafters, lengths)), adaptive=host.adaptive, n_chunk=n_chunk or 0
         )
         self.stepper = Stepper(host._decoder.batch, host.n_vocab(), self._end)
         self._queue: SimpleQueue[Job | None] = SimpleQueue()

@@ -50,9 +50,10 @@ class Preset:
     """What was measured, on how many prompts, on which machine."""
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
-        says how many it was measured with."""
+        """Arguments of `FlyLlama`, without the governor, as it was measured; `model_path` is among them if the preset
+        names a model, `n_gpu_layers` if the claim says how many it was measured with."""
         out = {"gate": self.gate, "window": self.window, "draft_max": self.draft_max, "drafter": self.drafter}
+        out["adaptive"] = False
         if self.model is not None:
             out["model_path"] = self.model
         models = self.claim.get("models")

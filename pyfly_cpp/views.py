@@ -45,8 +45,8 @@ class ViewDecoder:
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
-    def prepare(self, draft_lengths: Sequence[int], _: bool) -> Text:
-        """As of `Decoder`; whether drafting is governed is the batch's, not a text's."""
+    def new_text(self, draft_lengths: Sequence[int]) -> Text:
+        """The next text, which drafts at most so many tokens with each drafter."""
         if self._text is not None:
             self._ended = self._ended + self._text.counters
         self._text = Text(self._stepper, draft_lengths, self._ends_text)
@@ -113,6 +113,12 @@ class View(FlyLlama):
             self.trace = trace
         if on_prefill is not None:
             self.on_prefill = on_prefill
+
+    def _place(self, history: list[int]) -> Text:
+        """As of `FlyLlama`; whether drafting is governed is the batch's, not a text's."""
+        decoder: Any = self._decoder
+        text: Text = decoder.new_text([k for _, k in self._drafting()])
+        return text
 
     def n_ctx(self) -> int:
         """Most tokens of a text."""

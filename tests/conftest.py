@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf_edit import edit_gguf
 
-from pyfly_cpp import extra_buffers
+from pyfly_cpp import costs, extra_buffers
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
@@ -29,6 +29,12 @@ def same_buffers_everywhere():
     if not extra_buffers.usable():
         extra_buffers.guard_llama_cpp()
         os.environ[extra_buffers.VARIABLE] = "0"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_costs_are_kept():
+    """What batches cost is measured again by every model that is loaded, and the user's cache stays as it is."""
+    os.environ[costs.VARIABLE] = "1"
 
 
 def _tiny(name):

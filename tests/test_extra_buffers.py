@@ -266,7 +266,7 @@ def repacked():
 
 def load_pair(quantised):
     target, draft = quantised
-    return FlyLlama(target, drafter=DraftModel(draft), verbose=False, **OPTIONS)
+    return FlyLlama(target, drafter=DraftModel(draft), verbose=False, adaptive=False, **OPTIONS)
 
 
 def test_target_and_draft_do_without(machine, quantised, repacked):

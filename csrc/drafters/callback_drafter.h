@@ -13,6 +13,8 @@ class CallbackDrafter : public Drafter {
 
     int32_t n_texts() const override { return INT32_MAX; } // it sees a whole history each time
 
+    bool can_be_measured() const override { return false; } // nobody knows what else it does
+
     // Throws Error(PYFLY_STATUS_CALLBACK) when the callback stops.
     void propose(const std::vector<DraftRequest> & requests) override;
 

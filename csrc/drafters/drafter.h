@@ -59,6 +59,9 @@ class Drafter {
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }
 
+    // Whether it may be asked to draft for a made-up text, to see what that costs.
+    virtual bool can_be_measured() const { return !is_free(); }
+
     // What drafting a token costs, relative to the target's evaluating one, as far as it is known before it was
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }

@@ -357,6 +357,42 @@ void pyfly_batch_free(pyfly_batch * batch);
 pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config * config,
                                    const pyfly_batch_drafter * drafters, size_t n_drafters, pyfly_error * error);
 
+/* ---- What batches and drafts cost, for the governor. Times in microseconds, > 0 and finite ---- */
+
+/* One batch of the target. */
+typedef struct pyfly_cost_rows {
+    int32_t n; /* rows, >= 1 */
+    double us;
+} pyfly_cost_rows;
+
+/* One draft. */
+typedef struct pyfly_cost_draft {
+    int32_t drafter; /* index */
+    int32_t n_texts; /* texts that were drafted for together, >= 1 */
+    int32_t k;       /* tokens for each, >= 1 */
+    double us;
+} pyfly_cost_draft;
+
+#define PYFLY_MAX_COST_ROWS 32
+#define PYFLY_MAX_COST_DRAFTS 128
+
+typedef struct pyfly_costs {
+    size_t n_rows, n_drafts; /* how many of these there are */
+    pyfly_cost_rows rows[PYFLY_MAX_COST_ROWS];
+    pyfly_cost_draft drafts[PYFLY_MAX_COST_DRAFTS];
+    double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of evaluating a token it has missed; 0: not known */
+} pyfly_costs;
+
+/* Measures, on made-up tokens: batches of the target, and the drafts of the drafters that were configured, except free
+ * ones and the caller's own. Takes as long as a few dozen tokens. Not while a text runs. What the slots hold is
+ * dropped, also by an error; the counters stay as they are. Nothing is measured (n_rows 0) where the target cannot
+ * rewind. */
+pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_error * error);
+
+/* What the governor expects from now on, until other drafters are configured; steps correct it. Needs
+ * pyfly_batch_configure before; INVALID for numbers out of range, and then nothing changes. */
+pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error);
+
 /* The free slot that holds most of what history[n_history] begins with, -1 if every slot is taken. */
 int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history);
 

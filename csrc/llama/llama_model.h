@@ -39,6 +39,7 @@ class LlamaModel : public Model {
 
     // Plain caches only: a recurrent state is of one position, and cells of a sliding window that sequences share are
     // never dropped.
+    bool can_copy() const override { return !is_recurrent_ && n_swa_ == 0; }
     bool copy(int32_t from, int32_t to, int32_t n) override;
     bool shift(int32_t sequence, int32_t n) override;
 

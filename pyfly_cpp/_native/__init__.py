@@ -6,7 +6,7 @@ errors alone.
 A handle belongs to one thread at a time; what C borrows is kept alive on the Python object.
 """
 
-from pyfly_cpp._native.batch import Batch, GovernorState, Progress, RawRecord, Slot
+from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, Eagle3Drafter, LookupDrafter, ModelDrafter, MTPDrafter
 from pyfly_cpp._native.library import require_release, simd_level
@@ -26,6 +26,7 @@ __all__ = [
     "Batch",
     "CallbackDrafter",
     "ContextMemory",
+    "Costs",
     "Counters",
     "Drafter",
     "Eagle3Drafter",

@@ -43,6 +43,17 @@ class GovernorState(NamedTuple):
     rounds_at: tuple[int, ...]
 
 
+class Costs(NamedTuple):
+    """`pyfly_costs` of pyfly.h: what batches and drafts cost, in microseconds; drafters by their place."""
+
+    rows: tuple[tuple[int, float], ...]
+    """(rows, microseconds) of batches of the target."""
+    drafts: tuple[tuple[int, int, int, float], ...]
+    """(drafter, texts, tokens for each, microseconds) of drafts."""
+    catch_up: tuple[float, ...]
+    """Microseconds of evaluating one token that a drafter has missed; 0 where not known, or free."""
+
+
 class Progress(NamedTuple):
     """`pyfly_progress` of pyfly.h: what a step did for a text."""
 
@@ -78,6 +89,29 @@ class Batch(Handle):
         config = ffi.new("pyfly_batch_config *", {"adaptive": int(adaptive), "n_chunk": n_chunk})
         check(lib.pyfly_batch_configure, self.pointer, config, natives, len(natives))
         self.drafters = list(drafters)
+
+    def measure(self) -> Costs:
+        """What batches of the target and drafts cost, on made-up tokens. Not while a text runs; what the slots hold is
+        dropped, also by an error."""
+        costs = ffi.new("pyfly_costs *")
+        check(lib.pyfly_batch_measure, self.pointer, costs)
+        return Costs(
+            tuple((rows.n, rows.us) for rows in costs.rows[0 : costs.n_rows]),
+            tuple((d.drafter, d.n_texts, d.k, d.us) for d in costs.drafts[0 : costs.n_drafts]),
+            tuple(costs.catch_up_us[0 : len(self.drafters)]),
+        )
+
+    def expect(self, costs: Costs) -> None:
+        """What the governor expects until other drafters are configured; ValueError for what cannot be."""
+        given = {
+            "n_rows": len(costs.rows), "rows": list(costs.rows), "n_drafts": len(costs.drafts),
+            "drafts": list(costs.drafts), "catch_up_us": list(costs.catch_up),
+        }  # fmt: skip
+        try:
+            native = ffi.new("pyfly_costs *", given)
+        except (IndexError, OverflowError, TypeError) as error:
+            raise ValueError(f"these are no costs ({error}).") from None
+        check(lib.pyfly_batch_expect, self.pointer, native)
 
     def find_slot(self, history: Any) -> Slot | None:
         """The free slot that holds most of what a text begins with."""

@@ -18,6 +18,7 @@ import numpy as np
 from pyfly_cpp import __version__, _native, extra_buffers
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.devices import devices
 from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
@@ -25,9 +26,6 @@ from pyfly_cpp.threads import physical_cores
 
 _VOCABULARIES = ("none", "SentencePiece (SPM)", "byte-level BPE", "WordPiece", "Unigram (UGM)", "RWKV", "PLaMo-2")
 """llama_vocab_type of llama.h."""
-
-_DEVICE_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
-"""ggml_backend_dev_type of ggml-backend.h."""
 
 _FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, "load_mtp": True}
 
@@ -43,7 +41,7 @@ _FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NON
 def command(model: str | None, draft: str | None, as_json: bool) -> None:
     """Show versions and devices, and whether a model and a draft fit. Exit code 1 if they do not."""
     silence()
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": _devices()}
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": devices()}
     embedded = embedded_model()
     report["embedded_model"] = None if embedded is None else str(embedded)
     model_path = None if model is None else _gguf(model, "model")
@@ -97,51 +95,6 @@ def _threads(machine: dict[str, Any]) -> str:
     others = "" if used is None else f"; other programs are using {used:.1f} cores"
     cores = machine["physical_cores"]
     return f"auto: {'1' if cores == 1 else f'at most {cores}, fewer while other programs use cores'}{others}"
-
-
-def _devices() -> list[dict[str, Any]]:
-    """The devices of ggml's backends; empty where its libraries cannot be asked."""
-    try:
-        ggml, base = _libraries()
-    except (OSError, ImportError, AttributeError):
-        return []
-    devices = []
-    for i in range(ggml.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(i))
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        kind = base.ggml_backend_dev_type(device)
-        registry = ctypes.c_void_p(base.ggml_backend_dev_backend_reg(device))
-        devices.append(
-            {
-                "backend": base.ggml_backend_reg_name(registry).decode("utf-8", errors="replace"),
-                "name": base.ggml_backend_dev_name(device).decode("utf-8", errors="replace"),
-                "description": base.ggml_backend_dev_description(device).decode("utf-8", errors="replace"),
-                "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else str(kind),
-                "memory_free": free.value,
-                "memory_total": total.value,
-            }
-        )
-    return devices
-
-
-def _libraries() -> tuple[Any, Any]:
-    """ggml and ggml-base, as llama_cpp loaded them."""
-    from llama_cpp import _ggml
-    from llama_cpp._ctypes_extensions import load_shared_library
-
-    ggml = _ggml.libggml
-    base = load_shared_library("ggml-base", _ggml.libggml_base_path)
-    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    size = ctypes.POINTER(ctypes.c_size_t)
-    base.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
-    base.ggml_backend_dev_memory.restype = None
-    base.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
-    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
-        getattr(base, name).restype = ctypes.c_char_p
-    return ggml, base
 
 
 # ---- Models ----------------------------------------------------------------------------------------------------------

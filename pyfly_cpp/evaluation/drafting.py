@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp import _native
+from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.drafters import (
     MTP,
@@ -136,12 +137,12 @@ def load_target(
     """
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
     own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
-    k = max((k or max(getattr(d, "draft_max", 1) for d in parts) for parts, k in wanted if parts), default=0)
+    k = max((draft_max_of(part, k or None) for parts, k in wanted for part in parts), default=0)
     k = max(k, draft_max)
     first: Drafter | None = PromptLookup(num_pred_tokens=k) if k else None
     if own_head:
         first = MTP(draft_max=max(1, min(k, _native.inspect_model(os.fspath(model)).mtp_draft_max)))
-    return FlyLlama(model, drafter=first, **arguments)
+    return FlyLlama(model, drafter=first, adaptive=False, **arguments)
 
 
 def files_of(drafters: Drafters, settings: Sequence[Setting]) -> list[Path]:

@@ -60,7 +60,7 @@ def expected(tiny_target):
 def fly(request, tiny_target, tiny_draft, expected):
     """A FlyLlama that must give the right answers at the end of the test."""
     drafter = PromptLookup() if request.param == "lookup" else DraftModel(tiny_draft, draft_max=5)
-    llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    llm = FlyLlama(tiny_target, drafter=drafter, adaptive=False, **OPTIONS)
     yield llm
     for prompt in (PROMPT, SHORT, PROMPT):
         assert answer(llm, prompt) == expected[prompt]
@@ -126,7 +126,7 @@ def test_draft_file(tmp_path, tiny_draft, fly):
 
 
 def test_a_path_object(tiny_target, expected, tmp_path):
-    llm = FlyLlama(Path(tiny_target), drafter=DraftModel(Path(tiny_target)), **OPTIONS)
+    llm = FlyLlama(Path(tiny_target), drafter=DraftModel(Path(tiny_target)), adaptive=False, **OPTIONS)
     assert answer(llm) == expected[PROMPT]
 
 
@@ -145,7 +145,7 @@ def test_models_without_a_vocabulary(tiny_target, tiny_draft, tiny_qwen35, tmp_p
         settings["n_batch"] = 64
         expected = list(itertools.islice(llama_cpp.Llama(target, **settings).generate([5, 6, 7], temp=0.0), 40))
         for drafter in (None, PromptLookup(), DraftModel(draft), DraftModel(hybrid), Eagle3(head)):
-            llm = FlyLlama(target, drafter=drafter, **settings)
+            llm = FlyLlama(target, drafter=drafter, adaptive=False, **settings)
             assert list(itertools.islice(llm.generate([5, 6, 7], temp=0.0), 40)) == expected
             assert not drafter or llm.stats.matched
         for call in (lambda: llm.tokenize(b"x"), lambda: llm.detokenize([5]), lambda: llm("x"), lambda: llm([5, 6])):
@@ -188,7 +188,7 @@ def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
     with pytest.raises(IncompatibleDraftError, match="EOS token is 1533, the target's 1535"):
         fly.drafter = DraftModel(eos)
     with pytest.raises(ValueError):  # what callers of a constructor look for
-        FlyLlama(tiny_target, drafter=DraftModel(texts), **OPTIONS)
+        FlyLlama(tiny_target, drafter=DraftModel(texts), adaptive=False, **OPTIONS)
 
 
 def test_a_draft_of_another_family(smollm2, fly):
@@ -311,7 +311,7 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.drafter = []
     assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
     with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
-        FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, **OPTIONS)
+        FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, adaptive=False, **OPTIONS)
 
 
 def test_cache_types(tiny_target, tiny_draft, expected):
@@ -330,7 +330,12 @@ def test_cache_types(tiny_target, tiny_draft, expected):
     llm.close()
     for kind in CACHE_TYPES:
         llm = FlyLlama(
-            tiny_target, drafter=DraftModel(tiny_draft, type_v=kind), flash_attn=True, type_k=kind, **OPTIONS
+            tiny_target,
+            drafter=DraftModel(tiny_draft, type_v=kind),
+            flash_attn=True,
+            type_k=kind,
+            adaptive=False,
+            **OPTIONS,
         )
         assert len(list(zip(range(5), llm.generate([5, 6, 7])))) == 5
         llm.close()
@@ -346,7 +351,7 @@ def test_an_unknown_argument(wrong, right, tiny_target):
 
 def test_protected_tokens_outside_the_vocabulary(tiny_target):
     with pytest.raises(ValueError, match="99999"):
-        FlyLlama(tiny_target, protected=[5, 99999], drafter=DraftModel(tiny_target), **OPTIONS)
+        FlyLlama(tiny_target, protected=[5, 99999], drafter=DraftModel(tiny_target), adaptive=False, **OPTIONS)
 
 
 # ---- Versions --------------------------------------------------------------------------------------------------------
@@ -407,7 +412,7 @@ def test_a_single_nan_is_an_error(fly):
 
 def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
     path = edit_gguf(tiny_target, tmp_path / "nan.gguf", tensors=with_nan)
-    llm = FlyLlama(path, drafter=DraftModel(tiny_draft), **OPTIONS)
+    llm = FlyLlama(path, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
     for _ in range(2):
         with pytest.raises(NotFiniteError, match=r"NaN.*check the model file"):
             answer(llm)
@@ -415,7 +420,7 @@ def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
 
 def test_a_draft_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path, expected):
     path = edit_gguf(tiny_draft, tmp_path / "nan.gguf", tensors=with_nan)
-    llm = FlyLlama(tiny_target, drafter=DraftModel(path), **OPTIONS)
+    llm = FlyLlama(tiny_target, drafter=DraftModel(path), adaptive=False, **OPTIONS)
     with pytest.raises(NotFiniteError, match=r"draft model.*check its file"):
         answer(llm)
     llm.drafter = None
@@ -466,7 +471,9 @@ def test_a_bad_grammar(fly):
 
 
 def test_on_prefill_that_raises(tiny_target, expected):
-    llm = FlyLlama(tiny_target, drafter=PromptLookup(), on_prefill=lambda done, total: 1 / 0, n_batch=32, **OPTIONS)
+    llm = FlyLlama(
+        tiny_target, drafter=PromptLookup(), on_prefill=lambda done, total: 1 / 0, n_batch=32, adaptive=False, **OPTIONS
+    )
     with pytest.raises(ZeroDivisionError):
         llm([300] * 200, max_tokens=2)
     llm.on_prefill = None
@@ -486,7 +493,7 @@ def test_an_interrupt_during_a_round(tiny_target, expected):
             signal.raise_signal(signal.SIGINT)
         return history[-3:]
 
-    llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    llm = FlyLlama(tiny_target, drafter=drafter, adaptive=False, **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         for _ in llm(PROMPT, max_tokens=100, temperature=0, stream=True):
             pass
@@ -547,7 +554,7 @@ def test_an_interrupt_from_outside(tiny_target, tiny_draft):
 
 def test_an_interrupt_during_the_prompt(tiny_target, expected):
     """A long prompt is evaluated batch by batch; an interrupt is heard between them."""
-    llm = FlyLlama(tiny_target, drafter=PromptLookup(), **{**OPTIONS, "n_ctx": 1024, "n_batch": 32})
+    llm = FlyLlama(tiny_target, drafter=PromptLookup(), adaptive=False, **{**OPTIONS, "n_ctx": 1024, "n_batch": 32})
     seen = []
 
     def on_prefill(done, total):
@@ -634,7 +641,7 @@ def test_two_threads(tiny_target, expected):
         assert go_on.wait(30)
         return []
 
-    llm = FlyLlama(tiny_target, drafter=waits, **OPTIONS)
+    llm = FlyLlama(tiny_target, drafter=waits, adaptive=False, **OPTIONS)
     result = []
     thread = threading.Thread(target=lambda: result.append(answer(llm)))
     thread.start()
@@ -655,7 +662,7 @@ def test_two_threads(tiny_target, expected):
 
 
 def test_two_threads_without_order(tiny_target, tiny_draft, expected):
-    llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+    llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
     right, wrong = [], []
 
     def work(prompt):
@@ -703,7 +710,7 @@ def test_a_state_of_another_model(fly, tiny_qwen35):
 
 def test_a_closed_object(tiny_target, tiny_draft):
     for drafter in (None, DraftModel(tiny_draft)):
-        llm = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+        llm = FlyLlama(tiny_target, drafter=drafter, adaptive=False, **OPTIONS)
         generator = llm.generate(llm.tokenize(PROMPT.encode()), temp=0.0)
         next(generator)
         llm.close()
@@ -732,7 +739,7 @@ def test_objects_do_not_pile_up(tiny_target, tiny_draft):
 
     references = []
     for _ in range(3):
-        llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+        llm = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
         generator = llm.generate([300, 301], temp=0.0)
         next(generator)
         references.append(weakref.ref(llm))

@@ -93,7 +93,7 @@ def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
 def test_a_draft_that_cannot_be_taken_back(tiny_target, tiny_qwen35, plain):
     """A draft model with a recurrent state builds it anew where tokens were taken back, also from earlier rounds."""
     drafter = DraftModel(tiny_qwen35, draft_max=3)
-    fly = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=drafter, adaptive=False, **OPTIONS)
     assert generate(fly, 60) == plain[:60]
     assert fly.stats.matched > 20
     fly.gate, fly.window = Margin(2.0), Window(6, rule="agree", across_rounds=True)
@@ -135,7 +135,7 @@ def test_a_prompt_longer_than_its_context(tiny_target, tiny_draft):
     base = llama_cpp.Llama(tiny_target, **OPTIONS)
     prompt = PROMPT * 14
     expected = base(prompt, max_tokens=60, temperature=0)["choices"]
-    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, n_ctx=128), **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, n_ctx=128), adaptive=False, **OPTIONS)
     for _ in range(2):
         assert fly(prompt, max_tokens=60, temperature=0)["choices"] == expected
     assert fly.stats.drafted > 0
@@ -269,19 +269,19 @@ def check_record(record):
 
 
 def test_no_trace_unless_asked_for(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
     fly(PROMPT, max_tokens=20)
     assert fly.records == []
 
 
 def test_a_trace_agrees_with_logprobs(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), trace=True, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), trace=True, adaptive=False, **OPTIONS)
     found = fly(PROMPT, max_tokens=20, temperature=0, logprobs=1)["choices"][0]["logprobs"]["token_logprobs"]
     assert [r.logprob for r in fly.records] == pytest.approx(found, abs=1e-4)
 
 
 def test_accepted_by_drafter(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=PromptLookup(), **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     generate(fly, 60)
     by_lookup = fly.stats.matched
     fly.drafter = DraftModel(tiny_draft)
@@ -338,7 +338,7 @@ def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
     short, long = DraftModel(tiny_draft, draft_max=3), DraftModel(tiny_draft, draft_max=8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fly = FlyLlama(tiny_target, drafter=short, gate=Margin(0.3), window=Window(6), **OPTIONS)
+        fly = FlyLlama(tiny_target, drafter=short, gate=Margin(0.3), window=Window(6), adaptive=False, **OPTIONS)
         assert len(strict_warnings(caught)) == 1 and "at most 3 drafts" in strict_warnings(caught)[0]
         assert caught[-1].filename == __file__
         generate(fly, 9)

@@ -49,9 +49,12 @@ def drafter(request, tiny_draft):
     """Constructor arguments of FlyLlama."""
     return {
         "none": {},
-        "lookup": {"drafter": PromptLookup(max_ngram_size=3, num_pred_tokens=6)},
+        "lookup": {"drafter": PromptLookup(max_ngram_size=3, num_pred_tokens=6), "adaptive": False},
         "draft": {"drafter": DraftModel(tiny_draft, draft_max=5)},
-        "llama_cpp": {"draft_model": LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=7)},
+        "llama_cpp": {
+            "draft_model": LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=7),
+            "adaptive": False,
+        },
     }[request.param]
 
 
@@ -650,7 +653,7 @@ def test_penalties_know_what_was_generated_before_a_send(target, tiny_draft):
     """The sampler goes on with its history; a drafter does not change that."""
     texts = []
     for drafter in (None, PromptLookup(), DraftModel(tiny_draft)):
-        fly = FlyLlama(target, drafter=drafter, **OPTIONS)
+        fly = FlyLlama(target, drafter=drafter, adaptive=False, **OPTIONS)
         generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0, repeat_penalty=1.5, frequency_penalty=0.5)
         out = [next(generator) for _ in range(12)]
         out += [generator.send([10, 11])] + [next(generator) for _ in range(12)]
@@ -733,7 +736,7 @@ def test_from_pretrained(target, tmp_path, monkeypatch):
 def test_settings_change_between_requests(target, tiny_draft):
     base = llama_cpp.Llama(target, **OPTIONS)
     expected = text(base(PROMPT, max_tokens=50, temperature=0))
-    fly = FlyLlama(target, **OPTIONS)
+    fly = FlyLlama(target, adaptive=False, **OPTIONS)
 
     def ask():
         fly.reset_stats()
@@ -760,7 +763,7 @@ def test_settings_change_between_requests(target, tiny_draft):
 
 def test_draft_model_attribute(target):
     """The base class lets its drafter be replaced by assigning `draft_model`."""
-    fly = FlyLlama(target, draft_model=LlamaPromptLookupDecoding(2, 4), **OPTIONS)
+    fly = FlyLlama(target, draft_model=LlamaPromptLookupDecoding(2, 4), adaptive=False, **OPTIONS)
     assert fly.drafter is fly.draft_model
     fly.draft_model = None
     fly(PROMPT, max_tokens=40, temperature=0)
@@ -773,7 +776,7 @@ def test_draft_model_attribute(target):
 def test_a_setting_changed_during_a_generation_counts_from_the_next(target):
     base = llama_cpp.Llama(target, **OPTIONS)
     expected = text(base(PROMPT, max_tokens=40, temperature=0))
-    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     chunks = []
     for chunk in fly(PROMPT, max_tokens=40, temperature=0, stream=True):
         fly.gate, fly.window, fly.draft_max = Entropy(0.0), Window(0), 3

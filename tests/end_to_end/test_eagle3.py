@@ -29,7 +29,7 @@ TOOL_ACCEPTANCE = 0.520  # llama.cpp's draft-eagle3 on these prompts, 3 drafts a
 
 
 reference = model_fixture(lambda: llama_cpp.Llama(str(LLAMA), **SETTINGS))
-llm = model_fixture(lambda: FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), **SETTINGS))
+llm = model_fixture(lambda: FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), adaptive=False, **SETTINGS))
 
 
 def test_acceptance_and_losslessness(reference, llm):
@@ -56,10 +56,10 @@ def test_only_tokens_of_the_reduced_vocabulary_are_drafted(llm):
 
 def test_long_prompts_in_batches_and_conversations(reference):
     text = "\n\n".join(prompts(8))
-    at_once = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), **SETTINGS)
+    at_once = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), adaptive=False, **SETTINGS)
     tokens = at_once.tokenize(text.encode(), add_bos=False)[:500]
     expected = list(itertools.islice(at_once.generate(tokens, temp=0.0), 60))
-    in_batches = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), n_batch=32, n_ubatch=16, **SETTINGS)
+    in_batches = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), n_batch=32, n_ubatch=16, adaptive=False, **SETTINGS)
     assert worst_gap(reference, tokens, list(itertools.islice(in_batches.generate(tokens, temp=0.0), 60))) < 1e-3
     assert abs(at_once.stats.acceptance - in_batches.stats.acceptance) < 0.1
     at_once.reset_stats()
@@ -76,7 +76,7 @@ def test_long_prompts_in_batches_and_conversations(reference):
 def test_a_window_of_6_cannot_fit_in_a_round_of_3(llm, gate):
     expected = [generate(llm, prompt, 48) for prompt in prompts(3)]
     with pytest.warns(UserWarning, match="never accepts anything loosely, .* at most 3 drafts"):
-        loose = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), gate=gate, window=Window(6), **SETTINGS)
+        loose = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), gate=gate, window=Window(6), adaptive=False, **SETTINGS)
     assert [generate(loose, prompt, 48) for prompt in prompts(3)] == expected
     assert loose.stats.loose_accepted == loose.stats.rejected_window == 0
     assert loose.stats.rejected_boundary > 0
@@ -86,7 +86,9 @@ def test_a_window_of_6_cannot_fit_in_a_round_of_3(llm, gate):
 def test_reconverging_across_rounds(reference, llm):
     exact, window = 0.0, Window(6, rule="reconverge")
     llm.reset_stats()
-    loose = FlyLlama(LLAMA, drafter=Eagle3(EAGLE3), gate=Margin(0.5), window=window, trace=True, **SETTINGS)
+    loose = FlyLlama(
+        LLAMA, drafter=Eagle3(EAGLE3), gate=Margin(0.5), window=window, trace=True, adaptive=False, **SETTINGS
+    )
     for prompt in prompts(6):
         generate(llm, prompt, 64)
         tokens, out = generate(loose, prompt, 64)
@@ -102,7 +104,7 @@ def test_reconverging_across_rounds(reference, llm):
 def test_a_head_on_a_hybrid_target(tmp_path):
     """Nobody trained one; what it drafts is noise, what comes out is the target's."""
     head = edit_gguf(EAGLE3, tmp_path / "hybrid.gguf", {"eagle3.target_layers": [0, 1, 3]})
-    llm = FlyLlama(HYBRID, drafter=Eagle3(head), **SETTINGS)
+    llm = FlyLlama(HYBRID, drafter=Eagle3(head), adaptive=False, **SETTINGS)
     reference = llama_cpp.Llama(str(HYBRID), **SETTINGS)
     tokens, out = generate(llm, prompts(1)[0], 32)
     assert worst_gap(reference, tokens, out) < TOLERANCE[HYBRID]
@@ -124,7 +126,7 @@ def _with_embedding(n):
 
 def test_a_head_with_a_token_embedding_of_its_own_drafts_the_same(llm, tmp_path):
     head = edit_gguf(EAGLE3, tmp_path / "own.gguf", tensors=_with_embedding(1536))
-    other = FlyLlama(LLAMA, drafter=Eagle3(head), **SETTINGS)
+    other = FlyLlama(LLAMA, drafter=Eagle3(head), adaptive=False, **SETTINGS)
     llm.reset_stats()
     assert generate(other, prompts(1)[0]) == generate(llm, prompts(1)[0])
     assert other.stats.matched == llm.stats.matched
@@ -200,24 +202,27 @@ HEADS = {
 def test_heads_that_would_end_the_process(name, tmp_path):
     fields, tensors, message = HEADS[name]
     head = edit_gguf(EAGLE3, tmp_path / "head.gguf", fields, tensors)
-    code = "llm = FlyLlama(paths[0], drafter=Eagle3(paths[1]), **settings)\nlist(zip(range(9), llm.generate([5, 6])))"
+    code = "llm = FlyLlama(paths[0], drafter=Eagle3(paths[1], draft_max=3), **settings)\n"
+    code += "list(zip(range(9), llm.generate([5, 6])))"
     error = error_in_subprocess(code, LLAMA, head)
     assert re.search(rf"(IncompatibleDraft|Native|Value)Error: .*{message}.*; ", error), error
 
 
 def test_a_small_token_embedding_is_refused(tmp_path):
     head = edit_gguf(EAGLE3, tmp_path / "small.gguf", tensors=_with_embedding(1000))
-    error = error_in_subprocess("FlyLlama(paths[0], drafter=Eagle3(paths[1]), **settings)", LLAMA, head)
+    error = error_in_subprocess("FlyLlama(paths[0], drafter=Eagle3(paths[1]), adaptive=False, **settings)", LLAMA, head)
     assert "embeds 1000 tokens of the target's 1536" in error
 
 
 def test_a_target_that_does_not_publish_its_layers(tmp_path):
     target = edit_gguf(LLAMA, tmp_path / "xverse.gguf", as_architecture(LLAMA, "xverse"))
-    error = error_in_subprocess("FlyLlama(paths[0], drafter=Eagle3(paths[1]), **settings)", target, EAGLE3)
+    error = error_in_subprocess(
+        "FlyLlama(paths[0], drafter=Eagle3(paths[1]), adaptive=False, **settings)", target, EAGLE3
+    )
     assert "does not publish the hidden states of architecture xverse" in error
 
 
 def test_a_head_of_another_vocabulary(tmp_path):
     head = edit_gguf(EAGLE3, tmp_path / "foreign.gguf", other_token(EAGLE3, "pyfly"))
     with pytest.raises(IncompatibleDraftError, match=r"EAGLE-3 head .*vocabulary: token 700 is"):
-        FlyLlama(LLAMA, drafter=Eagle3(head), **SETTINGS)
+        FlyLlama(LLAMA, drafter=Eagle3(head), adaptive=False, **SETTINGS)

@@ -79,7 +79,7 @@ def test_headers_that_would_end_the_process(tmp_path):
         target, draft = FlyLlama(paths[0], **settings), paths[1]
         def load(path, role):
             if role in ("target", "hybrid"):
-                FlyLlama(path, drafter=MTP() if role == "hybrid" else None, **settings)
+                FlyLlama(path, drafter=MTP() if role == "hybrid" else None, adaptive=False, **settings)
             if role != "head":
                 target.drafter = DraftModel(path)
             else:

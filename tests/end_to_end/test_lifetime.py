@@ -68,7 +68,9 @@ def in_child(code, *arguments):
 @pytest.mark.parametrize("n_ctx", [300, 257, 100])
 def test_a_context_that_llama_cpp_rounds_up(n_ctx, logits_all, target):
     """Every position that llama.cpp holds can be used, and a prompt that does not fit changes nothing."""
-    fly = FlyLlama(target, **{**OPTIONS, "n_ctx": n_ctx, "logits_all": logits_all}, drafter=PromptLookup())
+    fly = FlyLlama(
+        target, adaptive=False, **{**OPTIONS, "n_ctx": n_ctx, "logits_all": logits_all}, drafter=PromptLookup()
+    )
     holds = fly.n_ctx()
     assert holds == 256 * math.ceil(n_ctx / 256)
     roomy = FlyLlama(target, **{**OPTIONS, "n_ctx": 1024})
@@ -91,7 +93,7 @@ def test_a_state_that_does_not_fit(target, expected):
     next(big.generate(list(range(300, 800)), temp=0.0))
     state = big.save_state()
     for options in ({}, {"logits_all": True}):
-        fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS, **options)
+        fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS, **options)
         before = answer(fly), list(fly.eval_tokens)
         with pytest.raises(ValueError, match=r"holds 500 tokens and the context 256; raise n_ctx"):
             fly.load_state(state)
@@ -179,7 +181,7 @@ def test_a_send_does_not_start_the_random_numbers_again(sampling, target, tiny_d
             inserted = expected[-1:]
         inserted = [expected[-1], *sent]
     for drafter in (None, PromptLookup(), DraftModel(tiny_draft, draft_max=5)):
-        fly = FlyLlama(target, seed=11, drafter=drafter, **OPTIONS)
+        fly = FlyLlama(target, seed=11, drafter=drafter, adaptive=False, **OPTIONS)
         generator = fly.generate(prompt, **sampling)
         found = [next(generator) for _ in range(9)]
         for n in (4, 7):
@@ -188,7 +190,7 @@ def test_a_send_does_not_start_the_random_numbers_again(sampling, target, tiny_d
 
 
 def test_tokens_sent_at_a_full_context(target, expected):
-    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     prompt = list(range(300, 540))
     for n, sent in ((17, [5]), (16, [5, 6]), (1, [5] * 16)):
         generator = fly.generate(prompt, temp=0.0)
@@ -216,14 +218,14 @@ def test_tokens_sent_after_a_reset(target):
 
 @pytest.mark.parametrize("max_tokens", [2**31, 2**40, math.inf, 3.0, 2.5, 1, -7, None, 0.0, math.nan, True])
 def test_max_tokens_of_any_kind(max_tokens, target):
-    base, fly = llama_cpp.Llama(target, **OPTIONS), FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    base, fly = llama_cpp.Llama(target, **OPTIONS), FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     results = [llm(PROMPT, max_tokens=max_tokens, temperature=0)["choices"] for llm in (base, fly)]
     assert results[0] == results[1]
 
 
 def test_integers_of_numpy(target, expected):
     numbers = {"n_ctx": np.int64(256), "n_threads": np.int32(1), "type_k": np.int64(F32), "n_batch": np.int64(64)}
-    fly = FlyLlama(target, drafter=PromptLookup(), **{**OPTIONS, **numbers})
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **{**OPTIONS, **numbers})
     assert answer(fly) == expected[PROMPT]
     generator = fly.generate([300, 301], temp=0.0)
     next(generator)
@@ -233,7 +235,7 @@ def test_integers_of_numpy(target, expected):
 @pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
 @pytest.mark.parametrize("n", [-1, 0, None, "auto", 1])
 def test_thread_counts_of_any_kind(n, name, target, expected):
-    fly = FlyLlama(target, drafter=PromptLookup(), **{**OPTIONS, name: n})
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **{**OPTIONS, name: n})
     assert answer(fly) == expected[PROMPT]
     for wrong in (513, 10**6, 1.5, True, "many"):
         with pytest.raises(ValueError, match=f"{name} must be (an integer in 1..512|a number of threads)"):
@@ -288,7 +290,7 @@ def test_a_subclass_in_place_of_llama(target):
 def test_threads_that_generate_and_stop(target, expected):
     """Generations that are cut short, by threads that know nothing of each other: each gets the right tokens or
     BusyError, and the object stays right."""
-    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     whole = {}
     for prompt in (PROMPT, SHORT):
         tokens = fly.tokenize(prompt.encode())
@@ -377,7 +379,7 @@ def test_use_from_within_a_generation(where, target, expected):
         return scores
 
     users, states = [], []
-    users.append(FlyLlama(target, drafter=drafter, **OPTIONS))
+    users.append(FlyLlama(target, drafter=drafter, adaptive=False, **OPTIONS))
     states.append(users[0].save_state())
     processors = LogitsProcessorList([processor])
     if where == "stopping":
@@ -479,7 +481,7 @@ def test_an_object_that_was_never_made():
 
 def test_a_generator_that_is_collected_during_a_call(target, expected):
     """The collector may close a generation in mid-call, on the same thread: nothing waits for itself."""
-    fly = FlyLlama(target, drafter=PromptLookup(), **OPTIONS)
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0)
     next(generator)
     with fly._access.exclusive():

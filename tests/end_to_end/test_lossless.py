@@ -291,7 +291,7 @@ def test_a_drafter_may_not_write_to_the_history(tiny_target):
         history[:] = 7
         return history[:4]
 
-    fly = FlyLlama(tiny_target, drafter=vandal, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=vandal, adaptive=False, **OPTIONS)
     expected = base(PROMPT, max_tokens=60, temperature=0)["choices"]
     assert fly(PROMPT, max_tokens=60, temperature=0)["choices"] == expected
 
@@ -303,7 +303,7 @@ def test_a_drafter_sees_the_whole_history(tiny_target):
         seen.append(np.array(history))
         return [int(history[0]), 5]
 
-    fly = FlyLlama(tiny_target, drafter=watch, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=watch, adaptive=False, **OPTIONS)
     tokens, n_prompt = generate(fly, PROMPT, 30)
     assert len(seen) >= 25
     for history in seen:
@@ -335,7 +335,7 @@ def test_an_invalid_proposal(proposal, message, tiny_target):
         calls.append(len(history))
         return proposal if len(calls) == 3 else []
 
-    fly = FlyLlama(tiny_target, drafter=later, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=later, adaptive=False, **OPTIONS)
     with pytest.raises(ValueError, match=message):
         fly(PROMPT, max_tokens=30, temperature=0)
     assert fly.n_tokens < 60
@@ -346,7 +346,7 @@ def test_an_invalid_proposal(proposal, message, tiny_target):
 
 @pytest.mark.parametrize("result", [None, 5, "text", object()], ids=str)
 def test_a_proposal_that_is_no_sequence(result, tiny_target):
-    fly = FlyLlama(tiny_target, drafter=lambda history: result, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=lambda history: result, adaptive=False, **OPTIONS)
     with pytest.raises(ValueError, match="the drafter's proposal must be"):
         fly(PROMPT, max_tokens=10, temperature=0)
     fly.drafter = None
@@ -367,7 +367,7 @@ def test_a_drafter_that_raises(exception, tiny_target):
             raise failure
         return list(history[-3:])
 
-    fly = FlyLlama(tiny_target, drafter=fails, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=fails, adaptive=False, **OPTIONS)
     with pytest.raises((exception, RuntimeError)) as caught:
         fly(PROMPT, max_tokens=30, temperature=0)
     chain = [caught.value, caught.value.__cause__]  # a StopIteration leaves a generator as the cause of a RuntimeError

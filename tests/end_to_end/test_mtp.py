@@ -30,7 +30,7 @@ TOOL_ACCEPTANCE = 0.592  # llama.cpp's draft-mtp on these prompts, 3 drafts a ro
 
 
 reference = model_fixture(lambda: llama_cpp.Llama(str(HYBRID), **SETTINGS))
-llm = model_fixture(lambda: FlyLlama(HYBRID, drafter=MTP(), **SETTINGS))
+llm = model_fixture(lambda: FlyLlama(HYBRID, drafter=MTP(), adaptive=False, **SETTINGS))
 
 
 def test_acceptance_and_losslessness(reference, llm):
@@ -54,7 +54,7 @@ def test_a_companion_file_drafts_the_same(llm, tmp_path):
                 del tensors[name]
 
     companion = edit_gguf(HYBRID, tmp_path / "head.gguf", tensors=head_only)
-    other = FlyLlama(HYBRID, drafter=MTP(companion), **SETTINGS)
+    other = FlyLlama(HYBRID, drafter=MTP(companion), adaptive=False, **SETTINGS)
     for one in (llm, other):
         one.reset_stats()
     assert [generate(other, prompt) for prompt in prompts(4)] == [generate(llm, prompt) for prompt in prompts(4)]
@@ -65,7 +65,7 @@ def test_a_companion_file_drafts_the_same(llm, tmp_path):
 
 def test_chained_blocks_draft_one_token_each(tmp_path):
     path = chained_model(tmp_path / "chained.gguf", n_heads=2)
-    assert choose_drafter(path).drafter == MTP(draft_max=2)
+    assert choose_drafter(path).drafter == MTP()
     reference = llama_cpp.Llama(str(path), **SETTINGS)
     chained = FlyLlama(path, drafter=MTP(draft_max=2), **SETTINGS)
     single = FlyLlama(path, drafter=MTP(draft_max=1), **SETTINGS)
@@ -77,7 +77,7 @@ def test_chained_blocks_draft_one_token_each(tmp_path):
     assert single.stats.acceptance > 0.27
     assert chained.stats.acceptance > 0.18
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers.*lower draft_max"):
-        FlyLlama(path, drafter=MTP(), **SETTINGS)
+        FlyLlama(path, drafter=MTP(draft_max=3), **SETTINGS)
     chained.draft_max = 5  # no more than there are blocks
     generate(chained, prompts(1)[0], 20)
     assert len(chained.stats.drafted_at_depth) == 2
@@ -104,10 +104,10 @@ def test_long_prompts_in_batches_and_conversations(reference):
     """A head that follows a prompt batch by batch drafts as one that saw it at once; it stays in step when a prefix is
     reused, when the text is another, and when it was not asked for a while."""
     text = "\n\n".join(prompts(8))
-    at_once = FlyLlama(HYBRID, drafter=MTP(), **SETTINGS)
+    at_once = FlyLlama(HYBRID, drafter=MTP(), adaptive=False, **SETTINGS)
     tokens = at_once.tokenize(text.encode(), add_bos=False)[:500]
     expected = list(itertools.islice(at_once.generate(tokens, temp=0.0), 60))
-    in_batches = FlyLlama(HYBRID, drafter=MTP(), n_batch=32, **SETTINGS)
+    in_batches = FlyLlama(HYBRID, drafter=MTP(), n_batch=32, adaptive=False, **SETTINGS)
     assert list(itertools.islice(in_batches.generate(tokens, temp=0.0), 60)) == expected
     a, b = at_once.stats, in_batches.stats
     assert abs(a.matched - b.matched) <= 0.1 * a.matched  # other batches, other noise
@@ -136,7 +136,7 @@ def test_long_prompts_in_batches_and_conversations(reference):
 def test_a_window_of_6_cannot_fit_in_a_round_of_3(llm, gate):
     expected = [generate(llm, prompt, 48) for prompt in prompts(3)]
     with pytest.warns(UserWarning, match="never accepts anything loosely, .* at most 3 drafts"):
-        loose = FlyLlama(HYBRID, drafter=MTP(), gate=gate, window=Window(6), **SETTINGS)
+        loose = FlyLlama(HYBRID, drafter=MTP(), gate=gate, window=Window(6), adaptive=False, **SETTINGS)
     assert [generate(loose, prompt, 48) for prompt in prompts(3)] == expected
     stats = loose.stats
     assert stats.loose_accepted == 0
@@ -148,7 +148,7 @@ def test_a_window_of_6_cannot_fit_in_a_round_of_3(llm, gate):
 @pytest.mark.parametrize("rule", ["reconverge", "agree"])
 def test_windows_across_rounds(reference, rule):
     window = Window(6, rule=rule, across_rounds=True)
-    llm = FlyLlama(HYBRID, drafter=MTP(), gate=Margin(1.0), window=window, trace=True, **SETTINGS)
+    llm = FlyLlama(HYBRID, drafter=MTP(), gate=Margin(1.0), window=window, trace=True, adaptive=False, **SETTINGS)
     for prompt in prompts(4):
         tokens, out = generate(llm, prompt, 64)
         rows = single_rows(reference, tokens, out)
@@ -176,12 +176,12 @@ def test_auto_takes_the_head_else_the_draft_else_lookup(llm, tmp_path):
     chosen = choose_drafter(announced)
     assert isinstance(chosen.drafter, PromptLookup)
     assert "no MTP head that llama.cpp can run" in chosen.reason
-    auto = FlyLlama(HYBRID, drafter="auto", **SETTINGS)
+    auto = FlyLlama(HYBRID, drafter="auto", adaptive=False, **SETTINGS)
     assert auto.drafter == MTP()
     assert "MTP head" in auto.drafter_reason
     assert generate(auto, prompts(1)[0]) == generate(llm, prompts(1)[0])
     auto.close()
-    plain = FlyLlama(LLAMA, drafter="auto", draft_model=DraftModel(DRAFT), **SETTINGS)
+    plain = FlyLlama(LLAMA, drafter="auto", draft_model=DraftModel(DRAFT), adaptive=False, **SETTINGS)
     assert plain.drafter == DraftModel(DRAFT)
     assert "no MTP head" in plain.drafter_reason
     plain.close()
@@ -217,7 +217,7 @@ def test_states_that_are_saved_and_loaded(llm):
 
 def test_a_target_without_a_head():
     with pytest.raises(IncompatibleDraftError, match=r"no MTP head.*choose another drafter"):
-        FlyLlama(LLAMA, drafter=MTP(), **SETTINGS)
+        FlyLlama(LLAMA, drafter=MTP(), adaptive=False, **SETTINGS)
     llm = FlyLlama(LLAMA, **SETTINGS)
     with pytest.raises(IncompatibleDraftError, match="no MTP head"):
         llm.drafter = MTP()
@@ -267,16 +267,20 @@ TARGETS = {
 def test_files_that_would_end_the_process(name, tmp_path):
     fields, tensors, message = TARGETS[name]
     path = edit_gguf(HYBRID, tmp_path / "broken.gguf", fields, tensors)
-    code = "llm = FlyLlama(paths[0], drafter=MTP(), **settings)\nlist(zip(range(5), llm.generate([5, 6, 7])))"
+    code = (
+        "llm = FlyLlama(paths[0], drafter=MTP(draft_max=3), **settings)\nlist(zip(range(5), llm.generate([5, 6, 7])))"
+    )
     error = error_in_subprocess(code, path)
     assert re.search(rf"(ValueError|IncompatibleDraftError): .*{message}.*; ", error), error
 
 
 def test_a_companion_of_another_model(tmp_path):
     wide = edit_gguf(HYBRID, tmp_path / "wide.gguf", {"qwen35.embedding_length": 512})
-    error = error_in_subprocess("FlyLlama(paths[0], drafter=MTP(paths[1]), **settings)", HYBRID, wide)
+    error = error_in_subprocess("FlyLlama(paths[0], drafter=MTP(paths[1]), adaptive=False, **settings)", HYBRID, wide)
     assert "width 512, the target's have 256; use the head of this very model" in error
     foreign = edit_gguf(HYBRID, tmp_path / "foreign.gguf", other_token(HYBRID, "pyfly"))
-    error = error_in_subprocess("FlyLlama(paths[0], drafter=MTP(paths[1]), **settings)", HYBRID, foreign)
+    error = error_in_subprocess(
+        "FlyLlama(paths[0], drafter=MTP(paths[1]), adaptive=False, **settings)", HYBRID, foreign
+    )
     assert error.startswith("IncompatibleDraftError: the MTP head")
     assert "token 700 is" in error

@@ -99,13 +99,13 @@ def test_batches_that_hold_fewer_snapshots(reference, tmp_path):
         for name, size in [("n_ubatch", n) for n in (2, 3, 4, 5, 8)] + [("n_batch", 4), ("n_batch", 8), ("n_ctx", 4),
                                                                       ("n_ctx", 8), ("n_ctx", 11), ("n_ctx", 18)]:
             for drafter in (MTP(), lambda history: history[-9:]):
-                llm = FlyLlama(paths[0], drafter=drafter, **{**settings, name: size})
+                llm = FlyLlama(paths[0], drafter=drafter, adaptive=False, **{**settings, name: size})
                 assert llama_cpp.llama_n_rs_seq(llm.ctx) <= max(0, size - 2)
                 n = 1 if name == "n_ctx" else 20
                 tokens = [token for token, _ in zip(llm.generate([20, 21, 22], temp=0.0), range(n))]
                 assert tokens == EXPECTED[:n], (name, size, tokens)
                 llm.close()
-        llm = FlyLlama(paths[1], drafter=MTP(), **{**settings, "n_ctx": 0})
+        llm = FlyLlama(paths[1], drafter=MTP(), adaptive=False, **{**settings, "n_ctx": 0})
         assert next(llm.generate([20, 21, 22], temp=0.0)) == EXPECTED[0]"""
     short = edit_gguf(MODEL, tmp_path / "short.gguf", {"qwen35.context_length": 8})
     code = textwrap.dedent(code).replace("EXPECTED", str(plain(reference, [20, 21, 22], 20)))

@@ -26,12 +26,12 @@ N_BYTES = 6 * 2**30  # of address space: a header may not make it allocate what 
 
 ROLES = {
     "target": (LLAMA, lambda path: FlyLlama(path, **SETTINGS)),
-    "small target": (DRAFT, lambda path: FlyLlama(path, drafter=DraftModel(path), **SETTINGS)),
-    "hybrid target": (HYBRID, lambda path: FlyLlama(path, drafter=MTP(), **SETTINGS)),
-    "draft": (DRAFT, lambda path: FlyLlama(LLAMA, drafter=DraftModel(path), **SETTINGS)),
-    "hybrid draft": (HYBRID, lambda path: FlyLlama(LLAMA, drafter=DraftModel(path), **SETTINGS)),
-    "MTP head": (HYBRID, lambda path: FlyLlama(HYBRID, drafter=MTP(path), **SETTINGS)),
-    "EAGLE-3 head": (EAGLE3, lambda path: FlyLlama(LLAMA, drafter=Eagle3(path), **SETTINGS)),
+    "small target": (DRAFT, lambda path: FlyLlama(path, drafter=DraftModel(path), adaptive=False, **SETTINGS)),
+    "hybrid target": (HYBRID, lambda path: FlyLlama(path, drafter=MTP(), adaptive=False, **SETTINGS)),
+    "draft": (DRAFT, lambda path: FlyLlama(LLAMA, drafter=DraftModel(path), adaptive=False, **SETTINGS)),
+    "hybrid draft": (HYBRID, lambda path: FlyLlama(LLAMA, drafter=DraftModel(path), adaptive=False, **SETTINGS)),
+    "MTP head": (HYBRID, lambda path: FlyLlama(HYBRID, drafter=MTP(path), adaptive=False, **SETTINGS)),
+    "EAGLE-3 head": (EAGLE3, lambda path: FlyLlama(LLAMA, drafter=Eagle3(path), adaptive=False, **SETTINGS)),
 }
 ERRORS = (ValueError, IncompatibleDraftError, NativeError, NotFiniteError)
 

@@ -105,7 +105,7 @@ def test_against_the_base_class(cases, n_batch, tiny_target_f32, tiny_draft):
                "verbose": False, "logits_all": True}  # fmt: skip
     base = llama_cpp.Llama(tiny_target_f32, **options)
     flies = [
-        FlyLlama(tiny_target_f32, **{**options, "logits_all": False}, drafter=drafter)
+        FlyLlama(tiny_target_f32, adaptive=False, **{**options, "logits_all": False}, drafter=drafter)
         for drafter in (None, PromptLookup(num_pred_tokens=6), DraftModel(tiny_draft, draft_max=5))
     ]
     for seed in cases(40):

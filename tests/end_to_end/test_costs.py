@@ -1,0 +1,259 @@
+"""A drafter that is given is governed, and what it costs is measured once, before the first request."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+
+import pytest
+from heads import EAGLE3, HYBRID
+
+from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, NativeError, PromptLookup, _native
+from pyfly_cpp.costs import VARIABLE
+
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+PROMPT = [260, 87, 395, 77, 260, 87]
+
+
+def reverse(tokens):
+    """A caller's own drafter."""
+    return tokens[::-1][:3]
+
+
+def answer(llm, prompt=PROMPT, n=12):
+    stream = llm.generate(prompt, temp=0.0)
+    out = [next(stream) for _ in range(n)]
+    stream.close()
+    return out
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """How often something was measured, with a cache folder of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    times = []
+    measure = _native.Batch.measure
+
+    def counted(batch):
+        times.append(len(batch.drafters))
+        return measure(batch)
+
+    monkeypatch.setattr(_native.Batch, "measure", counted)
+    return times
+
+
+@pytest.fixture
+def load(tiny_target, tiny_draft):
+    """Loads the tiny target; everything is closed at the end."""
+    loaded = []
+
+    def load_one(**arguments):
+        loaded.append(FlyLlama(tiny_target, **{**OPTIONS, "drafter": DraftModel(tiny_draft), **arguments}))
+        return loaded[-1]
+
+    yield load_one
+    for llm in loaded:
+        llm.close()
+
+
+# ---- Who is governed -------------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_that_is_given_is_governed_unless_a_length_is_asked_for(load, tiny_draft):
+    model, short = DraftModel(tiny_draft), DraftModel(tiny_draft, draft_max=4)
+    for drafter, given, is_governed, k in [
+        (model, {}, True, 8),
+        (short, {}, False, 4),
+        (PromptLookup(), {}, True, 10),
+        (PromptLookup(num_pred_tokens=5), {}, True, 5),
+        (reverse, {}, True, 10),
+        ([PromptLookup(), model], {}, True, 10),
+        ([PromptLookup(), short], {}, False, 10),
+        (model, {"draft_max": 3}, False, 3),
+        (model, {"draft_max": 0}, False, 0),
+        (model, {"adaptive": False}, False, 8),
+        (model, {"adaptive": True, "draft_max": 3}, True, 3),
+        (short, {"adaptive": True}, True, 4),
+        (None, {}, False, 0),
+    ]:
+        llm = load(drafter=drafter, **given)
+        assert (llm.adaptive, llm.draft_max) == (is_governed, k), (drafter, given)
+        answer(llm)
+        governor = llm.stats.governor
+        assert (governor is not None) == is_governed
+        assert not is_governed or len(governor.target_seconds) == k + 1
+
+
+def test_assigning_works_the_same_way(load, tiny_draft):
+    llm = load()
+    llm.draft_max = 4
+    assert not llm.adaptive
+    expected = answer(llm)
+    assert llm.stats.drafted == 4 * llm.stats.rounds
+    llm.draft_max = None
+    assert llm.adaptive and answer(llm) == expected
+    llm.adaptive = False
+    assert not llm.adaptive and llm.draft_max == 8
+    llm.adaptive = None
+    assert llm.adaptive
+    llm.drafter = DraftModel(tiny_draft, draft_max=2)
+    assert not llm.adaptive and llm.draft_max == 2
+    llm.adaptive = True
+    assert llm.adaptive and llm.draft_max == 2
+    assert pickle.loads(pickle.dumps(llm)).adaptive
+
+
+# ---- What is measured ------------------------------------------------------------------------------------------------
+
+
+def every_drafter(tiny_target, tiny_draft):
+    yield tiny_target, DraftModel(tiny_draft), 4
+    yield tiny_target, DraftModel(tiny_draft, p_min=0.9), None  # stops early on made-up texts
+    yield tiny_target, DraftModel(tiny_draft, n_ctx=16, n_batch=4), None
+    yield tiny_target, Eagle3(EAGLE3), 2
+    yield HYBRID, MTP(), 2
+    yield HYBRID, PromptLookup(), 0
+    yield HYBRID, DraftModel(tiny_draft), 4
+    yield tiny_draft, DraftModel(HYBRID), 4
+    yield tiny_target, [PromptLookup(), DraftModel(tiny_draft)], 4
+    yield tiny_target, reverse, 0
+
+
+@pytest.mark.parametrize("which", range(10))
+def test_nothing_is_counted_and_no_text_is_changed(which, tiny_target, tiny_draft, measured):
+    path, drafter, n_drafts = list(every_drafter(tiny_target, tiny_draft))[which]
+    path = str(path)
+    plain = FlyLlama(path, **OPTIONS)
+    expected = answer(plain)
+    plain.close()
+    llm = FlyLlama(path, drafter=drafter, **OPTIONS)
+    assert len(measured) == 1 and llm.n_tokens == 0
+    stats = llm.stats
+    assert (stats.rounds, stats.prefilled, stats.drafted, stats.checkpoints, stats.seconds_verify) == (0, 0, 0, 0, 0.0)
+    assert all(seconds > 0 for seconds in stats.governor.target_seconds)
+    drafting = [seconds for _, many in stats.governor.draft_seconds for seconds in many if seconds > 0]
+    assert n_drafts is None or (len(drafting) >= n_drafts and (n_drafts > 0 or not drafting))
+    assert answer(llm) == expected and llm.stats.prefilled <= len(PROMPT)
+    llm.adaptive = False
+    assert answer(llm) == expected
+    llm.close()
+
+
+def test_a_callers_own_drafter_is_not_asked_about_made_up_texts(load, measured):
+    asked = []
+    llm = load(drafter=lambda tokens: asked.append(list(tokens)) or [])
+    assert len(measured) == 1 and not asked
+    answer(llm)
+    assert all(history[: len(PROMPT)] == PROMPT for history in asked)
+
+
+def test_only_where_it_is_needed_and_nothing_is_lost(load, measured, tiny_draft):
+    for arguments in (
+        {"adaptive": False},
+        {"draft_max": 4},
+        {"drafter": None},
+        {"drafter": PromptLookup(), "embedding": True},
+    ):
+        load(**arguments)
+    assert not measured
+    long = PROMPT * 8
+    llm = load(drafter=None)
+    expected = answer(llm, long)
+    n_prefilled = llm.stats.prefilled
+    llm.drafter = DraftModel(tiny_draft)  # there is a text in the context
+    assert answer(llm, long) == expected and llm.stats.prefilled < 2 * n_prefilled
+    assert not measured
+    answer(llm, PROMPT)  # of which hardly anything is of use now
+    assert len(measured) == 1
+    assert answer(llm, long) == expected and len(measured) == 1
+
+
+# ---- What is kept ----------------------------------------------------------------------------------------------------
+
+
+def kept(tmp_path):
+    return sorted((tmp_path / "cache" / "pyfly-cpp" / "costs").glob("*"))
+
+
+def test_once_for_each_setup(load, measured, tmp_path, tiny_draft):
+    first = load().stats.governor
+    assert len(measured) == len(kept(tmp_path)) == 1
+    assert load().stats.governor == first and len(measured) == 1
+    other = tmp_path / "draft.gguf"
+    shutil.copy(tiny_draft, other)
+    for n, arguments in enumerate(
+        ({"drafter": DraftModel(other)}, {"drafter": DraftModel(tiny_draft, p_min=0.5)}, {"n_threads": 2},
+         {"n_ctx": 256}, {"flash_attn": True}, {"type_k": 8}, {"drafter": PromptLookup()},
+         {"adaptive": True, "draft_max": 4})
+    ):  # fmt: skip
+        load(**arguments)
+        load(**arguments)
+        assert len(measured) == len(kept(tmp_path)) == n + 2, arguments
+    with open(other, "ab") as file:
+        file.write(b"\0")  # llama.cpp does not mind, but it is another file now
+    load(drafter=DraftModel(other))
+    assert len(measured) == n + 3
+
+
+DAMAGED = [
+    "", "{", "[]", "null", '{"costs": 7}', '{"costs": {}}', "[" * 100_000, "\udcff",
+    '{"costs": {"rows": [], "drafts": []}}',
+    '{"costs": {"rows": [[1, -5]], "drafts": [], "catch_up": [0]}}',
+    '{"costs": {"rows": [[1, NaN]], "drafts": [], "catch_up": [0]}}',
+    '{"costs": {"rows": [[1]], "drafts": [[7, 1, 1, 5.0]], "catch_up": [0]}}',
+    '{"costs": {"rows": [{"n": 1}], "drafts": [["a", 1, 1, 5.0]], "catch_up": "abc"}}',
+    '{"costs": {"rows": [[1e400, 5]], "drafts": [], "catch_up": [0]}}',
+]  # fmt: skip
+
+
+def test_a_damaged_file_is_measured_anew(load, measured, tmp_path):
+    load()
+    (path,) = kept(tmp_path)
+    good = json.loads(path.read_text())
+    for n, text in enumerate(DAMAGED):
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        load()
+        assert len(measured) == n + 2, text
+        assert json.loads(path.read_text())["setup"] == good["setup"]
+
+
+def test_a_cache_that_cannot_be_used_is_no_error(load, measured, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    load()
+    answer(load())
+    assert len(measured) == 2
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    load()
+    assert len(measured) == 3
+
+
+def test_the_variable(load, measured, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1")
+    load(), load()
+    assert len(measured) == 2 and not kept(tmp_path)
+    monkeypatch.setenv(VARIABLE, "0")
+    llm = load()
+    assert len(measured) == 2 and llm.adaptive and set(llm.stats.governor.target_seconds) == {0.0}
+    answer(llm)
+    monkeypatch.setenv(VARIABLE, "yes")
+    with pytest.raises(ValueError, match=r"PYFLY_COSTS is 'yes'; set it to 0 or 1, or not at all\."):
+        load()
+
+
+def test_what_cannot_be_measured_is_no_error(load, monkeypatch):
+    def fail(batch):
+        raise NativeError("llama_decode on the target returned -3.")
+
+    monkeypatch.setattr(_native.Batch, "measure", fail)
+    llm = load()
+    assert llm.adaptive and len(answer(llm)) == 12
+
+
+def test_verbose_says_a_line(load, measured, capfd):
+    load(verbose=True)
+    assert capfd.readouterr().err.count("pyfly-cpp: measured what batches and drafts cost, in ") == 1
+    load(verbose=True)
+    assert "measured what" not in capfd.readouterr().err
