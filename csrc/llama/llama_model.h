@@ -1,6 +1,7 @@
 // A llama_context with one or more sequences as a Model: targets (llama_target.h), draft models and heads.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,9 @@ class LlamaModel : public Model {
     int32_t batch_index(size_t span, size_t i) const { return static_cast<int32_t>(places_[span].begin + i); }
 
   protected:
+    // Uses only the first n sequences of the context.
+    void use_sequences(int32_t n) { sequences_.resize(std::min(static_cast<size_t>(n), sequences_.size())); }
+
     // Where the outputs of a span are.
     struct Place {
         size_t begin; // of its tokens in llama.cpp's batch

@@ -10,7 +10,7 @@ import random
 import numpy as np
 from llama_cpp._internals import LlamaSampler
 
-from pyfly_cpp import All, Any, ContextFullError, Entropy, Exact, Margin, Window
+from pyfly_cpp import AllOf, AnyOf, ContextFullError, Entropy, Exact, Margin, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, LookupDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -69,7 +69,7 @@ class Request:
         own = [rng.randrange(2, N_VOCAB) for _ in range(rng.choice([1, 2, 5, 30]))]
         self.prompt = [*stem[: rng.randrange(len(stem) + 1)], *own][: world.n_ctx]
         gates = [Margin(rng.choice([0.0, 0.3, 1.0, 5.0])), Entropy(rng.choice([0.3, 0.9]), top=rng.choice([3, None]))]
-        self.gate = rng.choice([Exact(), *gates, All(*gates), Any(*gates)])
+        self.gate = rng.choice([Exact(), *gates, AllOf(*gates), AnyOf(*gates)])
         self.window = Window(
             rng.randrange(9), rule=rng.choice(["agree", "reconverge"]), tail=rng.choice([None, None, rng.randrange(6)]),
             across_rounds=rng.choice([None, True, False]),
