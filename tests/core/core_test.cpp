@@ -189,6 +189,9 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
         const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
         assert(pyfly_batch_configure(batch, &config, drafters, 2, &error) == PYFLY_OK);
+        pyfly_costs costs;
+        assert(pyfly_batch_measure(batch, &costs, &error) == PYFLY_OK && costs.n_drafts == 0);
+        assert(pyfly_batch_expect(batch, &costs, &error) == PYFLY_OK);
         const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, margin = {PYFLY_GATE_MARGIN, 0, 1.0};
         const bool is_exact = seed % 4 < 2;
         std::vector<std::vector<int32_t>> texts(static_cast<size_t>(n_slots));
