@@ -15,7 +15,9 @@ from pyfly_cpp.errors import (
 
 try:
     from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+    from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
+    from pyfly_cpp.parallel import FlyBatch
     from pyfly_cpp.rules import AllOf, AnyOf, Entropy, Exact, Gate, Margin, parse_gate
     from pyfly_cpp.stats import Record, Round, Stats
     from pyfly_cpp.verify import Decision, Verification, verify
@@ -40,8 +42,10 @@ __all__ = [
     "Eagle3",
     "Entropy",
     "Exact",
+    "FlyBatch",
     "FlyLlama",
     "Gate",
+    "Handle",
     "IncompatibleDraftError",
     "Margin",
     "NativeError",

@@ -21,20 +21,25 @@ _BASE_PARAMETERS = {
 } - {"self", "model_path"}
 
 
-def require_base_arguments(arguments: dict[str, Any], own: Iterable[str]) -> None:
+def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: str) -> None:
     """Raises ValueError unless these are arguments of llama_cpp.Llama, and sizes and cache types are possible. `own`:
-    names of the FlyLlama's own arguments, for the hint."""
+    names of the arguments that `who` has besides, for the hint."""
     unknown = [name for name in arguments if name not in _BASE_PARAMETERS]
     if unknown:
         names = [*_BASE_PARAMETERS, *(name for name in own if name not in ("self", "kwargs"))]
         near = difflib.get_close_matches(unknown[0], names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"FlyLlama has no argument {unknown[0]!r}.{hint}")
+        raise ValueError(f"{who} has no argument {unknown[0]!r}.{hint}")
     for name, least in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 0)):
-        n = arguments.get(name, least)
-        if not is_integer(n) or not least <= n < 2**31:
-            raise ValueError(f"{name} must be an integer in {least}..{2**31 - 1}, not {n!r}.")
+        require_integer(name, arguments.get(name, least), least)
     require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
+
+
+def require_integer(name: str, n: Any, least: int, most: int = 2**31 - 1) -> int:
+    """Returns `n` if it is an integer in this range, numpy's included; raises ValueError otherwise."""
+    if not is_integer(n) or not least <= n <= most:
+        raise ValueError(f"{name} must be an integer in {least}..{most}, not {n!r}.")
+    return int(n)
 
 
 def require_draft_max(draft_max: object) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyfly_cpp import _native
@@ -20,16 +21,21 @@ class Decoder:
     are made when they are first needed. A FlyLlama is a batch of one: its text is in the only slot.
     """
 
-    def __init__(self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool) -> None:
+    def __init__(
+        self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool, n_texts: int, n_ctx: int
+    ) -> None:
         """
         Args:
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
             has_own_head: Whether the model is loaded with the MTP head of its file.
+            n_texts: Texts at once.
+            n_ctx: Most tokens of one text; 0: as many as the context holds.
         """
         self._protected = protected
         self._adapts = adapts
         self._has_own_head = has_own_head
+        self._limits = n_texts, n_ctx
         self._settings: dict[str, int] = {}
         self._context: Any = None
         self._target: _native.LlamaTarget | None = None
@@ -67,7 +73,7 @@ class Decoder:
         if self._target is None or self._batch is None:
             if self._context is None:
                 raise ValueError(CLOSED)
-            target = _native.LlamaTarget(self._context, *self._adapts)
+            target = _native.LlamaTarget(self._context, *self._adapts, *self._limits)
             target.protect(self._protected)
             self._target, self._batch = target, _native.Batch(target)
         return self._target, self._batch
@@ -128,20 +134,25 @@ class Decoder:
     # ---- Counters ----------------------------------------------------------------------------------------------------
 
     def stats(self, adaptive: bool) -> Stats:
-        """What was counted; `adaptive`: also what the governor has learned."""
+        """What was counted of the only slot; `adaptive`: also what the governor has learned."""
         if self._batch is None:
             return Stats()
-        counters = self.slot.counters()
-        accepted_by = counters.pop("accepted_by")
+        return self.with_state(self.describe(self.slot.snapshot(), self.python_seconds), adaptive)
+
+    def describe(self, counters: _native.Counters, python_seconds: float) -> Stats:
+        """Counters with the names of the drafters. Of all methods this one may be called while another thread steps."""
+        fields = counters.fields()
         by_drafter = dict(self._accepted_earlier)
-        for native, n in zip(self._drafters, accepted_by):
+        for native, n in zip(self._drafters, fields.pop("accepted_by")):
             by_drafter[native.name] = by_drafter.get(native.name, 0) + n
+        return Stats(**fields, seconds_python=python_seconds, accepted_by_drafter=tuple(by_drafter.items()))
+
+    def with_state(self, stats: Stats, adaptive: bool) -> Stats:
+        """Adds how the threads stand and, if `adaptive`, what the governor has learned."""
         names = [native.name for native in self._drafters]
         threads = self.target.threads()
-        return Stats(
-            **counters,
-            seconds_python=self.python_seconds,
-            accepted_by_drafter=tuple(by_drafter.items()),
+        return replace(
+            stats,
             governor=Governor.of(self.batch.governor(), names) if adaptive and names else None,
             threads=None if threads is None else Threads(*threads),
         )

@@ -7,15 +7,17 @@ somebody else uses the context.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import StoppingCriteriaList
 
+from pyfly_cpp._native import RawRecord
 from pyfly_cpp.errors import BusyError, ContextFullError
 from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.interrupts import interrupts_deferred
@@ -46,12 +48,52 @@ def prepare_history(llm: GuardedLlama, tokens: list[int], reset: bool, request: 
     return history
 
 
+class Text(Protocol):
+    """The place of a text in a batch: a native `Slot`, or what stands for one in another thread."""
+
+    @property
+    def begin(self) -> Callable[..., None]:
+        """As of `Slot`."""
+
+    def resume(self, n_keep: int, tokens: Any) -> None:
+        """As of `Slot`."""
+
+    def prefill(self) -> int:
+        """Something more of the prompt is evaluated; returns how many tokens are left."""
+
+    def round(self, n_room: int) -> int:
+        """One round, of which at most n_room tokens are wanted; returns how many tokens came."""
+
+    def prompt_row(self, position: int, n_vocab: int) -> npt.NDArray[np.float32] | None:
+        """The row behind a prompt token of the last `prefill`."""
+
+    def tokens(self) -> list[tuple[int, int]]:
+        """(position, token) of the last round's."""
+
+    def record(self, i: int) -> RawRecord:
+        """How token i of the last round came."""
+
+    def record_row(self, i: int, n_vocab: int) -> npt.NDArray[np.float32] | None:
+        """The row behind it."""
+
+    def history(self) -> npt.NDArray[np.int32]:
+        """All tokens; inside a logits processor: those before the row it sees."""
+
+    def accepted(self) -> tuple[int, int, int]:
+        """The counters drafted, matched and loose_accepted."""
+
+    @property
+    def n_evaluated(self) -> int:
+        """Positions that the target's memory holds."""
+
+
 class Generation:
     """One generation of a model, as long as it is the current one: `begin`, then `run`."""
 
     def __init__(
         self,
         llm: GuardedLlama,
+        text: Text,
         request: Request,
         *,
         processors: Processors | None,
@@ -63,7 +105,7 @@ class Generation:
         self._llm = llm
         self._access = llm._access
         self._decoder = llm._decoder
-        self._slot = llm._decoder.slot
+        self._text = text
         self._number = llm._access.generation
         self._request = request
         self._processors = processors
@@ -84,8 +126,9 @@ class Generation:
         llm = self._llm
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():
-            self._slot.begin(
+            self._text.begin(
                 history, gate.nodes(), window.config(), sampler=sampler,
+                take_failure=self._processors and self._processors.take_failure, n_room=self._request.max_tokens,
                 n_evaluated=min(n_reusable, len(history) - 1),  # the last one gives the first row
                 trace=self._trace, keep_rows=self.keeps_rows, resumable=resumable, all_rows=self._wants_prompt_rows,
             )  # fmt: skip
@@ -102,7 +145,7 @@ class Generation:
         """Records what the text begins with."""
         self._history = history
         self._llm.input_ids[: len(history)] = history
-        self._llm.n_tokens = self._slot.n_evaluated  # of a recurrent state it may be less than could be reused
+        self._llm.n_tokens = self._text.n_evaluated  # of a recurrent state it may be less than could be reused
 
     def run(self) -> Generator[int, Sequence[int] | None, None]:
         """Yields tokens, without end, until a stopping criterion says so; what is sent is appended to the history."""
@@ -113,8 +156,8 @@ class Generation:
             if sent is None:
                 return
             with self._access.step(self._number), interrupts_deferred():
-                self._slot.resume(self._llm.n_tokens + 1, sent)
-                self._hold(self._slot.history().tolist())
+                self._text.resume(self._llm.n_tokens + 1, sent)
+                self._hold(self._text.history().tolist())
 
     # ---- The prompt --------------------------------------------------------------------------------------------------
 
@@ -126,15 +169,15 @@ class Generation:
         n_evaluated = position
         while n_left:
             with self._access.step(self._number):
-                n_left = self._slot.prefill()
+                n_left = self._text.prefill()
                 if self._wants_prompt_rows:
                     position = self._collect_prompt_rows(position)
-                llm.n_tokens = self._slot.n_evaluated
+                llm.n_tokens = self._text.n_evaluated
             if self._on_prefill is not None and llm.n_tokens > n_evaluated:
                 self._on_prefill(llm.n_tokens - n_evaluated, len(self._history) - n_evaluated)
 
     def _collect_prompt_rows(self, position: int) -> int:
-        while (row := self._slot.prompt_row(position, self._llm.n_vocab())) is not None:
+        while (row := self._text.prompt_row(position, self._llm.n_vocab())) is not None:
             if self._llm._logits_all:
                 self._llm.scores[position] = row
             if self._request.prompt_logprobs is not None:
@@ -146,23 +189,20 @@ class Generation:
 
     def _run_rounds(self) -> Generator[int, Sequence[int] | None, list[int] | None]:
         """Runs rounds and yields what they commit, until the caller sends tokens (returned) or wants no more (None)."""
-        llm, slot, n_vocab = self._llm, self._slot, self._llm.n_vocab()
+        llm, text, n_vocab = self._llm, self._text, self._llm.n_vocab()
         n_room = self._request.max_tokens
-        before = slot.accepted() if self._log_rounds else (0, 0, 0)
+        before = text.accepted() if self._log_rounds else (0, 0, 0)
         while True:
             with self._access.step(self._number):
                 begun = time.perf_counter()
-                if self._processors is None:
-                    n_committed = slot.round(max(n_room, 1))
-                else:
-                    with self._processors.heard():
-                        n_committed = slot.round(max(n_room, 1))
+                with interrupts_deferred() if self._processors else contextlib.nullcontext():
+                    n_committed = text.round(max(n_room, 1))
                 started = time.perf_counter()
-                committed = slot.tokens()
-                records = [Record.of(slot.record(i)) for i in range(n_committed)] if self._trace else []
-                rows = [slot.record_row(i, n_vocab) for i in range(n_committed)] if self.keeps_rows else []
+                committed = text.tokens()
+                records = [Record.of(text.record(i)) for i in range(n_committed)] if self._trace else []
+                rows = [text.record_row(i, n_vocab) for i in range(n_committed)] if self.keeps_rows else []
                 if self._log_rounds:
-                    now = slot.accepted()
+                    now = text.accepted()
                     drafted, matched, loose = (b - a for a, b in zip(before, now))
                     self.rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
                     before = now

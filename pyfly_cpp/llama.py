@@ -42,6 +42,8 @@ class FlyLlama(GuardedLlama):
     An object serves one generation at a time; use one object per thread.
     """
 
+    _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -82,7 +84,8 @@ class FlyLlama(GuardedLlama):
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
             IncompatibleDraftError: the draft has another vocabulary.
         """
-        require_base_arguments(kwargs, inspect.signature(FlyLlama.__init__).parameters)
+        own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
+        require_base_arguments(kwargs, own, self._public_name)
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
@@ -197,6 +200,11 @@ class FlyLlama(GuardedLlama):
         require_fitting(draft_max, self.n_batch)
         self._draft_max = draft_max
 
+    def _place(self, history: list[int]) -> Any:
+        """Where the next text runs, which begins with this history: it drafts as the settings are now."""
+        self._configure(self._drafting(), self.adaptive, history)
+        return self._decoder.slot
+
     def _drafting(self) -> list[tuple[Drafter, int]]:
         """Each drafter and its K."""
         return [(d, draft_max_of(d, self._draft_max, self.n_batch)) for d in require_drafters(self._drafter)]
@@ -281,9 +289,10 @@ class FlyLlama(GuardedLlama):
                 history = prepare_history(self, list(tokens), reset, request)
                 self._supersede()
                 generation = self._access.generation
-                processors = Processors(self._decoder.slot, logits_processor) if logits_processor else None
+                text = self._place(history)
+                processors = Processors(text, logits_processor) if logits_processor else None
                 run = Generation(
-                    self, request, processors=processors, stopping_criteria=stopping_criteria,
+                    self, text, request, processors=processors, stopping_criteria=stopping_criteria,
                     trace=self.trace, log_rounds=self.log_rounds, on_prefill=self.on_prefill,
                 )  # fmt: skip
                 sampler = self._init_sampler(
@@ -294,7 +303,6 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                self._configure(self._drafting(), self.adaptive, history)
                 run.begin(
                     history, sampler, self._gate, self.window,
                     resumable=handed_over is None,  # completions send nothing

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList
 
-from pyfly_cpp._native import Slot
-from pyfly_cpp.interrupts import interrupts_deferred
+
+class HasHistory(Protocol):
+    """A text whose rows processors work on."""
+
+    def history(self) -> npt.NDArray[np.int32]:
+        """The tokens before the row that is being sampled."""
 
 
 class ExtendableProcessors(LogitsProcessorList):  # type: ignore[misc]
@@ -27,11 +30,11 @@ class Processors:
     """The caller's logits processors, shown the tokens before the very row they work on.
 
     The base class shows them its evaluated tokens, which during a round is not the history of the row. What a processor
-    raises cannot pass through C; it is kept and raised when the round is over.
+    raises cannot pass through C; it is kept for whoever steps the text.
     """
 
-    def __init__(self, slot: Slot, processors: LogitsProcessorList) -> None:
-        self._slot = slot
+    def __init__(self, text: HasHistory, processors: LogitsProcessorList) -> None:
+        self._text = text
         self._processors = processors
         self._failure: BaseException | None = None
 
@@ -39,7 +42,7 @@ class Processors:
         if self._failure is not None:
             return scores
         try:
-            shaped = np.asarray(self._processors(self._slot.history(), np.array(scores)), dtype=np.single)
+            shaped = np.asarray(self._processors(self._text.history(), np.array(scores)), dtype=np.single)
             if shaped.shape != scores.shape:
                 raise ValueError(
                     f"the logits processors returned an array of shape {list(shaped.shape)}, not {list(scores.shape)}; "
@@ -50,11 +53,7 @@ class Processors:
             self._failure = failure
             return scores
 
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Around a round: raises what a processor raised during it."""
-        with interrupts_deferred():
-            yield
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+    def take_failure(self) -> BaseException | None:
+        """What a processor raised, once."""
+        failure, self._failure = self._failure, None
+        return failure

@@ -138,10 +138,11 @@ typedef enum pyfly_adaptive_threads {
     PYFLY_THREADS_ADAPT_ALL = 2
 } pyfly_adaptive_threads;
 
-/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses all of its n_seq_max sequences, one
- * for each slot of a batch. `adaptive_threads`: a pyfly_adaptive_threads. */
-pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, pyfly_target ** out,
-                                    pyfly_error * error);
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses its first n_texts sequences, one for
+ * each slot of a batch; 0: all of its n_seq_max. `adaptive_threads`: a pyfly_adaptive_threads. n_ctx: most positions of
+ * one text, where the context's sequences share its cells; 0: what the context allows. */
+pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_texts, int32_t n_ctx,
+                                    pyfly_target ** out, pyfly_error * error);
 
 /* How a target's threads stand. */
 typedef struct pyfly_threads {
@@ -193,6 +194,7 @@ void pyfly_load_guard(int32_t is_on);
 /* What the header of a GGUF file says about decoding with it. */
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */
+    int64_t n_ctx_train;   /* positions it was trained on; 0: the header does not say */
     int32_t n_nextn;       /* appended NextN (MTP) blocks */
     int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
                               it */
@@ -202,6 +204,14 @@ typedef struct pyfly_model_info {
  * would end the process: the message says what is wrong with it. With wants_mtp 1 also if its MTP head is incomplete,
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
+
+/* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
+ * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
+typedef struct pyfly_memory {
+    int64_t host;   /* of this computer's memory */
+    int64_t device; /* of the memory of other devices */
+} pyfly_memory;
+pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out, pyfly_error * error);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 
@@ -421,6 +431,10 @@ pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep
  * committed counts down from it. */
 pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
+/* With is_held 1, until it is called with 0 or another text begins: the text does nothing in a step, but keeps its slot
+ * and, as long as older texts do not need the room, what it has in the cache. */
+pyfly_status pyfly_batch_hold(pyfly_batch * batch, int32_t slot, int32_t is_held, pyfly_error * error);
+
 /* *n_left receives how many tokens the target or a drafter has to evaluate before the text's next round; 0: the next
  * step brings one. INVALID where no text runs. */
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
@@ -431,7 +445,7 @@ typedef struct pyfly_progress {
     int32_t status;     /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the text has
                            stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
     int32_t is_waiting; /* 1: the cache has no room for it beside older texts; it goes on when one of them has ended */
-    size_t n_records;   /* tokens it committed; 0 is possible while it has a prompt or an open window */
+    size_t n_records;   /* tokens it committed; 0 is possible while it is held, has a prompt or an open window */
 } pyfly_progress;
 
 /* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), all in one

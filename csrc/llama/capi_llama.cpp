@@ -10,6 +10,7 @@
 #include "drafters/mtp.h"
 #include "guard.h"
 #include "handles.h"
+#include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
 
@@ -30,15 +31,15 @@ pyfly::LlamaTarget & llama_target(pyfly_target * target) {
 
 extern "C" {
 
-pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, pyfly_target ** out,
-                                    pyfly_error * error) {
+pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_texts,
+                                    int32_t n_ctx, pyfly_target ** out, pyfly_error * error) {
     return guard(error, [&] {
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
         auto * context = static_cast<llama_context *>(llama_context_pointer);
         auto model = std::make_unique<pyfly::LlamaTarget>(context, adaptive_threads != PYFLY_THREADS_FIXED,
-                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL);
+                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_texts, n_ctx);
         *out = new pyfly_target{std::move(model), pyfly::make_vocabulary(llama_get_model(context))};
     });
 }
@@ -69,8 +70,20 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
             file.require_mtp();
         }
         std::snprintf(out->architecture, sizeof(out->architecture), "%s", file.architecture().c_str());
+        out->n_ctx_train = file.integer("context_length").value_or(0);
         out->n_nextn = file.n_nextn();
         out->mtp_draft_max = file.mtp_draft_max();
+    });
+}
+
+pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memory * out, pyfly_error * error) {
+    return guard(error, [&] {
+        *out = {};
+        const auto * context = static_cast<const llama_context *>(llama_context_pointer);
+        for (const auto & [type, data] : llama_get_memory_breakdown(context)) {
+            (ggml_backend_buft_is_host(type) ? out->host : out->device) +=
+                static_cast<int64_t>(data.context + data.compute);
+        }
     });
 }
 

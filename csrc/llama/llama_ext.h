@@ -1,8 +1,11 @@
 // Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
-// heads need. libllama exports them with C++ names, so a declaration is all it takes to link.
+// heads, and what measures a context, need. libllama exports them with C++ names, so a declaration is all it takes to
+// link.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 
 #include "llama.h"
 
@@ -21,6 +24,15 @@ LLAMA_API void llama_set_nextn_layer_offset(struct llama_context * ctx, int32_t 
 // layer that is not kept, or keeping one that the model does not publish, aborts the process.
 LLAMA_API void llama_set_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid, bool value);
 LLAMA_API float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid);
+
+// Bytes that a context and its model hold, by type of buffer; simulated where the model was loaded with no_alloc.
+struct llama_memory_breakdown_data {
+    size_t model = 0;
+    size_t context = 0;
+    size_t compute = 0;
+};
+LLAMA_API std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>
+llama_get_memory_breakdown(const struct llama_context * ctx);
 
 // The target layers whose inputs an EAGLE-3 head reads.
 LLAMA_API const int32_t * llama_model_target_layer_ids(const struct llama_model * model);

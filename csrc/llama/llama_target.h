@@ -13,10 +13,13 @@ namespace pyfly {
 class LlamaTarget : public LlamaModel {
   public:
     // The context is borrowed and gets a thread pool of its thread counts, until the target goes; is_adaptive and
-    // is_batch_adaptive say whether they are only the most threads. Throws Error(PYFLY_STATUS_INVALID) for a context
-    // without memory or vocabulary.
-    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive);
+    // is_batch_adaptive say whether they are only the most threads. n_texts: how many of its sequences are used, 0:
+    // all. n_ctx: most positions of one text, 0: what the context allows. Throws Error(PYFLY_STATUS_INVALID) for a
+    // context without memory or vocabulary.
+    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_texts, int32_t n_ctx);
     ~LlamaTarget() override { llama_detach_threadpool(context()); }
+
+    int32_t n_ctx() const override { return n_ctx_ > 0 ? n_ctx_ : LlamaModel::n_ctx(); }
 
     // Switches on (and, as often, off) what heads read after every batch: the hidden states behind the last layer, the
     // inputs of a layer. The model must publish them.
@@ -42,6 +45,7 @@ class LlamaTarget : public LlamaModel {
     void keep(size_t span, size_t n) override;
 
     std::unique_ptr<ThreadPool> thread_pool_;
+    int32_t n_ctx_ = 0;
     size_t nextn_width_, layer_width_;
     int32_t n_nextn_users_ = 0;
     std::map<uint32_t, int32_t> n_layer_users_;

@@ -7,15 +7,27 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 """
 
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
+from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, Eagle3Drafter, LookupDrafter, ModelDrafter, MTPDrafter
 from pyfly_cpp._native.library import require_release, simd_level
-from pyfly_cpp._native.model import LlamaTarget, ModelInfo, ScriptedTarget, Target, inspect_model, load_guard
+from pyfly_cpp._native.model import (
+    ContextMemory,
+    LlamaTarget,
+    ModelInfo,
+    ScriptedTarget,
+    Target,
+    context_memory,
+    inspect_model,
+    load_guard,
+)
 from pyfly_cpp._native.verify import RawDecision, verify
 
 __all__ = [
     "Batch",
     "CallbackDrafter",
+    "ContextMemory",
     "Costs",
+    "Counters",
     "Drafter",
     "Eagle3Drafter",
     "GovernorState",
@@ -30,6 +42,7 @@ __all__ = [
     "ScriptedTarget",
     "Slot",
     "Target",
+    "context_memory",
     "inspect_model",
     "load_guard",
     "require_release",

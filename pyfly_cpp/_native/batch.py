@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from pyfly_cpp._native import boundary
 from pyfly_cpp._native.boundary import FloatArray, Handle, TokenArray, check, failure, token_pointer, void_pointer
+from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import Drafter
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp._native.model import Target
@@ -61,6 +61,13 @@ class Progress(NamedTuple):
     n_records: int
     is_waiting: bool
     failure: BaseException | None
+
+
+TakeFailure = Callable[[], Optional[BaseException]]
+
+
+def _no_failure() -> None:
+    """Of a sampler without Python functions."""
 
 
 class Batch(Handle):
@@ -116,7 +123,7 @@ class Batch(Handle):
         """Every running text goes on with a chunk of its prompt or with a round; ValueError where none runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
-            Progress(p.slot, p.n_records, bool(p.is_waiting), self._failure(p.slot) if p.status else None)
+            Progress(p.slot, p.n_records, bool(p.is_waiting), self._failure(p.slot, p.status))
             for p in self._progress[0 : self._n_progress[0]]
         ]
 
@@ -139,8 +146,10 @@ class Batch(Handle):
             rounds_at=tuple(list(state.rounds_at)[:n_rows]),
         )
 
-    def _failure(self, slot: int) -> BaseException | None:
-        return failure(lib.pyfly_batch_failure, self.pointer, slot)
+    def _failure(self, slot: int, status: int) -> BaseException | None:
+        if status != lib.PYFLY_OK:
+            return failure(lib.pyfly_batch_failure, self.pointer, slot)
+        return self.slots[slot].take_failure()
 
 
 class Slot:
@@ -150,10 +159,11 @@ class Slot:
         self._batch = weakref.proxy(batch)
         self.number = number
         self._sampler: Any = None  # what the running text's copy of the chain calls back into
+        self.take_failure: TakeFailure = _no_failure
+        """Returns, once, what the Python functions of the running text's sampler raised."""
         self.has_text = False
         """Whether a text runs: from `begin` to `end`, also after an error."""
         self._size = ffi.new("size_t *")
-        self._stats = ffi.new("pyfly_stats *")
 
     @property
     def _pointer(self) -> Any:
@@ -167,6 +177,8 @@ class Slot:
         *,
         n_evaluated: int | None = None,
         sampler: Any = None,
+        take_failure: TakeFailure | None = None,
+        n_room: int | None = None,
         draft_max: Sequence[int] | None = None,
         trace: bool = False,
         keep_rows: bool = False,
@@ -175,8 +187,9 @@ class Slot:
     ) -> None:
         """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
         knows of). `sampler` is a llama_cpp LlamaSampler, whose chain is copied and whose Python functions are kept
-        alive, or None for the argmax. `draft_max`: one for each drafter, or None for those of the batch. An error
-        leaves the text as it was that ran before, unless the target's memory could not be cut."""
+        alive, or None for the argmax; what these raise cannot pass through C, `take_failure` returns it after a step.
+        `n_room`: as of `want`, None: no limit. `draft_max`: one for each drafter, or None for those of the batch. An
+        error leaves the text as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
         limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
@@ -201,7 +214,10 @@ class Slot:
         )
         check(lib.pyfly_batch_begin, self._pointer, self.number, request)
         self._sampler = sampler  # not before: the copy that was replaced called back into the old one
+        self.take_failure = take_failure or _no_failure
         self.has_text = True
+        if n_room is not None:
+            self.want(n_room)
 
     def resume(self, n_keep: int, tokens: Any) -> None:
         """Goes on behind the first n_keep tokens, which end with one that the last round committed, with the caller's
@@ -212,6 +228,10 @@ class Slot:
     def want(self, n_room: int) -> None:
         """At most n_room more tokens are wanted, >= 1."""
         check(lib.pyfly_batch_want, self._pointer, self.number, n_room)
+
+    def hold(self, is_held: bool) -> None:
+        """A held text does nothing in a step; beginning lets it go."""
+        check(lib.pyfly_batch_hold, self._pointer, self.number, int(is_held))
 
     @property
     def n_left(self) -> int:
@@ -293,35 +313,22 @@ class Slot:
             check(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
         finally:
             self._sampler = None
+            self.take_failure = _no_failure
             self.has_text = False
 
     # ---- Counters ----------------------------------------------------------------------------------------------------
 
+    def snapshot(self) -> Counters:
+        """The counters as they are now."""
+        return Counters.of(self._pointer, self.number)
+
     def counters(self) -> dict[str, Any]:
         """The counters as fields of `pyfly_cpp.Stats`."""
-        s = self._stats
-        lib.pyfly_batch_stats(self._pointer, self.number, s)
-        drafted = list(s.drafted_at)
-        n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
-        names = (
-            "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
-            "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks", "prefilled",
-            "replayed", "checkpoints",
-        )  # fmt: skip
-        return {
-            **{name: int(getattr(s, name)) for name in names},
-            "drafted_at_depth": tuple(drafted[:n_depth]),
-            "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),
-            "accepted_by": tuple(s.accepted_by),
-            "mean_margin_loose": s.sum_margin_loose / s.loose_accepted if s.loose_accepted else math.nan,
-            "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
-            **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in ("prefill", "draft", "verify", "gate")},
-        }
+        return self.snapshot().fields()
 
     def accepted(self) -> tuple[int, int, int]:
         """The counters drafted, matched and loose_accepted: cheap enough for every round."""
-        lib.pyfly_batch_stats(self._pointer, self.number, self._stats)
-        return int(self._stats.drafted), int(self._stats.matched), int(self._stats.loose_accepted)
+        return self.snapshot().accepted
 
     def reset_counters(self) -> None:
         """Sets all counters to 0."""

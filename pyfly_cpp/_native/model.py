@@ -18,6 +18,7 @@ class ModelInfo(NamedTuple):
     """`pyfly_model_info` of pyfly.h."""
 
     architecture: str
+    n_ctx_train: int
     n_nextn: int
     mtp_draft_max: int
 
@@ -28,7 +29,22 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     info = ffi.new("pyfly_model_info *")
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
-    return ModelInfo(architecture, int(info.n_nextn), int(info.mtp_draft_max))
+    return ModelInfo(architecture, int(info.n_ctx_train), int(info.n_nextn), int(info.mtp_draft_max))
+
+
+class ContextMemory(NamedTuple):
+    """`pyfly_memory` of pyfly.h, in bytes."""
+
+    host: int
+    device: int
+
+
+def context_memory(context: Any) -> ContextMemory:
+    """What a llama_context as llama_cpp holds it (a ctypes pointer) takes beside the weights, or, where its model was
+    loaded with no_alloc, would take."""
+    memory = ffi.new("pyfly_memory *")
+    check(lib.pyfly_context_memory, void_pointer(context), memory)
+    return ContextMemory(int(memory.host), int(memory.device))
 
 
 @contextlib.contextmanager
@@ -76,9 +92,13 @@ class LlamaTarget(Target):
     """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
 
     `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
+    `n_texts`: how many of its sequences are used; 0: all. `n_ctx`: most positions of one text; 0: what the context
+    allows.
     """
 
-    def __init__(self, context: Any, adapts: bool = False, adapts_batch: bool = False) -> None:
+    def __init__(
+        self, context: Any, adapts: bool = False, adapts_batch: bool = False, n_texts: int = 0, n_ctx: int = 0
+    ) -> None:
         adaptive = (
             lib.PYFLY_THREADS_FIXED
             if not adapts
@@ -87,7 +107,13 @@ class LlamaTarget(Target):
             else lib.PYFLY_THREADS_ADAPT_SINGLE
         )
         super().__init__(
-            lib.pyfly_target_llama_new, lib.pyfly_target_free, "pyfly_target", void_pointer(context), adaptive
+            lib.pyfly_target_llama_new,
+            lib.pyfly_target_free,
+            "pyfly_target",
+            void_pointer(context),
+            adaptive,
+            n_texts,
+            n_ctx,
         )
 
     def threads(self) -> tuple[int, int, int, int] | None:

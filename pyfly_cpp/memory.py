@@ -1,0 +1,89 @@
+"""How much memory there is, and how much a context would take."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp import _native
+
+
+def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
+    """Bytes of this computer's memory that a context of n_texts and n_ctx tokens would take beside the weights, or None
+    if llama.cpp does not say. Reads the file's header.
+
+    Args:
+        path: The GGUF file.
+        model_params: llama_model_params it is loaded with.
+        context_params: llama_context_params, but for the sizes.
+        n_texts: Sequences.
+        n_ctx: Cells that they share.
+    """
+    dry_model, dry_context = _copy(model_params), _copy(context_params)
+    dry_model.no_alloc, dry_model.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+    dry_model.progress_callback = llama_cpp.llama_progress_callback()
+    dry_context.n_seq_max, dry_context.n_ctx = n_texts, n_ctx
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_silence())  # what is to be said is said of the real one
+        model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
+        if not model:
+            return None
+        stack.callback(llama_cpp.llama_model_free, model)
+        context = llama_cpp.llama_init_from_model(model, dry_context)
+        if not context:
+            return None
+        stack.callback(llama_cpp.llama_free, context)
+        return _native.context_memory(context).host
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """llama-cpp-python prints nothing of llama.cpp's log."""
+    logger = logging.getLogger("llama-cpp-python")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _copy(struct: Any) -> Any:
+    return type(struct).from_buffer_copy(struct)
+
+
+def available() -> int | None:
+    """Bytes of memory that this process can still have, at most; None if the system does not say."""
+    limits = [_free_of_system(), _free_of_group(Path("/sys/fs/cgroup"))]
+    return min((n for n in limits if n is not None), default=None)
+
+
+def _free_of_system() -> int | None:
+    if sys.platform.startswith("linux"):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _free_of_group(folder: Path) -> int | None:
+    """Of a container."""
+    try:
+        limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return max(0, int(limit) - int(used))
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+
+
+def in_words(n_bytes: int) -> str:
+    """A size for people."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"

@@ -1,0 +1,91 @@
+"""`SharedLlama`: the model of a `FlyBatch`, and a context that several texts share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp import _native, memory
+from pyfly_cpp.arguments import require_integer
+from pyfly_cpp.files import require_gguf
+from pyfly_cpp.llama import FlyLlama
+
+_CELLS = 256  # llama.cpp's caches are multiples of it
+
+
+class SharedLlama(FlyLlama):
+    """Loads a model for several texts. Nothing is generated here, but in the views of it (views.py).
+
+    The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
+    on the others.
+    """
+
+    _public_name = "FlyBatch"
+
+    def __init__(
+        self, model_path: str | os.PathLike[str], n_parallel: int, n_ctx: int, n_cells: int | None, **kwargs: Any
+    ) -> None:
+        """Arguments as of `FlyBatch`."""
+        most = llama_cpp.llama_max_parallel_sequences()
+        self.n_parallel = require_integer("n_parallel", n_parallel, 1, most)
+        require_integer("n_ctx", n_ctx, 0)
+        if kwargs.get("embedding"):
+            raise ValueError("a FlyBatch generates text; for embeddings use a FlyLlama with embedding=True.")
+        kwargs.pop("logits_all", None)  # log-probabilities do not need it
+        require_gguf(os.fspath(model_path))
+        n_ctx = n_ctx or _native.inspect_model(os.fspath(model_path)).n_ctx_train or _CELLS
+        self._n_ctx_of_text = _rounded_up(n_ctx)
+        least = self._n_ctx_of_text
+        n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
+        if n_all >= 2**31:
+            raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
+        self._n_cells = _rounded_up(n_all)
+        self._bytes_of_text: int | None = None
+        try:
+            super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
+        except ValueError as error:
+            if self._bytes_of_text is None or "could not make a context" not in str(error):
+                raise
+            raise ValueError(
+                f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
+                f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
+            ) from error
+
+    @property
+    def context_params(self) -> Any:
+        """As of `GuardedLlama`, for several sequences in one cache. Checks that it fits before the context is made."""
+        params = super().context_params
+        params.n_seq_max = self.n_parallel
+        params.kv_unified = True
+        if "_model" in self.__dict__ and self._bytes_of_text is None:
+            self._require_memory(params)
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    @property
+    def n_ctx_of_text(self) -> int:
+        """Most tokens of one text."""
+        return self._n_ctx_of_text
+
+    def _require_memory(self, params: Any) -> None:
+        """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
+        end the process."""
+
+        n = memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+        n_needed, n_free = n or 0, memory.available()
+        self._bytes_of_text = n_needed // self.n_parallel
+        if n_free is not None and n_needed > n_free:
+            raise ValueError(
+                f"{self.n_parallel} texts of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
+                f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
+                "n_parallel, n_ctx or n_cells."
+            )
+
+
+def _rounded_up(n: int) -> int:
+    return -(-n // _CELLS) * _CELLS

@@ -1,0 +1,164 @@
+"""`View`: what one request of a `FlyBatch` sees of the model: a `FlyLlama` of its own.
+
+It shares model, context, tokenizer and chat formats with the others. Its text runs in a batch that another thread
+steps, so that the completions of the base class (stop strings, partial characters, streaming, chat formats, grammars)
+and those of `FlyLlama` serve many requests at once, each in its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama import LlamaState
+
+from pyfly_cpp._native import Counters
+from pyfly_cpp.access import Access
+from pyfly_cpp.decoder import Decoder
+from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.logprobs import RowStore
+from pyfly_cpp.request import HandOver
+from pyfly_cpp.rules import Gate
+from pyfly_cpp.shared_llama import SharedLlama
+from pyfly_cpp.stats import Stats
+from pyfly_cpp.stepped_text import Text
+from pyfly_cpp.stepper import Stepper
+from pyfly_cpp.windows import Window
+
+
+class ViewDecoder:
+    """The `Decoder` of a view: one text after the other, in the batch of the decoder it is made of."""
+
+    def __init__(
+        self, decoder: Decoder, stepper: Stepper, ends_text: Callable[[int], bool], on_text: Callable[[Text], None]
+    ) -> None:
+        """`ends_text`: as of `Text`. `on_text`: is given every text before it begins."""
+        self._decoder = decoder
+        self._stepper = stepper
+        self._ends_text = ends_text
+        self._on_text = on_text
+        self._text: Text | None = None
+        self._ended = Counters()
+        self.python_seconds = 0.0
+        """Time that a generation's own Python took."""
+
+    def new_text(self, draft_lengths: Sequence[int]) -> Text:
+        """The next text, which drafts at most so many tokens with each drafter."""
+        if self._text is not None:
+            self._ended = self._ended + self._text.counters
+        self._text = Text(self._stepper, draft_lengths, self._ends_text)
+        self._on_text(self._text)
+        return self._text
+
+    @property
+    def running(self) -> Text | None:
+        """The text if it has begun and not ended."""
+        return self._text if self._text is not None and self._text.has_text else None
+
+    def warn_if_plain(self, stacklevel: int) -> None:
+        """As of `Decoder`."""
+        self._decoder.warn_if_plain(stacklevel + 1)
+
+    def stats(self, _: bool) -> Stats:
+        """What was counted of the texts of this view."""
+        counters = self._ended if self._text is None else self._ended + self._text.counters
+        return self._decoder.describe(counters, self.python_seconds)
+
+
+class View(FlyLlama):
+    """A `FlyLlama` for one request; used by one thread."""
+
+    def __init__(self, host: SharedLlama, stepper: Stepper, on_text: Callable[[Text], None], seed: int) -> None:
+        """
+        Args:
+            host: What was loaded; must outlive the view.
+            stepper: Steps the batch of the host.
+            on_text: Is given every text before it begins.
+            seed: Of the request, or of the chain of seeds that it is the next of.
+        """
+        self.__dict__.update(host.__dict__)
+        vocabulary = host._model.vocab
+        self._access = Access()
+        self._decoder = ViewDecoder(  # type: ignore[assignment]
+            host._decoder, stepper, lambda token: llama_cpp.llama_vocab_is_eog(vocabulary, token), on_text
+        )
+        self._handed_over = HandOver()
+        self._rows = RowStore()
+        self._n_ctx = host.n_ctx_of_text
+        self._seed = seed
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        self.n_tokens = 0
+        self.records, self.rounds = [], []
+        self.verbose = False
+
+    def configure(
+        self,
+        gate: Gate | str | None,
+        window: Window | None,
+        draft_max: int | None,
+        trace: bool | None,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> None:
+        """What the request wants otherwise than the host; None: as the host. Raises ValueError."""
+        if gate is not None:
+            self.gate = gate
+        if window is not None:
+            self.window = window
+        if draft_max is not None:
+            self.draft_max = draft_max
+        if trace is not None:
+            self.trace = trace
+        if on_prefill is not None:
+            self.on_prefill = on_prefill
+
+    def _place(self, history: list[int]) -> Text:
+        """As of `FlyLlama`; whether drafting is governed is the batch's, not a text's."""
+        decoder: Any = self._decoder
+        text: Text = decoder.new_text([k for _, k in self._drafting()])
+        return text
+
+    def n_ctx(self) -> int:
+        """Most tokens of a text."""
+        return self._n_ctx
+
+    def close(self) -> None:
+        """Ends the text, if one runs. What was loaded is the host's."""
+        self._supersede()
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """As of `FlyLlama`."""
+        try:
+            yield from super()._create_completion(*args, **kwargs)
+        except ValueError as error:
+            if str(error).startswith("Requested tokens"):  # the base class goes on to name the size of all texts
+                n = str(error).partition("(")[2].partition(")")[0]
+                raise ContextFullError(
+                    f"the prompt has {n} tokens and a text of this FlyBatch holds {self._n_ctx}, its answer included; "
+                    "shorten the prompt or raise n_ctx."
+                ) from None
+            raise
+
+    # ---- What needs a context of its own -----------------------------------------------------------------------------
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Refused."""
+        raise _needs_context("eval (images and sound need it, too)")
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused."""
+        raise _needs_context("embed")
+
+    def save_state(self) -> LlamaState:
+        """Refused."""
+        raise _needs_context("save_state")
+
+    def load_state(self, state: LlamaState) -> None:
+        """Refused."""
+        raise _needs_context("load_state")
+
+
+def _needs_context(what: str) -> ValueError:
+    return ValueError(f"the texts of a FlyBatch share one context, so there is no {what}; use a FlyLlama.")

@@ -1,0 +1,525 @@
+"""`FlyBatch`: many requests at once, each as a `FlyLlama` serves it alone.
+
+With the tiny target in F32 and an F32 cache, the rows of a batch and of a text alone agree to about 1e-5, so that texts
+and log-probabilities can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from teacher_forcing import teacher_forcing_gap
+
+from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, PromptLookup, Window, memory
+
+F32 = llama_cpp.GGML_TYPE_F32
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+EXACT = {**OPTIONS, "type_k": F32, "type_v": F32}
+GREEDY = {"temperature": 0, "max_tokens": 24}
+PROMPTS = [
+    "Natalia sold clips to 48 of her friends in April.",
+    "Tom has 3 apples and 4 pears.",
+    "def add(a, b):",
+    "A robe takes 2 bolts of blue fiber. A robe takes 2 bolts of",
+    "Once",
+    "How many days are in 3 weeks?",
+]
+MESSAGES = [{"role": "user", "content": "A robe takes 2 bolts of blue fiber and half that much white fiber. How many?"}]
+RULES = {"gate": Margin(2.0), "window": Window(2, rule="reconverge")}
+
+
+def text_of(response):
+    return response["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_draft):
+    return DraftModel(tiny_draft, draft_max=4)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_target_f32, drafter):
+    """For the tests that leave it as it was."""
+    with FlyBatch(tiny_target_f32, 4, drafter=drafter, **EXACT) as batch:
+        yield batch
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_target_f32, drafter):
+    llm = FlyLlama(tiny_target_f32, drafter=drafter, **EXACT)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def plain(tiny_target):
+    """A batch without a drafter, for tests of what happens around texts."""
+    with FlyBatch(tiny_target, 2, **{**OPTIONS, "n_ctx": 2048}) as batch:
+        yield batch
+
+
+def endless(batch, **options):
+    """A request that runs until its context is full, far longer than a test looks at it."""
+    return batch.submit(
+        "Once", max_tokens=None, temperature=0, logit_bias={batch._crew.host.token_eos(): -100}, **options
+    )
+
+
+# ---- Each text is what it is alone -----------------------------------------------------------------------------------
+
+
+def same(a, b):
+    """Two responses, but for their ids and times; log-probabilities within the noise."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"id", "created"}:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            same(x, y)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, abs=1e-3)
+    else:
+        assert a == b
+
+
+def test_more_requests_than_slots(batch, alone):
+    progress = []
+    responses = batch.complete(PROMPTS * 2, on_progress=lambda *counts: progress.append(counts), **GREEDY)
+    for prompt, response in zip(PROMPTS * 2, responses):
+        same(response, alone.create_completion(prompt, **GREEDY))
+    assert progress == [(n, 12) for n in range(1, 13)]
+
+
+def digits_only(batch):
+    """A processor that allows digits and spaces alone."""
+    host = batch._crew.host
+    allowed = [i for i in range(host.n_vocab()) if host.detokenize([i]).strip().isdigit()]
+
+    def processor(ids, scores):
+        out = np.full_like(scores, -np.inf)
+        out[allowed] = scores[allowed]
+        return out
+
+    return LogitsProcessorList([processor])
+
+
+REQUESTS = {
+    "sampled": lambda _: (PROMPTS[0], {"temperature": 1.2, "seed": 5, "top_k": 30, "repeat_penalty": 1.2}),
+    "mirostat": lambda _: (PROMPTS[1], {"mirostat_mode": 2, "seed": 6, "temperature": 0.9}),
+    "stop": lambda _: (PROMPTS[0], {**GREEDY, "stop": ["How", "much"]}),
+    "logprobs": lambda _: (PROMPTS[1], {**GREEDY, "logprobs": 3}),
+    "echo": lambda _: (PROMPTS[3], {**GREEDY, "logprobs": 2, "echo": True}),
+    "stream": lambda _: (PROMPTS[2], {**GREEDY, "stream": True}),
+    "stream logprobs": lambda _: (PROMPTS[2], {**GREEDY, "stream": True, "logprobs": 1}),
+    "grammar": lambda _: (
+        PROMPTS[1],
+        {**GREEDY, "grammar": LlamaGrammar.from_string('root ::= " yes" | " no" [a-z]+')},
+    ),
+    "processor": lambda batch: (PROMPTS[1], {**GREEDY, "logits_processor": digits_only(batch)}),
+    "criteria": lambda _: (
+        PROMPTS[0],
+        {**GREEDY, "stopping_criteria": StoppingCriteriaList([lambda ids, row: len(ids) > 40])},
+    ),
+    "bias": lambda _: (PROMPTS[5], {**GREEDY, "logit_bias": {50: 4.0, 60: 3.0}}),
+    "tokens": lambda batch: (batch.tokenize(b"Tom has"), {**GREEDY}),
+    "chat": lambda _: (MESSAGES, {**GREEDY}),
+    "chat stream": lambda _: (MESSAGES, {**GREEDY, "stream": True}),
+    "json": lambda _: (MESSAGES, {**GREEDY, "response_format": {"type": "json_object"}}),
+    "one token": lambda _: (PROMPTS[0], {"temperature": 0, "max_tokens": 1}),
+}
+
+
+def test_requests_of_all_kinds_at_once(batch, alone):
+    def ask(name):
+        prompt, options = REQUESTS[name](batch)
+        is_chat = isinstance(prompt[0], dict)
+        response = (alone.create_chat_completion if is_chat else alone.create_completion)(prompt, **options)
+        return list(response) if options.get("stream") else response
+
+    asked = {name: REQUESTS[name](batch) for name in REQUESTS}
+    handles = {name: batch.submit(prompt, **options) for name, (prompt, options) in asked.items()}
+    for name, handle in handles.items():
+        same(handle.result(60), ask(name))
+
+
+def test_rules_of_their_own(batch, alone):
+    """Gate, window, draft length and trace are a request's."""
+    settings = [{}, {**RULES, "trace": True}, {"draft_max": 0}, {"draft_max": 2, "trace": True}]
+    handles = [batch.submit(PROMPTS[0], **of_request, **GREEDY) for of_request in settings]
+    for handle, of_request in zip(handles, settings):
+        alone.gate, alone.window = of_request.get("gate", "exact"), of_request.get("window")
+        alone.draft_max, alone.trace = of_request.get("draft_max"), of_request.get("trace", False)
+        alone.reset_stats()
+        same(handle.result(60), alone.create_completion(PROMPTS[0], **GREEDY))
+        assert [r.token for r in handle.records] == [r.token for r in alone.records] * alone.trace
+        assert handle.stats.loose_accepted == alone.stats.loose_accepted
+        assert handle.stats.drafted == alone.stats.drafted
+    alone.gate, alone.window, alone.draft_max, alone.trace = "exact", None, None, False
+    assert handles[1].stats.loose_accepted > 0
+
+
+def test_seeds_of_a_chain(tiny_target_f32):
+    """Requests without a seed are as different as those of one FlyLlama, and the same."""
+    options = {"temperature": 1.0, "max_tokens": 12}
+    with FlyBatch(tiny_target_f32, 3, seed=3, **EXACT) as batch:
+        texts = [text_of(response) for response in batch.complete(["Tom has"] * 5, **options)]
+    llm = FlyLlama(tiny_target_f32, seed=3, **EXACT)
+    assert texts == [text_of(llm.create_completion("Tom has", **options)) for _ in range(5)]
+    assert len(set(texts)) > 1
+    llm.close()
+
+
+@pytest.mark.parametrize("kind", ["lookup", "MTP"])
+def test_other_drafters_and_models(kind, tiny_target, tiny_qwen35):
+    path, drafter = (tiny_qwen35, MTP(draft_max=3)) if kind == "MTP" else (tiny_target, PromptLookup())
+    with FlyBatch(path, 3, drafter=drafter, **OPTIONS) as batch:
+        handles = [batch.submit(prompt, trace=True, **GREEDY) for prompt in PROMPTS]
+        for prompt, handle in zip(PROMPTS, handles):
+            handle.result(60)
+            tokens = batch.tokenize(prompt.encode(), special=True) + [record.token for record in handle.records]
+            n_prompt = handle.records[0].position
+            assert teacher_forcing_gap(path, tokens, n_prompt, 256).max() < 0.03
+        assert batch.stats.drafted > 0
+
+
+# ---- The batch -------------------------------------------------------------------------------------------------------
+
+
+def test_common_beginnings_are_evaluated_once(plain):
+    prompts = [PROMPTS[0] * 4 + end for end in (" a", " b", " c", " d")]
+    n_alone = len(plain.tokenize(prompts[0].encode()))
+    plain.complete(prompts, **GREEDY)
+    assert plain.stats.prefilled < 2 * n_alone
+    handle = plain.submit(prompts[0], **GREEDY)  # what an ended text left serves the next
+    handle.result()
+    assert handle.stats.prefilled <= 3
+
+
+def test_rows_of_a_common_beginning(batch, alone):
+    """Whoever wants the rows of a prompt evaluates it."""
+    prompts = [PROMPTS[0] * 3 + end for end in (" a", " b", " c")]
+    options = {**GREEDY, "max_tokens": 4, "logprobs": 1, "echo": True}
+    for prompt, response in zip(prompts, batch.complete(prompts, **options)):
+        same(response, alone.create_completion(prompt, **options))
+
+
+def test_a_small_cache_loses_nothing(tiny_target_f32, alone):
+    """Room for two of the six texts: the younger ones wait."""
+    with FlyBatch(tiny_target_f32, 6, n_cells=256, **EXACT) as batch:
+        prompts = [prompt * (90 // len(prompt)) for prompt in PROMPTS]
+        options = {**GREEDY, "max_tokens": 60}
+        for prompt, response in zip(prompts, batch.complete(prompts, **options)):
+            assert text_of(response) == text_of(alone.create_completion(prompt, **options))
+
+
+def test_counters(tiny_target, tiny_draft):
+    with FlyBatch(tiny_target, 2, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS) as batch:
+        handles = [batch.submit(prompt, **GREEDY) for prompt in PROMPTS]
+        n = [handle.result()["usage"]["completion_tokens"] for handle in handles]
+        each = [handle.stats for handle in handles]
+        assert all(stats.committed >= tokens for stats, tokens in zip(each, n))
+        total = batch.stats
+        assert total.committed == sum(stats.committed for stats in each)
+        assert total.rounds == sum(stats.rounds for stats in each)
+        assert [n for _, n in total.accepted_by_drafter] == [total.matched]
+        batch.reset_stats()
+        assert batch.stats.committed == 0
+        batch.submit("Tom", **GREEDY).result()
+        assert batch.stats.committed > 0
+
+
+def test_tokens_that_nobody_wants_are_few(plain):
+    """A text that ends by max_tokens or an end-of-text token is not decoded further; a stop string costs a few."""
+    for options, most in (({}, 0), ({"stop": ["a"]}, 8)):
+        handle = plain.submit(PROMPTS[0], **GREEDY, **options)
+        n = handle.result()["usage"]["completion_tokens"]
+        deadline = time.time() + 5
+        while plain._crew.stepper.call(lambda: len(plain._crew.stepper._running)) and time.time() < deadline:
+            pass
+        assert n <= handle.stats.committed <= n + most + 1
+
+
+def test_a_slow_reader_is_waited_for_by_its_own_text_alone(plain):
+    gate = threading.Event()
+
+    def slow(ids, row):
+        gate.wait(20)
+        return False
+
+    handle = plain.submit("Once", stopping_criteria=StoppingCriteriaList([slow]), **GREEDY)
+    assert text_of(plain.submit(PROMPTS[0], **GREEDY).result(20))
+    assert handle.stats.committed < 8
+    gate.set()
+    assert text_of(handle.result(20)) == text_of(plain.submit("Once", **GREEDY).result(20))
+
+
+def test_a_prompt_is_reported(plain):
+    seen = []
+    prompt = PROMPTS[0] * 6
+    with_chunks = {"on_prefill": lambda *counts: seen.append(counts), **GREEDY}
+    with_rows = {"logprobs": 1, "echo": True}
+    plain.submit(prompt, **with_chunks, **with_rows).result()
+    assert seen and seen[-1][0] <= seen[-1][1]
+
+
+# ---- Handles ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_comes_while_it_is_made(plain):
+    handle = endless(plain, stream=True)
+    chunks = iter(handle)
+    assert all(text_of(next(chunks)) is not None for _ in range(3))
+    assert not handle.done()
+    handle.cancel()
+    with pytest.raises(CancelledError):
+        list(chunks)
+
+
+def test_a_stream_can_be_read_twice(plain):
+    handle = plain.submit(PROMPTS[0], stream=True, **GREEDY)
+    assert list(handle) == list(handle) == handle.result()
+    handle = plain.submit(PROMPTS[0], **GREEDY)
+    assert list(handle) == [handle.result()]
+
+
+def test_cancel_from_another_thread(plain):
+    running, other, waiting = endless(plain), endless(plain), plain.submit("Tom", **GREEDY)
+    threading.Timer(0.1, running.cancel).start()
+    with pytest.raises(CancelledError, match="cancelled"):
+        running.result(20)
+    assert not running.cancel()
+    assert text_of(waiting.result(20)), "its slot is free"
+    assert not other.done()
+    queued = [endless(plain) for _ in range(3)]
+    assert queued[-1].cancel() and not queued[-1].cancel()
+    assert isinstance(queued[-1].exception(), CancelledError)
+
+
+def test_a_timeout_leaves_the_request_alone(plain):
+    handle = endless(plain)
+    with pytest.raises(TimeoutError if sys.version_info >= (3, 11) else Exception):
+        handle.result(timeout=0.01)
+    assert not handle.done()
+
+
+def test_a_dropped_handle_frees_its_slot(plain):
+    for _ in range(6):
+        endless(plain)
+        for _ in endless(plain, stream=True):
+            break
+    gc.collect()
+    assert text_of(plain.submit("Tom", **GREEDY).result(20))
+
+
+def test_the_handle_keeps_the_batch(tiny_target):
+    handle = FlyBatch(tiny_target, 1, **OPTIONS).submit("Tom", **GREEDY)
+    gc.collect()
+    assert text_of(handle.result(20))
+
+
+def test_asyncio(plain):
+    async def main():
+        stream = plain.submit(PROMPTS[0], stream=True, **GREEDY)
+        texts = await asyncio.gather(*(plain.submit(prompt, **GREEDY) for prompt in PROMPTS))
+        streamed = [text_of(chunk) async for chunk in stream]
+        with pytest.raises(ValueError, match="invalid literal"):
+            await plain.submit("Tom", logit_bias={"x": 1}, **GREEDY)
+        slow = endless(plain)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.ensure_future(wait_for(slow)), 0.05)
+        assert isinstance(slow.exception(5), CancelledError), "the task that waited was cancelled"
+        return texts, "".join(streamed)
+
+    async def wait_for(handle):
+        return await handle
+
+    texts, streamed = asyncio.run(main())
+    assert streamed == text_of(texts[0])
+    assert [text_of(t) for t in texts] == [text_of(t) for t in plain.complete(PROMPTS, **GREEDY)]
+
+
+def test_many_threads(plain):
+    """Each gets its own answer."""
+    expected = [text_of(response) for response in plain.complete(PROMPTS, **GREEDY)]
+    found = {}
+
+    def ask(i):
+        found[i] = text_of(plain.submit(PROMPTS[i % 6], **GREEDY).result(60))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(18)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: expected[i % 6] for i in range(18)}
+
+
+# ---- Failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_its_own(plain):
+    def broken(ids, scores):
+        raise KeyError("mine")
+
+    def never(ids, row):
+        raise OSError("me too")
+
+    expected = text_of(plain.submit("Tom", **GREEDY).result())
+    bad = [
+        (plain.submit("Tom", logits_processor=LogitsProcessorList([broken]), **GREEDY), KeyError, "mine"),
+        (plain.submit("Tom", stopping_criteria=StoppingCriteriaList([never]), **GREEDY), OSError, "me too"),
+        (plain.submit([5, 10**6], **GREEDY), ValueError, "outside the vocabulary"),
+        (plain.submit([], **GREEDY), ValueError, "prompt is empty"),
+        (plain.submit(PROMPTS[0] * 200, **GREEDY), ContextFullError, r"holds 2048, its answer included; shorten"),
+    ]
+    good = plain.submit("Tom", **GREEDY)
+    for handle, kind, message in bad:
+        with pytest.raises(kind, match=message):
+            handle.result(20)
+    assert text_of(good.result(20)) == expected
+
+
+def test_a_failure_of_complete(plain):
+    prompts = ["Tom", [10**6], "Once"]
+    found = plain.complete(prompts, return_exceptions=True, **GREEDY)
+    assert isinstance(found[1], ValueError) and text_of(found[0]) and text_of(found[2])
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        plain.complete(prompts, **GREEDY)
+    with pytest.raises(ZeroDivisionError):
+        plain.complete(["Tom"] * 4, on_progress=lambda n, n_all: 1 // 0, **GREEDY)
+    assert text_of(plain.submit("Tom", **GREEDY).result(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"temprature": 1}, TypeError, "temprature"),
+        ({"gate": "sometimes"}, ValueError, "gate"),
+        ({"window": 3}, ValueError, "window must be"),
+        ({"draft_max": -1}, ValueError, "draft_max must be"),
+        ({"draft_max": 10**6}, ValueError, "lower draft_max"),
+        ({"prompt": 5}, ValueError, "a prompt is a text"),
+        ({"prompt": [1, "x"]}, ValueError, "a prompt is a text"),
+    ],
+)
+def test_bad_requests(plain, options, kind, message):
+    with pytest.raises(kind, match=message):
+        plain.submit(**{"prompt": "Tom", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_parallel": 0}, "n_parallel must be an integer in 1..256, not 0"),
+        ({"n_parallel": 2.5}, "n_parallel must be an integer"),
+        ({"n_parallel": True}, "n_parallel must be an integer"),
+        ({"n_parallel": 257}, "in 1..256"),
+        ({"n_ctx": -1}, "n_ctx must be"),
+        ({"n_ctx": 2**30}, "more than a cache can hold; lower n_ctx"),
+        ({"n_cells": 100}, "n_cells must be an integer in 256.."),
+        ({"n_chunk": 0}, "n_chunk must be"),
+        ({"embedding": True}, "use a FlyLlama with embedding=True"),
+        ({"n_paralel": 2}, "FlyBatch has no argument 'n_paralel'. Did you mean 'n_parallel'"),
+    ],
+)
+def test_bad_arguments(tiny_target, options, message):
+    with pytest.raises(ValueError, match=message):
+        FlyBatch(tiny_target, **{**OPTIONS, "n_parallel": 4, **options})
+
+
+def test_more_than_fits_in_memory(tiny_target, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 2 * 10**7)
+    with pytest.raises(ValueError, match=r"64 texts of 4096 tokens need .* and 20.0 MB are free: each takes .* lower"):
+        FlyBatch(tiny_target, 64, **{**OPTIONS, "n_ctx": 4096})
+
+
+def test_the_context_it_was_trained_on(tiny_target):
+    with FlyBatch(tiny_target, 2, **{**OPTIONS, "n_ctx": 0}) as batch:
+        assert batch.n_ctx >= 256 and batch.n_parallel == 2
+        assert text_of(batch.submit("Tom", **GREEDY).result())
+
+
+# ---- The end ---------------------------------------------------------------------------------------------------------
+
+
+def threads_of(crew):
+    return [*crew._workers, crew.stepper._thread]
+
+
+def test_close_while_texts_run(tiny_target):
+    batch = FlyBatch(tiny_target, 2, **OPTIONS)
+    handles = [endless(batch) for _ in range(5)]
+    while not handles[0].stats.committed:
+        time.sleep(0.01)
+    batch.close()
+    batch.close()
+    for handle in handles:
+        assert isinstance(handle.exception(5), CancelledError)
+    assert batch.stats.committed > 0
+    with pytest.raises(ValueError, match="this FlyBatch is closed"):
+        batch.submit("Tom")
+    with pytest.raises(ValueError, match="this FlyBatch is closed"):
+        batch.tokenize(b"Tom")
+    assert not any(thread.is_alive() for thread in threads_of(batch._crew))
+
+
+def test_close_in_a_callback(tiny_target):
+    batch = FlyBatch(tiny_target, 2, **OPTIONS)
+
+    def closes(ids, row):
+        batch.close()
+        return False
+
+    handle = batch.submit("Tom", stopping_criteria=StoppingCriteriaList([closes]), **GREEDY)
+    assert isinstance(handle.exception(20), CancelledError)
+
+
+def test_a_dropped_batch_ends_its_threads(tiny_target):
+    batch = FlyBatch(tiny_target, 2, **OPTIONS)
+    batch.submit("Tom", **GREEDY).result()
+    threads = threads_of(batch._crew)
+    del batch
+    gc.collect()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")
+def test_ctrl_c_while_texts_run(tiny_target):
+    """It cancels what runs, and the object serves the next."""
+    script = f"""
+        from pyfly_cpp import FlyBatch
+        batch = FlyBatch({tiny_target!r}, 8, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
+        eos = batch._crew.host.token_eos()
+        print("ready", flush=True)
+        try:
+            batch.complete(["Once"] * 20, max_tokens=None, temperature=0, logit_bias={{eos: -100}})
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        print(len(batch.complete(["Tom", "One"], max_tokens=4)), flush=True)
+        batch.submit("Once", max_tokens=None)  # the process ends with a request that runs
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert out == "interrupted\n2\n"
+    assert process.returncode == 0
