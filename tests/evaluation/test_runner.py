@@ -217,17 +217,63 @@ def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_
     assert not (tmp_path / "a").exists()
 
 
+def verdicts(lines):
+    kept = ("item", "setting", "correct", "extracted", "finish", "output", "tokens", "prompt")
+    return [{name: line[name] for name in kept} for line in lines]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generators, tmp_path, temperature):
+    alone, parallel = generators
+    settings = (*SETTINGS, parse_setting("exact lookup k=3"))
+    wanted = plan(data, n=8, settings=settings, temperature=temperature)
+    lines = runner.run(wanted, alone, tmp_path / "alone")
+    assert verdicts(runner.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
+
+
+def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
+    """Stopped wherever a line is written; the other items of the block are neither lost nor made twice."""
+    _, parallel = generators
+    wanted = plan(data, n=7)
+    calm = runner.run(wanted, parallel, tmp_path / "calm")
+
+    def stop(done, n_total, line):
+        raise KeyboardInterrupt
+
+    for n in range(1, 22):
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(wanted, parallel, tmp_path / "stopped", progress=stop)
+        assert len(read_lines_so_far(tmp_path / "stopped" / "items.jsonl")[0]) == n
+    lines = runner.run(wanted, parallel, tmp_path / "stopped")
+    assert verdicts(lines) == verdicts(calm) and len(lines) == 21
+
+
+def test_the_seconds_of_several_at_once_are_shares_of_the_time_it_took(data, generators, tmp_path):
+    _, parallel = generators
+    begun = time.perf_counter()
+    lines = runner.run(plan(data, n=6, settings=(PLAIN,), max_tokens=60), parallel, tmp_path)
+    took = time.perf_counter() - begun
+    decoding, prompts = (sum(line[f"{name}"] for line in lines) for name in ("decode_seconds", "seconds_prompt"))
+    assert all(line["decode_seconds"] > 0 for line in lines)
+    assert 0.1 * took < decoding + prompts < took
+
+
 CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_runner import plan
-from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama
 from pyfly_cpp.evaluation import runner
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.parallel import ParallelGenerator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-generator = Generator(llm, Drafters((DraftModel(sys.argv[3]),)))
+drafters = Drafters((DraftModel(sys.argv[3]),))
+generator = Generator(llm, drafters)
+if sys.argv[6:]:
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    generator = ParallelGenerator(FlyBatch(sys.argv[2], 3, **options), drafters)
 runner.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), generator, sys.argv[4])
 """
 

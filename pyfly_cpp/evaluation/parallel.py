@@ -1,0 +1,230 @@
+"""Several generations at once, on a `FlyBatch`, as one `Generator` decodes them one after the other.
+
+Seconds are shares. While n texts run, each second of the batch is 1/n second of every one of them, so that tokens over
+seconds is the throughput of the batch and not the speed of a text. What prompts take of the batch is counted as that of
+their own text (`seconds_prompt`), and held up nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator as PyGenerator
+from dataclasses import dataclass, replace
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import llama_cpp
+
+from pyfly_cpp import memory
+from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decode
+from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.handles import Job
+from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.stepped_text import Text
+from pyfly_cpp.views import View
+
+T = TypeVar("T")
+
+_MOST = 8
+"""Texts that are chosen at most where nobody says how many: more gain little on most processors."""
+
+_SHARE = 0.25
+"""Of the free memory, that their caches may take then."""
+
+
+def choose_parallel(model: str, n_ctx: int) -> int:
+    """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8."""
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    context = llama_cpp.llama_context_default_params()
+    context.kv_unified = True
+    one, two = (memory.simulated_context(model, params, context, n, n * n_ctx) for n in (1, 2))
+    free = memory.available()
+    if one is None or two is None or free is None:
+        return 1
+    return max(1, min(_MOST, int(_SHARE * free) // max(1, two - one)))
+
+
+class SharedClock:
+    """Time that those who are `running` share evenly; may be read by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n = 0
+        self._now = 0.0
+        self._read = time.perf_counter()
+
+    def __call__(self) -> float:
+        """Seconds: it goes on by the n-th part while n are running, and stands still while nobody is."""
+        with self._lock:
+            return self._advance()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Somebody more is running."""
+        self._enter(1)
+        try:
+            yield
+        finally:
+            self._enter(-1)
+
+    def take_out(self, seconds: float) -> None:
+        """Wall time that shall not count for those who are running."""
+        with self._lock:
+            self._now = self._advance() - seconds / max(1, self._n)
+
+    def _enter(self, n: int) -> None:
+        with self._lock:
+            self._advance()
+            self._n += n
+
+    def _advance(self) -> float:
+        now = time.perf_counter()
+        self._now += (now - self._read) / max(1, self._n) if self._n else 0.0
+        self._read = now
+        return self._now
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be generated, for whom."""
+
+    key: Any
+    prompt: Prompt
+    seed: int | None = None
+
+
+class ParallelGenerator(Generator):
+    """Decodes prompts with changing settings on one loaded target, several at once."""
+
+    def __init__(self, batch: FlyBatch, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
+        """`batch`: nobody else may use it; as for a `Generator` otherwise."""
+        self._batch = batch
+        self._crew = batch._crew
+        super().__init__(self._crew.host, drafters)
+
+    @property
+    def n_parallel(self) -> int:
+        """Texts that run at once, at most."""
+        return self._batch.n_parallel
+
+    @property
+    def n_ctx(self) -> int:
+        """As of `Generator`."""
+        return self._batch.n_ctx
+
+    def close(self) -> None:
+        """Ends what runs and frees the model."""
+        self._batch.close()
+
+    def call(self, function: Callable[[FlyLlama], T]) -> T:
+        """As of `Generator`: in a thread of the batch."""
+        job = self._begin(function)
+        try:
+            result: T = job.future.result()
+        finally:
+            job.stop("nobody waits for it.")
+        return result
+
+    def require(self, settings: Sequence[Setting]) -> None:
+        """As of `Generator`. Waits until nothing runs."""
+        self._when_idle(lambda: super(ParallelGenerator, self).require(settings))
+
+    def configure(self, setting: Setting) -> None:
+        """As of `Generator`, for what is begun from now on. Waits until nothing runs."""
+
+        def change() -> None:
+            llm: Any = self.llm
+            super(ParallelGenerator, self).configure(setting)
+            llm._configure(llm._drafting(), llm.adaptive, [])
+
+        self._when_idle(change)
+
+    def forget_all(self) -> None:
+        """No text to come is served by what is evaluated of earlier ones. Waits until nothing runs."""
+
+        def forget() -> None:
+            for slot in self.llm._decoder.batch.slots:
+                slot.begin([0], PLAIN.gate.nodes(), PLAIN.gate.window.config(), n_evaluated=0)
+                slot.end(0)
+
+        self._when_idle(forget)
+
+    def generate(
+        self, prompt: Prompt, setting: Setting, max_tokens: int, temperature: float = 0.0, seed: int | None = None
+    ) -> Generated:
+        """As of `Generator`."""
+        ((_, generated),) = self.generate_all([Order(None, prompt, seed)], setting, max_tokens, temperature)
+        return generated
+
+    def generate_all(
+        self,
+        orders: Iterable[Order],
+        setting: Setting,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n_at_once: int | None = None,
+    ) -> PyGenerator[tuple[Order, Generated], None, None]:
+        """Generates for all orders and yields them as they finish. Closed early, it cancels what runs.
+
+        Args:
+            n_at_once: Orders that are taken and not finished, at most; no more than n_parallel of them run. None: all.
+        """
+        self.configure(setting)
+        clock = SharedClock()
+        finished: SimpleQueue[Job] = SimpleQueue()
+        waiting = iter(orders)
+        taken: dict[Job, Order] = {}
+
+        def begin(n: int | None) -> None:
+            for order in islice(waiting, n):
+                job = self._begin(lambda view, order=order: work(view, order), order.seed)  # type: ignore[misc]
+                taken[job] = order
+                job.future.add_done_callback(lambda _, job=job: finished.put(job))  # type: ignore[misc]
+
+        def work(view: FlyLlama, order: Order) -> Generated:
+            with clock.running():
+                generated = decode(view, order.prompt, max_tokens, temperature, clock, clock.take_out)
+                return replace(generated, seconds_prompt=generated.stats.seconds_prefill)
+
+        try:
+            begin(n_at_once)
+            while taken:
+                job = finished.get()
+                order = taken.pop(job)
+                generated = job.future.result()
+                if n_at_once is not None:
+                    begin(1)
+                yield order, generated
+        finally:
+            for job in taken:
+                job.stop("nobody wants it any more.")
+
+    def _begin(self, function: Callable[[FlyLlama], Any], seed: int | None = None) -> Job:
+        def start(on_text: Callable[[Text], None]) -> View:
+            return self._crew.view(on_text, self._crew.next_seed(seed))
+
+        job = Job(start, function, False)
+        self._crew.add(job)
+        return job
+
+    def _when_idle(self, function: Callable[[], None]) -> None:
+        """Calls it in the thread that steps, when the threads of all requests are done with what they had."""
+        if self._crew.stepper.is_current_thread:
+            function()
+            return
+        meeting = threading.Barrier(self.n_parallel)
+        try:
+            jobs = [self._begin(lambda _: meeting.wait()) for _ in range(self.n_parallel)]
+            for job in jobs:
+                job.future.result()
+        except BaseException:
+            meeting.abort()
+            raise
+        self._crew.stepper.call(function)
