@@ -208,7 +208,7 @@ class ParallelGenerator(Generator):
 
     def _begin(self, function: Callable[[FlyLlama], Any], seed: int | None = None) -> Job:
         def start(on_text: Callable[[Text], None]) -> View:
-            return self._crew.view(on_text, self._crew.next_seed(seed))
+            return self._crew.view(on_text, self.llm._seed if seed is None else seed)
 
         job = Job(start, function, False)
         self._crew.add(job)
