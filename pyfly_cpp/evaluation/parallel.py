@@ -97,6 +97,8 @@ class Order:
 
     key: Any
     prompt: Prompt
+    max_tokens: int
+    temperature: float = 0.0
     seed: int | None = None
 
 
@@ -160,15 +162,13 @@ class ParallelGenerator(Generator):
         self, prompt: Prompt, setting: Setting, max_tokens: int, temperature: float = 0.0, seed: int | None = None
     ) -> Generated:
         """As of `Generator`."""
-        ((_, generated),) = self.generate_all([Order(None, prompt, seed)], setting, max_tokens, temperature)
+        ((_, generated),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
         return generated
 
     def generate_all(
         self,
         orders: Iterable[Order],
         setting: Setting,
-        max_tokens: int,
-        temperature: float = 0.0,
         n_at_once: int | None = None,
     ) -> PyGenerator[tuple[Order, Generated], None, None]:
         """Generates for all orders and yields them as they finish. Closed early, it cancels what runs.
@@ -190,7 +190,7 @@ class ParallelGenerator(Generator):
 
         def work(view: FlyLlama, order: Order) -> Generated:
             with clock.running():
-                generated = decode(view, order.prompt, max_tokens, temperature, clock, clock.take_out)
+                generated = decode(view, order.prompt, order.max_tokens, order.temperature, clock, clock.take_out)
                 return replace(generated, seconds_prompt=generated.stats.seconds_prefill)
 
         try:

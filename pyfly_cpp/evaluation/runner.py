@@ -216,13 +216,13 @@ def _generate_in_parallel(
     for block, begin in enumerate(range(0, len(plan.items), size)):
         for setting in _turn(plan, block):
             orders = [
-                Order(i, prompts[i], _seed(plan, i))
+                Order(i, prompts[i], plan.max_tokens, plan.temperature, _seed(plan, i))
                 for i in range(begin, min(begin + size, len(plan.items)))
                 if (plan.items[i].id, str(setting)) not in done
             ]
             if not orders:
                 continue
-            made = generator.generate_all(orders, setting, plan.max_tokens, plan.temperature)
+            made = generator.generate_all(orders, setting)
             with contextlib.closing(made):
                 for order, generated in made:
                     item = plan.items[order.key]

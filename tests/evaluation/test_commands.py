@@ -286,7 +286,7 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     record = json.loads((tmp_path / "e.json").read_text())
     assert [file["file"] for file in record["models"]["draft_files"]] == ["tiny-llama-eagle3-f16.gguf"]
     sample = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", *few]
-    for i, arguments in enumerate(heads):
+    for i, arguments in enumerate((*heads, *([*one, "--parallel", 2] for one in heads))):
         result = run(evaluate, *sample, *arguments, "-o", tmp_path / f"{i}", models=False)
         assert result.exit_code == 0, result.output
         lines = [json.loads(line) for line in (tmp_path / f"{i}" / "items.jsonl").read_text().splitlines()]
