@@ -96,6 +96,10 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
     arguments = ["--limit", 1]
     if command is evaluate:
         arguments += ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "-o", tmp_path / "run"]
+    else:
+        prompts = tmp_path / "p.jsonl"
+        prompts.write_text('{"prompt": "One."}\n' * 1000)
+        arguments = ["--prompts", prompts]
     for wrong in (0, -1, "x", 2.5, ""):
         refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
@@ -231,6 +235,20 @@ def test_bench(run, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
     refused(run(bench, "--prompts", tmp_path / "p.jsonl"), "p.jsonl, line 2", "'prompt' nor 'turns'")
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
+
+
+def test_bench_of_several_at_once(run, tmp_path):
+    files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
+    few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
+    result = run(bench, *few, "--parallel", "3,1", *files)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 3 * 2 == 4 * len(record["loads"])
+    assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
+    assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
+    refused(run(bench, *few, "--parallel", 5), "5 texts at once need as many prompts", "there are 4")
+    refused(run(bench, *few, "--parallel", "1,x"), "is not a number of texts from 1 on")
+    refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
 
 
 def test_a_setting_that_can_accept_nothing_says_so(run):
