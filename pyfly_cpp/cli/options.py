@@ -205,7 +205,7 @@ class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         try:
-            number: click.ParamType = click.IntRange(min=1)
+            number: Any = click.IntRange(min=1)
             return tuple(sorted({int(number.convert(part, param, ctx)) for part in str(value).split(",")}))
         except click.BadParameter:
             self.fail(f"{value!r} is not a number of texts from 1 on, or several like 1,4,8.", param, ctx)

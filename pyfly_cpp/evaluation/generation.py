@@ -209,35 +209,32 @@ def decode(
     prompt: Prompt,
     max_tokens: int,
     temperature: float,
-    clock: Callable[[], float] = time.perf_counter,
-    on_first: Callable[[float], None] | None = None,
+    on_first: Callable[[], None] | None = None,
 ) -> Generated:
     """One generation of a FlyLlama that is configured and has counted nothing yet; errors as of `Generator.generate`.
 
     Args:
-        clock: Tells the seconds of the result.
-        on_first: Called with the seconds that the prompt took of the batches when the first token has come.
+        on_first: Called when the first token has come.
     """
     tokens: list[int] = []
     arrivals: list[float] = []
     finish = "length"
     first_round = n_first = n_all = 0
-    begun = time.perf_counter()
-    started = after_first = last = clock()
+    started = after_first = last = time.perf_counter()
     llm._handed_over.request = Request(max_tokens)
     llm.log_rounds = True
     stream = llm.generate(list(prompt.tokens), temp=temperature)
     try:
         for token in stream:
+            last = time.perf_counter()
             if n_all == 0 and on_first is not None:
-                on_first(llm.stats.seconds_prefill)
-            last = clock()
+                on_first()
             n_all += 1
             first_round = first_round or len(llm.rounds)
             if len(llm.rounds) == first_round:  # the tokens of one round come together
                 n_first, after_first = n_all, last
             if len(arrivals) < len(llm.rounds):
-                arrivals.append(time.perf_counter() - begun)
+                arrivals.append(last - started)
             if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
                 finish = "eog"
                 break

@@ -1,16 +1,13 @@
 """Several generations at once, on a `FlyBatch`, as one `Generator` decodes them one after the other.
 
-Seconds are shares. While n texts run, each second of the batch is 1/n second of every one of them, so that tokens over
-seconds is the throughput of the batch and not the speed of a text. What prompts take of the batch is counted as that of
-their own text (`seconds_prompt`), and held up nobody.
+The seconds of what comes out are shares (shares.py), so that tokens over seconds is the throughput of the batch and not
+the speed of a text; `arrivals` are seconds that passed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as PyGenerator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,6 +20,7 @@ from pyfly_cpp import memory
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decode
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.handles import Job
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.parallel import FlyBatch
@@ -49,46 +47,6 @@ def choose_parallel(model: str, n_ctx: int) -> int:
     if one is None or two is None or free is None:
         return 1
     return max(1, min(_MOST, int(_SHARE * free) // max(1, two - one)))
-
-
-class SharedClock:
-    """Time that those who are `running` share evenly; may be read by any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._n = 0
-        self._now = 0.0
-        self._read = time.perf_counter()
-
-    def __call__(self) -> float:
-        """Seconds: it goes on by the n-th part while n are running, and stands still while nobody is."""
-        with self._lock:
-            return self._advance()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Somebody more is running."""
-        self._enter(1)
-        try:
-            yield
-        finally:
-            self._enter(-1)
-
-    def take_out(self, seconds: float) -> None:
-        """Wall time that shall not count for those who are running."""
-        with self._lock:
-            self._now = self._advance() - seconds / max(1, self._n)
-
-    def _enter(self, n: int) -> None:
-        with self._lock:
-            self._advance()
-            self._n += n
-
-    def _advance(self) -> float:
-        now = time.perf_counter()
-        self._now += (now - self._read) / max(1, self._n) if self._n else 0.0
-        self._read = now
-        return self._now
 
 
 @dataclass(frozen=True)
@@ -177,7 +135,7 @@ class ParallelGenerator(Generator):
             n_at_once: Orders that are taken and not finished, at most; no more than n_parallel of them run. None: all.
         """
         self.configure(setting)
-        clock = SharedClock()
+        shares = Shares()
         finished: SimpleQueue[Job] = SimpleQueue()
         waiting = iter(orders)
         taken: dict[Job, Order] = {}
@@ -189,9 +147,21 @@ class ParallelGenerator(Generator):
                 job.future.add_done_callback(lambda _, job=job: finished.put(job))  # type: ignore[misc]
 
         def work(view: FlyLlama, order: Order) -> Generated:
-            with clock.running():
-                generated = decode(view, order.prompt, order.max_tokens, order.temperature, clock, clock.take_out)
-                return replace(generated, seconds_prompt=generated.stats.seconds_prefill)
+            seen = begun = shares.enter()
+            n_seconds = 0.0
+
+            def see_prompt(*_: int) -> None:
+                nonlocal seen, n_seconds
+                now = view.stats.seconds_prefill
+                seen, n_seconds = shares.prompt(seen, now - n_seconds), now
+
+            view.on_prefill = see_prompt
+            try:
+                made = decode(view, order.prompt, order.max_tokens, order.temperature, see_prompt)
+            finally:
+                shares.leave()
+            first, last = (begun + made.arrivals[i] if made.arrivals else begun for i in (0, -1))
+            return replace(made, seconds_prompt=n_seconds, decode_seconds=shares.share(first, last))
 
         try:
             begin(n_at_once)
