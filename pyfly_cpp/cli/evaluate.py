@@ -23,7 +23,6 @@ from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
-from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import Containment, find_containment, uncontained_warning
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable, written
@@ -135,7 +134,7 @@ def command(
             raise DataError(
                 f"there are only {n_least} worked examples for some items, not {few_shot}; give --few-shot {n_least}."
             )
-        n_parallel = choose_parallel(models.model, models.n_ctx) if isinstance(parallel, str) else parallel
+        n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
         session = models.open(chosen) if n_parallel == 1 else models.open_parallel(chosen, n_parallel)
         machine = session.machine
         conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}

@@ -24,7 +24,7 @@ from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
-from pyfly_cpp.evaluation.parallel import ParallelGenerator
+from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
 from pyfly_cpp.evaluation.settings import PLAIN, Setting, written_drafters
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
@@ -87,6 +87,11 @@ class Models:
             return ParallelGenerator(batch, drafters)
 
         return self._open(settings, load)
+
+    def choose_parallel(self) -> int:
+        """How many texts at once fit well in memory."""
+        silence()
+        return choose_parallel(self.model, self.n_ctx)
 
     def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Setting], n: int) -> T:
         return load(

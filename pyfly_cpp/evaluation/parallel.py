@@ -21,6 +21,7 @@ from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decode
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.evaluation.shares import Shares
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.handles import Job
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.parallel import FlyBatch
@@ -37,7 +38,9 @@ _SHARE = 0.25
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
-    """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8."""
+    """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8.
+    Raises ValueError where the model is no usable GGUF file."""
+    require_gguf(model)
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
     context = llama_cpp.llama_context_default_params()

@@ -86,6 +86,8 @@ def test_eval_chooses_how_many_at_once(run, data, tmp_path, monkeypatch):
     arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "--max-tokens", 4, "--parallel", "auto"]
     assert run(evaluate, *arguments, "-o", tmp_path / "much").exit_code == 0
     assert json.loads((tmp_path / "much" / "run.json").read_text())["identity"]["parallel"] == 8
+    sample = data / "gsm8k_sample.jsonl"
+    refused(run(evaluate, *arguments, "-o", tmp_path / "no", "-m", sample, models=False), "is not a GGUF file")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     assert run(evaluate, *arguments, "-o", tmp_path / "little").exit_code == 0
     assert "parallel" not in json.loads((tmp_path / "little" / "run.json").read_text())["identity"]
