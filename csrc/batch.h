@@ -4,35 +4,21 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "drafters/drafter.h"
-#include "policy/fixed.h"
-#include "policy/governor.h"
-#include "policy/outcomes.h"
-#include "sequence.h"
+#include "drafting.h"
+#include "evaluation.h"
+#include "text.h"
 
 namespace pyfly {
-
-struct BatchDrafter {
-    Drafter * drafter; // borrowed
-    int32_t draft_max; // most tokens it drafts in a round
-};
-
-// Why a text stopped.
-struct Failure {
-    pyfly_status status = PYFLY_OK;
-    std::string message;
-};
 
 // A text has a slot while it runs: a sequence of the target and a place in every drafter. What is left in a slot when
 // its text ended serves the next text that begins alike.
 //
 // A text that joins evaluates its prompt in chunks, between which the others go on. Texts that begin alike share what
 // is evaluated of it. When the target's cache is full, the youngest text waits: what it had is forgotten and evaluated
-// again when another text has ended. A batch that fails is tried again in halves, so that it ends no text but the one
-// that cannot be evaluated alone.
+// again when another text has ended; no younger one overtakes it. Of texts whose batch fails, only the one stops that
+// cannot be evaluated alone.
 class Batch {
   public:
     // Target and vocabulary are borrowed. As many slots as the target has sequences.
@@ -51,16 +37,16 @@ class Batch {
     int32_t find_slot(const int32_t * history, size_t n_history) const;
 
     // See pyfly_batch_expect: of the drafters that were configured.
-    void expect_costs(const MeasuredCosts & costs);
+    void expect_costs(const MeasuredCosts & costs) { drafting_.expect_costs(costs); }
 
     // What measuring.h needs of it, between texts.
     void require_idle() const; // throws Error(PYFLY_STATUS_INVALID) while a text runs
     Model & target() { return target_; }
-    const std::vector<BatchDrafter> & drafters() const { return drafters_; }
+    const std::vector<BatchDrafter> & drafters() const { return drafting_.drafters(); }
     Memory & memory(int32_t slot) { return text(slot).sequence.memory(); }
 
     // For RequestConfig: one for each drafter, or null for what the drafters were given.
-    std::vector<int32_t> draft_max(const int32_t * draft_max) const;
+    std::vector<int32_t> draft_max(const int32_t * k) const { return drafting_.draft_max(k); }
 
     // See Sequence. Throws Error(PYFLY_STATUS_INVALID) for a draft_max outside 0..n_batch - 1.
     void begin(int32_t slot, RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
@@ -91,79 +77,27 @@ class Batch {
     const Failure & failure(int32_t slot) const { return text(slot).failure; }
 
     void reset_stats(int32_t slot) { text(slot).sequence.stats() = {}; }
-    const Governor * governor() const { return governor_.get(); }
+    const Governor * governor() const { return drafting_.governor(); }
 
   private:
-    struct Text {
-        Sequence sequence;
-        int64_t order = 0; // of its beginning: the smaller, the older
-        int64_t used = 0;  // when its slot was used last
-        int32_t n_room = Model::unlimited;
-        bool is_prepared = false; // the drafters have caught up with the prompt
-        bool is_waiting = false;  // there was no room for it
-        bool is_held = false;     // somebody wants it to pause
-        bool is_suspect = false;  // a batch with it failed: it is evaluated alone
-        Failure failure = {};
-        Outcomes outcomes = {};
-        int32_t n_asked = 0; // of the draft that is planned: how many were asked of a drafter that is not free
-        int32_t proposal_class = 0;
-
-        int32_t slot() const { return sequence.memory().sequence(); }
-        bool is_running() const { return sequence.is_active() && !is_waiting; }
-    };
-
-    // What a text wants evaluated in this step.
-    struct Plan {
-        Text * text;
-        Span span;
-    };
-    using Plans = std::vector<Plan>;
-
-    // A text that drafts in this step.
-    struct Drafting {
-        Text * text;
-        Draft draft;
-        Proposal proposal;          // of the drafter that was chosen
-        std::vector<Proposal> free; // of the free drafters, by index; asked for before anything was chosen
-    };
-
     Text & text(int32_t slot) { return texts_[static_cast<size_t>(slot)]; }
     const Text & text(int32_t slot) const { return texts_[static_cast<size_t>(slot)]; }
-    void require_draft_max(int32_t k) const;
+    void left(int32_t slot);
     std::vector<Text *> running_by_age();
+    bool delays_another(const Text & of) const;
     size_t n_with_round(const Text & text) const;
-    size_t n_behind(const Text & text, size_t drafter) const;
-    size_t n_behind(const Text & text) const;
-    size_t catch_up(const Text & text, size_t drafter);
-    static void stop(Text & text, bool has_evaluated);
-
     bool may_return(const Text & text) const;
     bool waits_for_prefix(Text & text);
-    void prepare(Text & text);
     Plans plan_prompts(const std::vector<Text *> & joining, size_t n_most);
-    void evaluate(const std::vector<Span> & spans);
-    void evaluate_parts(const Plans & plans);
-    void evaluate_plans(const Plans & plans);
-    bool make_room(const Plans & plans);
-    void take(const Plans & plans, int64_t us);
-
-    void draft(std::vector<Drafting> & texts, int64_t n_other_rows);
-    std::vector<Candidate> offer(std::vector<Drafting> & texts);
-    void choose(std::vector<Drafting> & texts, int64_t n_other_rows);
-    void ask_chosen(size_t drafter, std::vector<Drafting> & texts, const std::vector<Choice> & choices);
-    void ask(size_t drafter, const std::vector<DraftRequest> & requests);
+    Plans plan_rounds(const std::vector<Text *> & texts, const Plans & prompts);
 
     Model & target_;
-    const Vocabulary & vocabulary_;
     std::vector<Text> texts_;
-    std::vector<BatchDrafter> drafters_;
-    FixedPolicy fixed_;
-    std::unique_ptr<Governor> governor_; // keeps what it has learned while the drafters stay the same
-    Policy * policy_ = &fixed_;
+    Drafting drafting_;
+    Evaluation evaluation_;
     int32_t n_chunk_;
     int64_t n_begun_ = 0, n_steps_ = 0;
-    bool has_freed_ = false; // a text ended since the last one had to wait
-    bool can_share_ = true;  // until the target refuses
+    bool has_freed_ = false; // a text ended since the last step
     std::vector<Progress> progress_;
 };
 

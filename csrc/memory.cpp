@@ -6,6 +6,9 @@ namespace pyfly {
 
 size_t Memory::n_common(const int32_t * text, size_t n_text) const {
     const size_t n = std::min(n_text, tokens_.size());
+    if (std::equal(text, text + n, tokens_.begin())) {
+        return n; // as in nearly every round, and several times as fast as a search
+    }
     return static_cast<size_t>(std::mismatch(text, text + n, tokens_.begin()).first - text);
 }
 

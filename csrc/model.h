@@ -72,6 +72,9 @@ class Model {
     // Somebody else may use the memory now: it holds what the last truncate() left.
     virtual void settle(int32_t sequence) { (void) sequence; }
 
+    // Whether sequences can share positions.
+    virtual bool can_copy() const { return false; }
+
     // The sequence `to`, which holds nothing, gets the first n positions of `from`. False, and nothing changed, where
     // the memory cannot share them.
     virtual bool copy(int32_t from, int32_t to, int32_t n) {

@@ -126,7 +126,7 @@ void ScriptedModel::settle(int32_t sequence) {
 }
 
 bool ScriptedModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (is_recurrent()) {
+    if (!can_copy()) {
         return false;
     }
     const std::vector<int32_t> & memory = at(from).memory;

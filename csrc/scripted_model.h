@@ -28,6 +28,7 @@ class ScriptedModel : public Model {
     void forget_checkpoint(int32_t sequence) override;
     bool can_checkpoint() const override { return config_.has_checkpoints != 0; }
     void settle(int32_t sequence) override;
+    bool can_copy() const override { return !is_recurrent(); }
     bool copy(int32_t from, int32_t to, int32_t n) override;
 
   private:

@@ -98,14 +98,18 @@ void Sequence::checkpoint() {
 }
 
 size_t Sequence::n_left(size_t n_with_round) const {
-    const size_t n_unevaluated = transcript_.n() - memory_.n();
     const size_t n_batch = static_cast<size_t>(target_->n_batch());
     // The first round evaluates the end of the prompt together with its draft; if every row is wanted, only the last
     // token. So does a recurrent target, whose state before it is worth a checkpoint: another answer starts from there.
     const bool is_alone = round_ == 0 && (config_.all_rows || is_limited());
     const size_t n_first = is_alone ? 1 : std::min(n_batch, std::max<size_t>(n_with_round, 1));
-    const bool fits = n_unevaluated + static_cast<size_t>(draft_max()) <= n_batch;
-    return n_unevaluated > 1 && (n_unevaluated > n_first || !fits) ? n_unevaluated - 1 : 0;
+    const bool fits = n_unevaluated() + static_cast<size_t>(draft_max()) <= n_batch;
+    return n_unevaluated() > 1 && (n_unevaluated() > n_first || !fits) ? n_unevaluated() - 1 : 0;
+}
+
+void Sequence::begin_step() {
+    transcript_.begin_round();
+    prompt_row_begin_ = prompt_row_end_ = 0;
 }
 
 const Span & Sequence::plan_prompt(size_t n_most) {
@@ -122,11 +126,10 @@ int64_t Sequence::draft_limit(int64_t n_room) const {
     if (!target_->can_rewind()) {
         return 0;
     }
-    const int64_t n_text = static_cast<int64_t>(transcript_.n());
     // An open window is decided by what is drafted, also where nobody wants that any more.
     const int64_t n_wanted = judge_->oldest_open() ? Model::unlimited : n_room - 1;
-    return std::min({n_wanted, target_->n_ctx() - n_text,
-                     target_->n_batch() - (n_text - static_cast<int64_t>(memory_.n())),
+    return std::min({n_wanted, target_->n_ctx() - static_cast<int64_t>(transcript_.n()),
+                     target_->n_batch() - static_cast<int64_t>(n_unevaluated()),
                      static_cast<int64_t>(target_->can_checkpoint() ? Model::unlimited : target_->rewind_depth())});
 }
 
@@ -135,7 +138,6 @@ const Span & Sequence::plan_round(Draft draft) {
     draft_ = std::move(draft);
     n_before_ = history.size();
     planned_ = Planned::round;
-    prompt_row_begin_ = prompt_row_end_ = 0;
     if (round_ == 0 && is_limited() && memory_.n() > 0 && !memory_.is_checkpointed()) {
         checkpoint();
     }
@@ -217,11 +219,9 @@ void Sequence::fail(bool has_evaluated) {
     if (planned_ == Planned::round) {
         // The text ends here, but the target's memory stays a true prefix of it.
         transcript_.abandon(n_before_);
-        memory_.failed();
         memory_.truncate(n_before_ - 1);
-    } else {
-        memory_.failed();
     }
+    memory_.failed();
     planned_ = Planned::nothing;
 }
 

@@ -58,6 +58,9 @@ class Sequence {
 
     // ---- One step, in this order: what is planned is evaluated and then taken, postponed or failed -----------------
 
+    // Tokens that the target's memory does not hold, >= 1.
+    size_t n_unevaluated() const { return transcript_.n() - memory_.n(); }
+
     // Tokens that have to be evaluated before a round; 0: a round may come. n_with_round: most tokens that may go with
     // the round's batch.
     size_t n_left(size_t n_with_round) const;
@@ -71,7 +74,7 @@ class Sequence {
     void take(size_t span, int64_t us);
     void postpone();               // it was not evaluated: another time
     void fail(bool has_evaluated); // nothing follows but end()
-    void begin_step() { transcript_.begin_round(); }
+    void begin_step();             // what the last one brought goes
 
     const Transcript & transcript() const { return transcript_; }
     Memory & memory() { return memory_; }

@@ -31,7 +31,7 @@ class Access:
         if not self._lock.acquire(blocking=False):
             raise BusyError(
                 "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
-                "FlyLlama per thread, or a lock."
+                "FlyLlama per thread, a lock, or a FlyBatch."
             )
         try:
             if self.is_closed:

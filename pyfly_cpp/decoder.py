@@ -21,18 +21,21 @@ class Decoder:
     are made when they are first needed. A FlyLlama is a batch of one: its text is in the only slot.
     """
 
-    def __init__(self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool, n_ctx: int = 0) -> None:
+    def __init__(
+        self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool, n_texts: int, n_ctx: int
+    ) -> None:
         """
         Args:
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
             has_own_head: Whether the model is loaded with the MTP head of its file.
+            n_texts: Texts at once.
             n_ctx: Most tokens of one text; 0: as many as the context holds.
         """
         self._protected = protected
         self._adapts = adapts
         self._has_own_head = has_own_head
-        self._n_ctx = n_ctx
+        self._limits = n_texts, n_ctx
         self._settings: dict[str, int] = {}
         self._context: Any = None
         self._target: _native.LlamaTarget | None = None
@@ -70,7 +73,7 @@ class Decoder:
         if self._target is None or self._batch is None:
             if self._context is None:
                 raise ValueError(CLOSED)
-            target = _native.LlamaTarget(self._context, *self._adapts, self._n_ctx)
+            target = _native.LlamaTarget(self._context, *self._adapts, *self._limits)
             target.protect(self._protected)
             self._target, self._batch = target, _native.Batch(target)
         return self._target, self._batch

@@ -39,6 +39,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     _logits_all: bool | int
     _model: Any
 
+    n_parallel = 1  # texts at once
     _n_ctx_of_text = 0
     """Most tokens of one text, for subclasses whose context holds several; 0: as many as the context holds."""
 
@@ -76,7 +77,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._adapts = fill_thread_counts(kwargs)
         # The base class assigns to draft_model.
-        self._decoder = Decoder(protected, self._adapts, has_own_head, self._n_ctx_of_text)
+        self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
             with _native.load_guard():
                 super().__init__(model_path, **kwargs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +30,29 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
     dry_model.no_alloc, dry_model.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
     dry_model.progress_callback = llama_cpp.llama_progress_callback()
     dry_context.n_seq_max, dry_context.n_ctx = n_texts, n_ctx
-    model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
-    if not model:
-        return None
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_silence())  # what is to be said is said of the real one
+        model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
+        if not model:
+            return None
+        stack.callback(llama_cpp.llama_model_free, model)
         context = llama_cpp.llama_init_from_model(model, dry_context)
         if not context:
             return None
-        try:
-            return _native.context_memory(context).host
-        finally:
-            llama_cpp.llama_free(context)
+        stack.callback(llama_cpp.llama_free, context)
+        return _native.context_memory(context).host
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """llama-cpp-python prints nothing of llama.cpp's log."""
+    logger = logging.getLogger("llama-cpp-python")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
     finally:
-        llama_cpp.llama_model_free(model)
+        logger.setLevel(level)
 
 
 def _copy(struct: Any) -> Any:

@@ -76,16 +76,12 @@ class SharedLlama(FlyLlama):
         """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
         end the process."""
 
-        def needed(n_texts: int, n_cells: int) -> int:
-            n = memory.simulated_context(self.model_path, self.model_params, params, n_texts, n_cells)
-            return 0 if n is None else n
-
-        one = self._n_ctx_of_text
-        self._bytes_of_text = max(0, needed(2, 2 * one) - needed(1, one))
-        n_needed, n_free = needed(self.n_parallel, self._n_cells), memory.available()
+        n = memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+        n_needed, n_free = n or 0, memory.available()
+        self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
             raise ValueError(
-                f"{self.n_parallel} texts of {one} tokens need {memory.in_words(n_needed)}, and "
+                f"{self.n_parallel} texts of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
                 f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
                 "n_parallel, n_ctx or n_cells."
             )

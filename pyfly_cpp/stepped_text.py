@@ -7,8 +7,9 @@ its reader works on what it has, a few rounds ahead at most: it is held then, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ class _Report(NamedTuple):
     tokens: tuple[tuple[int, int], ...] = ()
     records: tuple[RawRecord, ...] = ()
     rows: tuple[Row | None, ...] = ()
-    prompt_rows: tuple[tuple[int, Row | None], ...] = ()
+    prompt_rows: Mapping[int, Row | None] = MappingProxyType({})
 
 
 class Owner(Protocol):
@@ -120,7 +121,7 @@ class Text:
 
     def prompt_row(self, position: int, n_vocab: int) -> Row | None:
         """As of `Slot`."""
-        return dict(self._report.prompt_rows).get(position)
+        return self._report.prompt_rows.get(position)
 
     def tokens(self) -> list[tuple[int, int]]:
         """As of `Slot`."""
@@ -219,7 +220,7 @@ class Text:
             has_moved = has_moved or self._n_left != was_left
             if has_moved:
                 wanted = range(was_evaluated, n_evaluated) if self._wants_prompt_rows else ()
-                kept = tuple((position, slot.prompt_row(position, self._n_vocab)) for position in wanted)
+                kept = {position: slot.prompt_row(position, self._n_vocab) for position in wanted}
                 self._put(_Report(self._n_left, n_evaluated, slot.snapshot(), prompt_rows=kept))
         return has_moved
 

@@ -103,8 +103,8 @@ class Oracle:
                 rest = self.propose(text) if len(text) <= self.n_ctx else []
         return w.rule == "agree"
 
-    def run(self, n_tokens):
-        text, out = list(PROMPT), []
+    def run(self, n_tokens, prompt=PROMPT):
+        text, out = list(prompt), []
         while len(out) < n_tokens and len(text) <= self.n_ctx:
             draft = self.propose(text)
             for i in range(len(draft) + 1):

@@ -138,11 +138,11 @@ typedef enum pyfly_adaptive_threads {
     PYFLY_THREADS_ADAPT_ALL = 2
 } pyfly_adaptive_threads;
 
-/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses all of its n_seq_max sequences, one
- * for each slot of a batch. `adaptive_threads`: a pyfly_adaptive_threads. n_ctx: most positions of one text, where the
- * context's sequences share its cells; 0: what the context allows. */
-pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_ctx, pyfly_target ** out,
-                                    pyfly_error * error);
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses its first n_texts sequences, one for
+ * each slot of a batch; 0: all of its n_seq_max. `adaptive_threads`: a pyfly_adaptive_threads. n_ctx: most positions of
+ * one text, where the context's sequences share its cells; 0: what the context allows. */
+pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_texts, int32_t n_ctx,
+                                    pyfly_target ** out, pyfly_error * error);
 
 /* How a target's threads stand. */
 typedef struct pyfly_threads {

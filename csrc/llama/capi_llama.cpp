@@ -31,15 +31,15 @@ pyfly::LlamaTarget & llama_target(pyfly_target * target) {
 
 extern "C" {
 
-pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_ctx,
-                                    pyfly_target ** out, pyfly_error * error) {
+pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_texts,
+                                    int32_t n_ctx, pyfly_target ** out, pyfly_error * error) {
     return guard(error, [&] {
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
         auto * context = static_cast<llama_context *>(llama_context_pointer);
         auto model = std::make_unique<pyfly::LlamaTarget>(context, adaptive_threads != PYFLY_THREADS_FIXED,
-                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_ctx);
+                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_texts, n_ctx);
         *out = new pyfly_target{std::move(model), pyfly::make_vocabulary(llama_get_model(context))};
     });
 }

@@ -1,5 +1,6 @@
 // Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
-// heads, and what measures a context, need. libllama exports them with C++ names, so a declaration is all it takes to link.
+// heads, and what measures a context, need. libllama exports them with C++ names, so a declaration is all it takes to
+// link.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,8 @@ struct llama_memory_breakdown_data {
     size_t context = 0;
     size_t compute = 0;
 };
-LLAMA_API std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data> llama_get_memory_breakdown(
-    const struct llama_context * ctx);
+LLAMA_API std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>
+llama_get_memory_breakdown(const struct llama_context * ctx);
 
 // The target layers whose inputs an EAGLE-3 head reads.
 LLAMA_API const int32_t * llama_model_target_layer_ids(const struct llama_model * model);

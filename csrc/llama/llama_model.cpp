@@ -326,7 +326,7 @@ void LlamaModel::settle(int32_t sequence) {
 }
 
 bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (is_recurrent_ || n_swa_ > 0) {
+    if (!can_copy()) {
         return false;
     }
     // The whole, then a cut: caches with a stream for each sequence can do no other.

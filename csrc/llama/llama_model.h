@@ -1,6 +1,7 @@
 // A llama_context with one or more sequences as a Model: targets (llama_target.h), draft models and heads.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ class LlamaModel : public Model {
 
     // Plain caches only: a recurrent state is of one position, and cells of a sliding window that sequences share are
     // never dropped.
+    bool can_copy() const override { return !is_recurrent_ && n_swa_ == 0; }
     bool copy(int32_t from, int32_t to, int32_t n) override;
     bool shift(int32_t sequence, int32_t n) override;
 
@@ -54,6 +56,9 @@ class LlamaModel : public Model {
     int32_t batch_index(size_t span, size_t i) const { return static_cast<int32_t>(places_[span].begin + i); }
 
   protected:
+    // Uses only the first n sequences of the context.
+    void use_sequences(int32_t n) { sequences_.resize(std::min(static_cast<size_t>(n), sequences_.size())); }
+
     // Where the outputs of a span are.
     struct Place {
         size_t begin; // of its tokens in llama.cpp's batch

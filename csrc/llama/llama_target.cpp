@@ -36,11 +36,15 @@ Vocabulary make_vocabulary(const llama_model * model) {
     return vocabulary;
 }
 
-LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_ctx)
+LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_texts,
+                         int32_t n_ctx)
     : LlamaTarget(context,
                   std::make_unique<ThreadPool>(ThreadPool::Size{
                       llama_n_threads(context), llama_n_threads_batch(context), is_adaptive, is_batch_adaptive})) {
     n_ctx_ = std::min(n_ctx, LlamaModel::n_ctx());
+    if (n_texts > 0) {
+        use_sequences(n_texts);
+    }
 }
 
 LlamaTarget::LlamaTarget(llama_context * context, std::unique_ptr<ThreadPool> thread_pool)

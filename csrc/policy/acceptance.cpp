@@ -29,22 +29,8 @@ void Acceptance::observe(int32_t text, int32_t proposal_class, int32_t n_drafted
     if (static_cast<size_t>(text) >= texts_.size()) {
         texts_.resize(static_cast<size_t>(text) + 1);
     }
-    double expected = 0.0;
-    reach(text, proposal_class, 1, &expected);
-    Counts & own = texts_[static_cast<size_t>(text)][index(proposal_class)];
-    const bool outcome = n_accepted > 0;
-    own.run_likelihood =
-        (outcome == own.last_outcome ? own.run_likelihood : 1.0) * (outcome ? expected : 1.0 - expected);
-    own.last_outcome = outcome;
-    if (own.run_likelihood < rates_.unlikely) {
-        for (size_t i = 0; i < own.seen.size(); i++) {
-            own.seen[i] *= rates_.forget;
-            own.accepted[i] *= rates_.forget;
-        }
-        own.run_likelihood = 1.0;
-    }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
-    own.observe(n_seen, n_accepted, rates_.memory);
+    texts_[static_cast<size_t>(text)][index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
     all_[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory_of_all);
 }
 
@@ -55,9 +41,9 @@ void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double *
         static_cast<size_t>(text) < texts_.size() ? &texts_[static_cast<size_t>(text)][index(proposal_class)] : nullptr;
     double of_all = rates_.first, of_text = 0.0, product = 1.0;
     for (int32_t i = 0; i < k; i++) {
-        of_all = all.at(i, i == 0 ? of_all : std::min(of_all, rates_.deeper), rates_.weight_of_first);
+        of_all = all.at(i, of_all, 1.0);
         const double inherit = i == 0 ? 0.0 : rates_.inherit;
-        const double prior = (1.0 - inherit) * of_all + inherit * std::min(of_text, rates_.deeper);
+        const double prior = (1.0 - inherit) * of_all + inherit * of_text;
         of_text = own ? own->at(i, prior, rates_.weight_of_all) : prior;
         product *= of_text;
         reached[i] = product;
@@ -69,7 +55,7 @@ void Acceptance::of_all(int32_t k, double * at_depth) const {
                                             [](const auto & x, const auto & y) { return x.seen[0] < y.seen[0]; });
     double estimate = rates_.first;
     for (int32_t i = 0; i < k; i++) {
-        estimate = commonest->at(i, i == 0 ? estimate : std::min(estimate, rates_.deeper), rates_.weight_of_first);
+        estimate = commonest->at(i, estimate, 1.0);
         at_depth[i] = estimate;
     }
 }

@@ -17,20 +17,12 @@ class Acceptance {
     struct Rates {
         double memory = 0.9;         // of a text's counts, kept per observation
         double memory_of_all = 0.98; // of the counts of all texts
-        double weight_of_all = 2.0;  // observations of a text that what is known of all texts is worth
-        double first = 0.7;          // believed of a drafter that was never seen
-        double weight_of_first = 0.5;
-        double deeper =
-            0.9; // most that is believed of a depth by the one before it: a long proposal is one observation
-        double inherit = 0.5;   // how much of a depth's prior is the text's own depth before it
-        double unlikely = 0.02; // a run of equal outcomes less likely than this: the text has changed
-        double forget = 0.2;    // what is kept of its counts then
+        double weight_of_all = 4.0;  // observations of a text that what is known of all texts is worth
+        double first = 0.7;          // believed of a drafter that was never seen, as if it had been once
+        double inherit = 0.5; // how much of what is believed of a depth comes from the text's own depth before it
     };
 
     explicit Acceptance(const Rates & rates) : rates_(rates) {}
-
-    // Believes something else of a drafter that was never seen.
-    void expect(double first, double weight) { rates_.first = first, rates_.weight_of_first = weight; }
 
     void begin_text(int32_t text);
 
@@ -46,8 +38,6 @@ class Acceptance {
   private:
     struct Counts {
         std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
-        bool last_outcome = false; // whether the first draft was accepted, the last time
-        double run_likelihood = 1; // of the run of equal outcomes that it ends, by the estimates before each
 
         void observe(int32_t n_seen, int32_t n_accepted, double memory);
         double at(int32_t i, double prior, double weight) const {

@@ -3,6 +3,7 @@
 // expected; what comes later scales all of them (load, context length) and corrects each a little.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,7 +30,7 @@ class CostCurve {
 
     // Microseconds expected of n >= 0: measured, a straight line between measured sizes, and behind the largest one the
     // slope from the smallest. While nothing is known: in units of one.
-    double at(int32_t n) const;
+    double at(int32_t n) const { return n <= largest_ ? us_[static_cast<size_t>(n)] : beyond(n); }
 
     bool is_known() const { return n_known_ > 0; }
 
@@ -37,12 +38,13 @@ class CostCurve {
     CostCurve(int32_t first, double slope, Rates rates);
     void set(int32_t n, double us);
     void fill_in();
+    double beyond(int32_t n) const;
     double line(int32_t n) const { return first_ == 0 ? n : n == 0 ? 0.0 : 1.0 + slope_ * (n - 1); }
 
     int32_t first_;
     double slope_;
     Rates rates_;
-    std::vector<double> us_;         // [n_max + 1], of sizes that were not measured, too
+    std::vector<double> us_;         // [n_max + 1], up to the largest measured size
     std::vector<double> n_measured_; // [n_max + 1]
     int32_t n_known_ = 0;            // measured sizes
     int32_t smallest_ = 0, largest_ = 0;

@@ -7,8 +7,8 @@ namespace pyfly {
 
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
-      texts(CostCurve::from_one(settings.prior_slope_texts, {0.0, settings.costs.own, settings.costs.most})),
-      acceptance(settings.model) {
+      texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
+      acceptance(settings.acceptance) {
     texts.expect(1, 1.0);
 }
 
@@ -33,7 +33,6 @@ void Governor::expect(int32_t drafter, bool is_free, double relative_cost) {
     Arm & a = arm(drafter);
     a.is_free = is_free;
     a.relative_cost = relative_cost;
-    a.acceptance = Acceptance(is_free ? settings_.free : settings_.model);
 }
 
 void Governor::expect_costs(const MeasuredCosts & costs) {
@@ -75,16 +74,15 @@ double Governor::catch_up_us(const Offer & offer) const {
 
 Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) const {
     Options options;
-    for (size_t text = 0; text < candidates.size(); text++) {
+    for (const Candidate & candidate : candidates) {
         options.begin.push_back(options.all.size());
-        for (const Offer & offer : candidates[text].offers) {
+        for (const Offer & offer : candidate.offers) {
             Option & option = options.all.emplace_back();
-            option.text = text;
             option.drafter = offer.drafter;
             option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
             option.catch_up_us = catch_up_us(offer) / settings_.stay;
             arm(offer.drafter)
-                ->acceptance.reach(candidates[text].text, offer.proposal_class, option.k_max, option.reached.data());
+                ->acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
         }
     }
     options.begin.push_back(options.all.size());
@@ -96,21 +94,21 @@ Governor::Plan Governor::plain(size_t n_texts, int32_t n_rows) const {
             target_.at(n_rows)};
 }
 
-// Of each text, the drafter that earns most at the speed of plain decoding, as if all texts did likewise.
-std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t n_rows) const {
+// Of each text, the drafter that earns most where a microsecond is worth `speed` tokens, as if all texts did likewise.
+std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t n_rows, double speed) const {
     const int32_t n_texts = static_cast<int32_t>(options.begin.size()) - 1;
-    const double speed = n_texts / target_.at(n_rows);
     std::vector<const Option *> assigned(static_cast<size_t>(n_texts));
     for (size_t text = 0; text < assigned.size(); text++) {
         double most = -std::numeric_limits<double>::infinity();
         for (size_t i = options.begin[text]; i < options.begin[text + 1]; i++) {
             const Option & option = options.all[i];
             const Arm & a = arms_[static_cast<size_t>(option.drafter)];
+            const double share = a.texts.at(n_texts) / n_texts; // of a draft's cost
             double tokens = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
                 tokens += option.reached[static_cast<size_t>(k) - 1];
                 const double rows_us = (target_.at(n_rows + n_texts * k) - target_.at(n_rows)) / n_texts;
-                const double us = rows_us + draft_us(a, k) * a.texts.at(n_texts) / n_texts + option.catch_up_us;
+                const double us = rows_us + draft_us(a, k) * share + option.catch_up_us;
                 if (tokens - speed * us > most) {
                     most = tokens - speed * us;
                     assigned[text] = &option;
@@ -123,63 +121,69 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
 
 // The next row goes to the text where it earns most, until there is none left; of all numbers of rows the best one
 // counts. C is a staircase: the first dip is not the end.
-Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_rows) const {
+Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_rows, double speed) const {
     struct Depth {
         int32_t n_texts = 0; // that draft so deep
         double step_us = 0;  // for one text
         double next_us = 0;  // for one text more
     };
+    constexpr double nothing = -std::numeric_limits<double>::infinity();
     const size_t n_texts = assigned.size();
     Plan best = plain(n_texts, n_rows);
-    const double speed = best.speed();
     std::vector<std::vector<Depth>> depths(arms_.size());
     std::vector<int32_t> k(n_texts);
-    std::vector<size_t> order, left; // texts: of each row so far, and those that have more to draft
+    std::vector<double> us(n_texts), worth(n_texts, nothing); // of each text's next row
+    const auto weigh_next = [&](size_t text) {
+        const Option & option = *assigned[text];
+        const size_t depth = static_cast<size_t>(k[text]);
+        if (k[text] == option.k_max) {
+            worth[text] = nothing;
+            return;
+        }
+        us[text] = depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
+        worth[text] = option.reached[depth] - speed * us[text];
+    };
     for (size_t text = 0; text < n_texts; text++) {
         if (const Option * option = assigned[text]) {
-            left.push_back(text);
             const Arm & a = arms_[static_cast<size_t>(option->drafter)];
             auto & of_arm = depths[static_cast<size_t>(option->drafter)];
             while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
                 const int32_t depth = static_cast<int32_t>(of_arm.size());
-                const double us = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
-                of_arm.push_back({0, us, us});
+                const double step = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
+                of_arm.push_back({0, step, step});
             }
+            weigh_next(text);
         }
     }
+    std::vector<size_t> order; // the text of each row
     double tokens = best.tokens, us_drafts = 0.0;
     size_t n_best = 0;
-    while (!left.empty()) {
-        size_t next = 0;
-        double most = -std::numeric_limits<double>::infinity(), next_us = 0.0;
-        for (size_t i = 0; i < left.size(); i++) {
-            const Option & option = *assigned[left[i]];
-            const size_t depth = static_cast<size_t>(k[left[i]]);
-            const double us =
-                depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
-            const double worth = option.reached[depth] - speed * us;
-            if (worth > most) {
-                most = worth;
-                next = i;
-                next_us = us;
+    while (true) {
+        const size_t next = static_cast<size_t>(std::max_element(worth.begin(), worth.end()) - worth.begin());
+        if (worth[next] == nothing) {
+            break;
+        }
+        const Option & option = *assigned[next];
+        const Arm & a = arms_[static_cast<size_t>(option.drafter)];
+        const int32_t before = k[next]++;
+        tokens += option.reached[static_cast<size_t>(before)];
+        us_drafts += us[next];
+        order.push_back(next);
+        weigh_next(next);
+        if (!a.is_free) {
+            Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(before)];
+            depth.n_texts++;
+            depth.next_us = depth.step_us * (a.texts.at(depth.n_texts + 1) - a.texts.at(depth.n_texts));
+            for (size_t text = 0; text < n_texts; text++) {
+                if (k[text] == before && assigned[text] && assigned[text]->drafter == option.drafter) {
+                    weigh_next(text);
+                }
             }
         }
-        const size_t text = left[next];
-        const Option & option = *assigned[text];
-        const CostCurve & texts = arms_[static_cast<size_t>(option.drafter)].texts;
-        Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(k[text])];
-        tokens += option.reached[static_cast<size_t>(k[text])];
-        us_drafts += next_us;
-        depth.n_texts++;
-        depth.next_us = depth.step_us * (texts.at(depth.n_texts + 1) - texts.at(depth.n_texts));
-        order.push_back(text);
-        if (++k[text] == option.k_max) {
-            left.erase(left.begin() + static_cast<std::ptrdiff_t>(next));
-        }
-        const double us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
-        if (tokens * best.us > best.tokens * us) {
+        const double all_us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
+        if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
-            best.us = us;
+            best.us = all_us;
             n_best = order.size();
         }
     }
@@ -191,16 +195,13 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_ro
     return best;
 }
 
-// Whether a step in which all texts draft with it could pay if nearly all drafts were accepted.
+// Whether a step in which all texts draft with it could pay if all drafts were accepted.
 bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const {
     const Arm * a = arm(drafter);
     const double plain_us = settings_.hysteresis * target_.at(n_rows);
-    double tokens = 1.0, reached = 1.0;
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        reached *= settings_.optimistic;
-        tokens += reached;
         const double drafting = a ? draft_us(*a, k) * a->texts.at(n_texts) : 0.0;
-        if (plain_us * tokens > target_.at(n_rows + n_texts * k) + drafting + extra_us) {
+        if (plain_us * (k + 1) > target_.at(n_rows + n_texts * k) + drafting + extra_us) {
             return true;
         }
     }
@@ -216,24 +217,33 @@ bool Governor::can_pay(int32_t, int32_t drafter, int32_t k_max) const {
 void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
                        std::vector<Choice> & choices) {
     const int32_t n_texts = static_cast<int32_t>(candidates.size());
-    double price = credit_ * target_.at(1);
+    const double before = target_.at(n_rows + plan.n_rows);
+    us_per_token_ = 1.0 / plan.speed();
+    const double affordable = credit_ * target_.at(1);
+    double least = 0.0, price = 0.0;
     Choice trial;
     size_t tried = 0;
     for (size_t i = 0; i < candidates.size(); i++) {
         for (const Offer & offer : candidates[i].offers) {
             const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
-            if (a.is_free || choices[i].k > 0) {
+            const double catch_up = catch_up_us(offer);
+            if (a.is_free || choices[i].k > 0 ||
+                !could_pay(offer.drafter, offer.k_max, n_texts, n_rows, n_texts * catch_up / settings_.stay)) {
                 continue;
             }
-            const int32_t k = std::min(offer.k_max, settings_.trial);
-            const double catch_up = catch_up_us(offer);
-            const double us =
-                target_.at(n_rows + plan.n_rows + k) - target_.at(n_rows + plan.n_rows) + draft_us(a, k) + catch_up;
-            if (us < price &&
-                could_pay(offer.drafter, offer.k_max, n_texts, n_rows, n_texts * catch_up / settings_.stay)) {
-                price = us;
-                trial = {offer.drafter, k};
-                tried = i;
+            double reached[PYFLY_MAX_DEPTH], tokens = 0.0;
+            const int32_t k_max = std::min({offer.k_max, settings_.trial, PYFLY_MAX_DEPTH});
+            a.acceptance.reach(candidates[i].text, offer.proposal_class, k_max, reached);
+            for (int32_t k = 1; k <= k_max; k++) {
+                tokens += reached[k - 1];
+                const double us = target_.at(n_rows + plan.n_rows + k) - before + draft_us(a, k) + catch_up;
+                const double loss = us - tokens * us_per_token_;
+                if (loss < affordable && (trial.k == 0 || k > trial.k || (k == trial.k && loss < least))) {
+                    trial = {offer.drafter, k};
+                    tried = i;
+                    least = loss;
+                    price = us;
+                }
             }
         }
     }
@@ -264,21 +274,14 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
         const Options options = weigh(candidates);
         Plan best = plain(candidates.size(), n_rows);
         best.us /= settings_.hysteresis;
-        const std::vector<const Option *> mixed = assign(options, n_rows);
-        std::vector<std::vector<const Option *>> tried;
-        for (int32_t preferred = settings_.mixed ? -1 : 0; preferred <= most_drafter; preferred++) {
-            std::vector<const Option *> assigned = mixed;
-            for (size_t i = 0; i < options.all.size(); i++) {
-                if (options.all[i].drafter == preferred) {
-                    assigned[options.all[i].text] = &options.all[i];
-                }
-            }
-            if (std::find(tried.begin(), tried.end(), assigned) == tried.end()) {
-                tried.push_back(assigned);
-                Plan plan = walk(std::move(assigned), n_rows);
-                if (plan.speed() > best.speed()) {
-                    best = std::move(plan);
-                }
+        // Which drafter earns most depends on the speed, and the speed on the drafters: a second look settles
+        // it.
+        double speed = best.speed();
+        for (int32_t look = 0; look < 2; look++) {
+            Plan plan = walk(assign(options, n_rows, speed), n_rows, speed);
+            speed = plan.speed();
+            if (speed > best.speed()) {
+                best = std::move(plan);
             }
         }
         for (size_t i = 0; i < choices.size(); i++) {
@@ -337,16 +340,14 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
     if (n_tokens < 1 || !(us > 0.0)) {
         return;
     }
-    double & estimate = arm(drafter).us_per_caught_up;
-    const double cost = us / static_cast<double>(n_tokens);
-    estimate = estimate == 0.0 ? cost : estimate + settings_.catch_up_rate * (cost - estimate);
+    arm(drafter).us_per_caught_up = us / static_cast<double>(n_tokens);
 }
 
 void Governor::observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                                   int32_t n_accepted) {
     arm(drafter).acceptance.observe(text, proposal_class, n_drafted, n_accepted);
     if (text == tried_text_ && drafter == tried_drafter_) { // it was not all rejected
-        credit_ = std::min(credit_ + n_accepted * target_.at(n_texts_) / n_texts_ / target_.at(1), settings_.credit);
+        credit_ = std::min(credit_ + n_accepted * us_per_token_ / target_.at(1), settings_.credit);
     }
 }
 

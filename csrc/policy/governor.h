@@ -43,26 +43,21 @@ struct MeasuredCosts {
     std::vector<CatchUp> catch_up;
 };
 
+struct GovernorSettings {
+    double hysteresis = 1.03; // gain over plain decoding that drafting must promise
+    double spent = 0.0025;    // of the time, at most, on drafters that do not seem to pay
+    double credit = 1.0;      // most that is saved up for that, in plain steps of one text
+    int32_t trial = 2;        // draft length of such a trial
+    double stay = 10.0;       // steps that a drafter which catches up is expected to stay
+    int32_t plain_every = 64; // steps between two measurements of plain decoding
+    double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
+    CostCurve::Rates costs;
+    Acceptance::Rates acceptance;
+};
+
 class Governor : public Policy {
   public:
-    struct Settings {
-        double hysteresis = 1.04;       // gain over plain decoding that drafting must promise
-        double optimistic = 0.97;       // acceptance at which a drafter that cannot pay is left alone
-        double spent = 0.005;           // of the time, at most, on drafters that do not seem to pay
-        double credit = 2.0;            // most that is saved up for that, in plain steps of one text
-        int32_t trial = 3;              // draft length of such a trial
-        double stay = 10.0;             // steps that a drafter which catches up is expected to stay
-        int32_t plain_every = 64;       // steps between two measurements of plain decoding
-        double prior_slope = 0.1;       // of C(n) / C(1) per row before a second size was measured
-        double prior_slope_texts = 0.1; // the same of a draft's step, per text
-        double catch_up_rate = 0.3;     // weight of a new time of catching up
-        bool mixed = true;              // whether texts may use different drafters in a step
-        CostCurve::Rates costs;
-        Acceptance::Rates model; // of drafters that must be tried to be known
-        Acceptance::Rates free;  // of those whose proposals are compared with the text in any case
-
-        Settings() { free.first = 0.4, free.weight_of_first = 1.5; }
-    };
+    using Settings = GovernorSettings;
 
     explicit Governor(Settings settings = {});
 
@@ -97,7 +92,6 @@ class Governor : public Policy {
 
     // One offer, weighed.
     struct Option {
-        size_t text; // index
         int32_t drafter, k_max;
         double catch_up_us;
         std::array<double, PYFLY_MAX_DEPTH> reached; // A(1), A(2), ...
@@ -121,8 +115,8 @@ class Governor : public Policy {
     double catch_up_us(const Offer & offer) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
     Plan plain(size_t n_texts, int32_t n_rows) const;
-    std::vector<const Option *> assign(const Options & options, int32_t n_rows) const;
-    Plan walk(std::vector<const Option *> assigned, int32_t n_rows) const;
+    std::vector<const Option *> assign(const Options & options, int32_t n_rows, double speed) const;
+    Plan walk(std::vector<const Option *> assigned, int32_t n_rows, double speed) const;
     bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const;
     void explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
                  std::vector<Choice> & choices);
@@ -135,6 +129,7 @@ class Governor : public Policy {
     int32_t steps_since_plain_ = 0;
     double credit_; // for trials, in plain steps of one text
     int32_t tried_text_ = -1, tried_drafter_ = -1;
+    double us_per_token_ = 0.0; // of the step
 };
 
 } // namespace pyfly

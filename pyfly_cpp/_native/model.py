@@ -92,10 +92,13 @@ class LlamaTarget(Target):
     """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
 
     `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
-    `n_ctx`: most positions of one text; 0: what the context allows.
+    `n_texts`: how many of its sequences are used; 0: all. `n_ctx`: most positions of one text; 0: what the context
+    allows.
     """
 
-    def __init__(self, context: Any, adapts: bool = False, adapts_batch: bool = False, n_ctx: int = 0) -> None:
+    def __init__(
+        self, context: Any, adapts: bool = False, adapts_batch: bool = False, n_texts: int = 0, n_ctx: int = 0
+    ) -> None:
         adaptive = (
             lib.PYFLY_THREADS_FIXED
             if not adapts
@@ -104,7 +107,13 @@ class LlamaTarget(Target):
             else lib.PYFLY_THREADS_ADAPT_SINGLE
         )
         super().__init__(
-            lib.pyfly_target_llama_new, lib.pyfly_target_free, "pyfly_target", void_pointer(context), adaptive, n_ctx
+            lib.pyfly_target_llama_new,
+            lib.pyfly_target_free,
+            "pyfly_target",
+            void_pointer(context),
+            adaptive,
+            n_texts,
+            n_ctx,
         )
 
     def threads(self) -> tuple[int, int, int, int] | None:

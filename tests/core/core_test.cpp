@@ -3,6 +3,7 @@
 
 #undef NDEBUG
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <cmath>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pyfly.h"
@@ -19,8 +21,9 @@ namespace {
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
-pyfly_error error;
-std::mt19937 rng(7);
+// Batches run on several threads.
+thread_local pyfly_error error;
+thread_local std::mt19937 rng(7);
 
 int32_t random_int(int32_t low, int32_t high) {
     return std::uniform_int_distribution<int32_t>(low, high)(rng);
@@ -121,10 +124,13 @@ void test_lookup() {
     pyfly_drafter_free(nullptr);
 }
 
-// A model of 12 tokens whose row is a hash of the history.
-constexpr int32_t n_vocab = 12;
+// A model of 12 tokens whose row is a hash of the history. Texts that begin with `broken` fail in the end.
+constexpr int32_t n_vocab = 12, broken = 11;
 
 int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out) {
+    if (history[0] == broken && n > 90) {
+        return 1;
+    }
     uint32_t hash = *static_cast<uint32_t *>(user);
     for (size_t i = n > 3 ? n - 3 : 0; i < n; i++) {
         hash = (hash ^ static_cast<uint32_t>(history[i])) * 16777619u;
@@ -166,9 +172,11 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     return request;
 }
 
-// Several texts at once that join and leave: exact ones commit what the model chooses.
-void test_batch() {
-    for (uint32_t seed = 0; seed < 200; seed++) {
+// Several texts at once that join, leave and fail: exact ones commit what the model chooses. Returns how many rounds
+// there were, of all texts.
+int64_t test_batches(uint32_t begin, uint32_t end) {
+    int64_t n_rounds = 0;
+    for (uint32_t seed = begin; seed < end; seed++) {
         const int32_t n_slots = seed % 2 == 0 ? 1 : random_int(2, 8);
         pyfly_target * target = nullptr;
         pyfly_drafter *drafter = nullptr, *lookup = nullptr;
@@ -181,13 +189,16 @@ void test_batch() {
         const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
         const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
         assert(pyfly_batch_configure(batch, &config, drafters, 2, &error) == PYFLY_OK);
+        pyfly_costs costs;
+        assert(pyfly_batch_measure(batch, &costs, &error) == PYFLY_OK && costs.n_drafts == 0);
+        assert(pyfly_batch_expect(batch, &costs, &error) == PYFLY_OK);
         const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, margin = {PYFLY_GATE_MARGIN, 0, 1.0};
         const bool is_exact = seed % 4 < 2;
         std::vector<std::vector<int32_t>> texts(static_cast<size_t>(n_slots));
         int32_t n_begun = 0, n_ended = 0;
         while (n_ended < 2 * n_slots) {
             if (n_begun < 2 * n_slots && random_int(0, 2) == 0) {
-                std::vector<int32_t> text = {1, 2, 3};
+                std::vector<int32_t> text = {random_int(0, 9) == 0 ? broken : 1, 2, 3};
                 for (int32_t i = random_int(0, 60); i > 0; i--) {
                     text.push_back(random_int(0, 2));
                 }
@@ -221,8 +232,13 @@ void test_batch() {
                     text.push_back(records[i].token);
                 }
                 if (progress[p].status != PYFLY_OK) {
-                    assert(progress[p].status == PYFLY_STATUS_CONTEXT_FULL);
-                    assert(!is_exact || text.size() == 201);
+                    const bool is_broken = progress[p].status == PYFLY_STATUS_CALLBACK;
+                    assert(is_broken ? text[0] == broken : progress[p].status == PYFLY_STATUS_CONTEXT_FULL);
+                    assert(is_broken || !is_exact || text.size() == 201);
+                    pyfly_stats stats;
+                    pyfly_batch_stats(batch, slot, &stats);
+                    pyfly_batch_reset_stats(batch, slot);
+                    n_rounds += stats.rounds;
                     assert(pyfly_batch_end(batch, slot, -1, &error) == PYFLY_OK);
                     n_ended++;
                 } else if (n_slots > 1 && random_int(0, 60) == 0) { // cancelled
@@ -239,6 +255,23 @@ void test_batch() {
         pyfly_drafter_free(lookup);
         pyfly_target_free(target);
     }
+    return n_rounds;
+}
+
+// Batches on several threads share nothing but code.
+void test_threads() {
+    std::atomic<int64_t> n_rounds = 0;
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < 4; i++) {
+        threads.emplace_back([&n_rounds, i] {
+            rng.seed(i);
+            n_rounds += test_batches(i * 40, (i + 1) * 40);
+        });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    assert(n_rounds > 10000);
 }
 
 void test_bad_arguments() {
@@ -275,7 +308,7 @@ void test_bad_arguments() {
 int main() {
     test_rows();
     test_lookup();
-    test_batch();
+    test_threads();
     test_bad_arguments();
     std::printf("core: ok (%s)\n", pyfly_simd_level());
     return 0;

@@ -1,5 +1,5 @@
-// What each rate and mechanism of the governor is worth: the governor in simulated worlds, with one of them changed at a
-// time. Not a test; see docs/governor.md for its table.
+// What each rate and mechanism of the governor is worth: the governor in simulated worlds, with one of them changed at
+// a time. Not a test; see docs/governor.md for its table.
 //
 //     cmake -S . -B build/core -DPYFLY_CORE_ONLY=ON && cmake --build build/core --target pyfly_governor_ablation
 //     build/core/pyfly_governor_ablation [rows | choose]     rows: every row; choose: the time of a choice
@@ -33,31 +33,37 @@ struct Row {
     std::string drafters_name;
     Drafters drafters;
     size_t n_slots, length;
-    double best_of_row[2]; // [0]: over plain, of the best fixed K; [1]: that K
+    double best_of_row[2];           // [0]: over plain, of the best fixed K; [1]: that K
     std::vector<double> plain, best; // [kind] speeds: plain, and of the best fixed K of the kind
     std::vector<double> fixed;       // [kind] of the best fixed K of the row
 };
 
 std::vector<Machine> machines() {
     return {
-        {"Xeon F16", [](int32_t n) {
+        {"Xeon F16",
+         [](int32_t n) {
              const double first[] = {1000, 1000, 1130, 1160, 1180};
              return n <= 4 ? first[n] : 1180.0 + 990.0 * ((n - 1) / 4);
-         }, 410.0, 0.15, 0.3, 200.0},
+         },
+         410.0, 0.15, 0.3, 200.0},
         {"Zen 4 F16", through({{1, 1}, {4, 1.42}, {8, 2.0}, {16, 3.1}, {64, 9}}), 300.0, 0.15, 0.3, 150.0},
-        {"Zen 4 F16, dear pair", [](int32_t n) { return n == 1 ? 780.0 : 1050.0 + 100.0 * n + 15.0 * std::max(n - 4, 0); },
-         270.0, 0.15, 0.3, 150.0},
-        {"Zen 4 Q4_K_M", through({{1, 1}, {4, 2.45}, {8, 4.9}, {9, 4.9}, {16, 5.6}, {64, 18}}), 400.0, 0.15, 0.3, 250.0},
-        {"steep", [](int32_t n) { return 1000.0 * (1.0 + 0.4 * (n - 1) + (n > 8 ? 1.0 : 0.0)); }, 300.0, 0.3, 0.3, 150.0},
+        {"Zen 4 F16, dear pair",
+         [](int32_t n) { return n == 1 ? 780.0 : 1050.0 + 100.0 * n + 15.0 * std::max(n - 4, 0); }, 270.0, 0.15, 0.3,
+         150.0},
+        {"Zen 4 Q4_K_M", through({{1, 1}, {4, 2.45}, {8, 4.9}, {9, 4.9}, {16, 5.6}, {64, 18}}), 400.0, 0.15, 0.3,
+         250.0},
+        {"steep", [](int32_t n) { return 1000.0 * (1.0 + 0.4 * (n - 1) + (n > 8 ? 1.0 : 0.0)); }, 300.0, 0.3, 0.3,
+         150.0},
         {"memory", [](int32_t n) { return 1000.0 * (1.0 + 0.1 * (n - 1)); }, 100.0, 0.05, 0.3, 20.0},
-        {"flat", [](int32_t n) { return 1000.0 * (1.0 + 0.01 * n + 0.03 * std::max(n - 32, 0)); }, 200.0, 0.01, 0.3, 5.0},
+        {"flat", [](int32_t n) { return 1000.0 * (1.0 + 0.01 * n + 0.03 * std::max(n - 32, 0)); }, 200.0, 0.01, 0.3,
+         5.0},
     };
 }
 
 const std::vector<Kind> & kinds() {
-    static const std::vector<Kind> all = {{"constant", 0.03}, {"constant", 0.3},  {"constant", 0.6}, {"constant", 0.8},
-                                          {"constant", 0.95}, {"stretches", 0.3}, {"change", 0.92},  {"mixture", 0.5},
-                                          {"deeper", 0.85}};
+    static const std::vector<Kind> all = {{"constant", 0.03}, {"constant", 0.3},  {"constant", 0.6},
+                                          {"constant", 0.8},  {"constant", 0.95}, {"stretches", 0.3},
+                                          {"change", 0.92},   {"mixture", 0.5},   {"deeper", 0.85}};
     return all;
 }
 
@@ -75,9 +81,11 @@ const std::vector<Text> & texts_in(const Row & row, size_t kind) {
 std::vector<Row> make_rows() {
     std::vector<Row> rows;
     for (const Machine & machine : machines()) {
-        for (const auto & [name, drafters] : std::vector<std::pair<std::string, Drafters>>{
-                 {"lookup", {true, false, false}}, {"draft", {false, true, false}}, {"both", {true, true, false}},
-                 {"head", {false, true, true}}}) {
+        for (const auto & [name, drafters] :
+             std::vector<std::pair<std::string, Drafters>>{{"lookup", {true, false, false}},
+                                                           {"draft", {false, true, false}},
+                                                           {"both", {true, true, false}},
+                                                           {"head", {false, true, true}}}) {
             for (const auto & [n_slots, length] :
                  std::vector<std::pair<size_t, size_t>>{{1, 64}, {1, 200}, {2, 64}, {4, 200}, {8, 64}}) {
                 Row row = {machine, name, drafters, n_slots, length, {}, {}, {}, {}};
@@ -115,6 +123,9 @@ std::vector<Row> make_rows() {
     }
     return rows;
 }
+
+// Another seed of the noise, to see what a difference is worth.
+uint32_t noise_seed = 7;
 
 MeasuredCosts measure(const Row & row, Known known, uint32_t seed) {
     std::mt19937 rng(seed);
@@ -166,7 +177,7 @@ Score score(const std::vector<Row> & rows, const Governor::Settings & settings, 
                 governor.expect_costs(measure(row, known, static_cast<uint32_t>(i)));
             }
             const double v =
-                decode(row.machine, row.drafters, texts_in(row, kind), row.n_slots, governor).speed();
+                decode(row.machine, row.drafters, texts_in(row, kind), row.n_slots, governor, 0.04, noise_seed).speed();
             const double over_plain = v / row.plain[kind];
             total.of_best += std::log(v / row.best[kind]);
             of_row += std::log(v / row.fixed[kind]);
@@ -199,60 +210,46 @@ using Change = std::function<void(Governor::Settings &)>;
 const std::vector<std::pair<const char *, Change>> & changes() {
     static const std::vector<std::pair<const char *, Change>> all = {
         {"as it is", [](auto &) {}},
-        {"hysteresis 1", [](auto & s) { s.hysteresis = 1.0; }},
-        {"hysteresis 1.02", [](auto & s) { s.hysteresis = 1.02; }},
-        {"hysteresis 1.08", [](auto & s) { s.hysteresis = 1.08; }},
-        {"optimistic 0.9", [](auto & s) { s.optimistic = 0.9; }},
-        {"optimistic 1", [](auto & s) { s.optimistic = 1.0; }},
+        {"other noise", [](auto &) { noise_seed = 8; }},
+        {"other noise", [](auto &) { noise_seed = 9; }},
+        {"hysteresis off", [](auto & s) { s.hysteresis = 1.0; }},
+        {"hysteresis 1.04", [](auto & s) { s.hysteresis = 1.04; }},
         {"trials off", [](auto & s) { s.spent = s.credit = 0.0; }},
         {"spent / 2", [](auto & s) { s.spent /= 2; }},
         {"spent * 2", [](auto & s) { s.spent *= 2; }},
         {"credit / 2", [](auto & s) { s.credit /= 2; }},
         {"credit * 2", [](auto & s) { s.credit *= 2; }},
         {"trial 1", [](auto & s) { s.trial = 1; }},
-        {"trial 2", [](auto & s) { s.trial = 2; }},
         {"trial 4", [](auto & s) { s.trial = 4; }},
+        {"catching up off", [](auto & s) { s.stay = 1e9; }},
         {"stay / 2", [](auto & s) { s.stay /= 2; }},
         {"stay * 2", [](auto & s) { s.stay *= 2; }},
-        {"catching up not counted", [](auto & s) { s.stay = 1e9; }},
         {"plain_every off", [](auto & s) { s.plain_every = 1 << 30; }},
-        {"plain_every 32", [](auto & s) { s.plain_every = 32; }},
-        {"plain_every 128", [](auto & s) { s.plain_every = 128; }},
-        {"prior_slope 0", [](auto & s) { s.prior_slope = 0.0; }},
-        {"prior_slope 0.25", [](auto & s) { s.prior_slope = 0.25; }},
-        {"prior_slope_texts 0.25", [](auto & s) { s.prior_slope_texts = 0.25; }},
-        {"catch_up_rate 1", [](auto & s) { s.catch_up_rate = 1.0; }},
-        {"mixed off", [](auto & s) { s.mixed = false; }},
+        {"plain_every / 2", [](auto & s) { s.plain_every /= 2; }},
+        {"plain_every * 2", [](auto & s) { s.plain_every *= 2; }},
+        {"prior_slope / 2", [](auto & s) { s.prior_slope /= 2; }},
+        {"prior_slope * 2", [](auto & s) { s.prior_slope *= 2; }},
+        {"costs.all off", [](auto & s) { s.costs.all = 0; }},
         {"costs.all / 2", [](auto & s) { s.costs.all /= 2; }},
         {"costs.all * 2", [](auto & s) { s.costs.all *= 2; }},
-        {"costs.all 0", [](auto & s) { s.costs.all = 0; }},
         {"costs.own / 2", [](auto & s) { s.costs.own /= 2; }},
         {"costs.own * 2", [](auto & s) { s.costs.own *= 2; }},
-        {"costs.own 0.4", [](auto & s) { s.costs.own = 0.4; }},
         {"costs.most off", [](auto & s) { s.costs.most = 1e9; }},
-        {"costs.most 2", [](auto & s) { s.costs.most = 2.0; }},
         {"costs.most 1.12", [](auto & s) { s.costs.most = 1.12; }},
-        {"memory 0.85", [](auto & s) { s.model.memory = s.free.memory = 0.85; }},
-        {"memory 0.95", [](auto & s) { s.model.memory = s.free.memory = 0.95; }},
-        {"memory_of_all 0.95", [](auto & s) { s.model.memory_of_all = s.free.memory_of_all = 0.95; }},
-        {"memory_of_all 0.99", [](auto & s) { s.model.memory_of_all = s.free.memory_of_all = 0.99; }},
-        {"weight_of_all 1", [](auto & s) { s.model.weight_of_all = s.free.weight_of_all = 1.0; }},
-        {"weight_of_all 4", [](auto & s) { s.model.weight_of_all = s.free.weight_of_all = 4.0; }},
-        {"weight_of_all 8", [](auto & s) { s.model.weight_of_all = s.free.weight_of_all = 8.0; }},
-        {"model.first 0.8", [](auto & s) { s.model.first = 0.8; }},
-        {"model.first 0.5", [](auto & s) { s.model.first = 0.5; }},
-        {"model.weight_of_first 1", [](auto & s) { s.model.weight_of_first = 1.0; }},
-        {"model.weight_of_first 2", [](auto & s) { s.model.weight_of_first = 2.0; }},
-        {"free as model", [](auto & s) { s.free = s.model; }},
-        {"model as free", [](auto & s) { s.model = s.free; }},
-        {"deeper 1", [](auto & s) { s.model.deeper = s.free.deeper = 1.0; }},
-        {"deeper 0.8", [](auto & s) { s.model.deeper = s.free.deeper = 0.8; }},
-        {"inherit 0", [](auto & s) { s.model.inherit = s.free.inherit = 0.0; }},
-        {"inherit 1", [](auto & s) { s.model.inherit = s.free.inherit = 1.0; }},
-        {"unlikely off", [](auto & s) { s.model.unlikely = s.free.unlikely = 0.0; }},
-        {"unlikely * 2", [](auto & s) { s.model.unlikely = s.free.unlikely = 0.04; }},
-        {"forget 0", [](auto & s) { s.model.forget = s.free.forget = 0.0; }},
-        {"forget 0.4", [](auto & s) { s.model.forget = s.free.forget = 0.4; }},
+        {"costs.most 1.5", [](auto & s) { s.costs.most = 1.5; }},
+        {"memory off", [](auto & s) { s.acceptance.weight_of_all = 1e9; }},
+        {"memory 0.8", [](auto & s) { s.acceptance.memory = 0.8; }},
+        {"memory 0.95", [](auto & s) { s.acceptance.memory = 0.95; }},
+        {"memory 1", [](auto & s) { s.acceptance.memory = 1.0; }},
+        {"memory_of_all 0.96", [](auto & s) { s.acceptance.memory_of_all = 0.96; }},
+        {"memory_of_all 0.99", [](auto & s) { s.acceptance.memory_of_all = 0.99; }},
+        {"weight_of_all 1", [](auto & s) { s.acceptance.weight_of_all = 1.0; }},
+        {"weight_of_all / 2", [](auto & s) { s.acceptance.weight_of_all /= 2.0; }},
+        {"weight_of_all * 2", [](auto & s) { s.acceptance.weight_of_all *= 2.0; }},
+        {"first 0.5", [](auto & s) { s.acceptance.first = 0.5; }},
+        {"first 0.85", [](auto & s) { s.acceptance.first = 0.85; }},
+        {"inherit 0", [](auto & s) { s.acceptance.inherit = 0.0; }},
+        {"inherit 1", [](auto & s) { s.acceptance.inherit = 1.0; }},
     };
     return all;
 }
@@ -268,13 +265,17 @@ void time_a_choice() {
         for (int32_t text = 0; text < n; text++) {
             candidates.push_back({text, {{0, 16, 0, 0}, {1, 16, 0, 0}, {2, 16, 0, 0}}});
         }
-        const auto start = std::chrono::steady_clock::now();
-        constexpr int32_t n_times = 2000;
-        for (int32_t i = 0; i < n_times; i++) {
-            governor.choose(candidates, 0);
+        double fastest = 1e9; // of several: other work on the machine makes some slow
+        for (int32_t batch = 0; batch < 20; batch++) {
+            constexpr int32_t n_times = 100;
+            const auto start = std::chrono::steady_clock::now();
+            for (int32_t i = 0; i < n_times; i++) {
+                governor.choose(candidates, 0);
+            }
+            const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
+            fastest = std::min(fastest, us.count() / n_times);
         }
-        const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
-        std::printf("%d texts, 3 drafters, 16 deep: %.1f us\n", n, us.count() / n_times);
+        std::printf("%d texts, 3 drafters, 16 deep: %.1f us\n", n, fastest);
     }
 }
 
@@ -293,6 +294,7 @@ int main(int argc, char ** argv) {
                 "under 0.97 |\n| --- | --- | --- | --- | --- | --- | --- |\n");
     const auto print = [&](const char * name, const Change & change, Known known) {
         Governor::Settings settings;
+        noise_seed = 7;
         change(settings);
         const Score s = score(rows, settings, known, false);
         const char * names[] = {"known", "unknown", "wrong"};

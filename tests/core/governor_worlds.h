@@ -121,9 +121,8 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             }
             if (drafters.model && room > 0) {
                 const size_t behind = slot.synced == SIZE_MAX ? slot.position + n_prompt : slot.position - slot.synced;
-                candidate.offers.push_back(
-                    {model, std::min(room, k_max), 0,
-                     drafters.is_head ? 0 : static_cast<int64_t>(behind > 1 ? behind : 0)});
+                candidate.offers.push_back({model, std::min(room, k_max), 0,
+                                            drafters.is_head ? 0 : static_cast<int64_t>(behind > 1 ? behind : 0)});
             }
         }
         if (candidates.empty()) {
@@ -165,8 +164,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
                 policy.observe_acceptance(candidates[i].text, choice.drafter, by_lookup ? here.lookup_class : 0,
                                           choice.k, accepted);
             }
-            if (drafters.lookup && !by_lookup && here.lookup_class >= 0 && room > 0 &&
-                slot.position >= slot.shadowed) {
+            if (drafters.lookup && !by_lookup && here.lookup_class >= 0 && room > 0 && slot.position >= slot.shadowed) {
                 const int32_t n = std::min(room, k_max), right = run_of(*slot.text, slot.position, true, n);
                 policy.observe_acceptance(candidates[i].text, lookup, here.lookup_class, n, right);
                 slot.shadowed = slot.position + static_cast<size_t>(right) + 1;
@@ -218,7 +216,8 @@ inline std::function<double(int32_t)> through(std::vector<std::pair<int32_t, dou
 }
 
 // Kinds of text: how acceptance runs through n positions.
-inline std::vector<Text> texts_of(const std::string & kind, double level, size_t n_texts, size_t length, uint32_t seed) {
+inline std::vector<Text> texts_of(const std::string & kind, double level, size_t n_texts, size_t length,
+                                  uint32_t seed) {
     std::mt19937 rng(seed);
     std::uniform_real_distribution<double> uniform(0.0, 1.0);
     std::vector<Text> texts(n_texts);

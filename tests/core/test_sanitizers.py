@@ -1,4 +1,4 @@
-"""The pure core under AddressSanitizer and UndefinedBehaviorSanitizer, built with warnings as errors."""
+"""The pure core under the address, undefined behaviour and thread sanitizers, built with warnings as errors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler"
 )
+
+
+def run(command, **environment):
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def build(folder, sanitizers, target="all"):
+    run([
+        "cmake", "-S", str(ROOT), "-B", str(folder), "-DPYFLY_CORE_ONLY=ON", "-DPYFLY_WERROR=ON",
+        f"-DPYFLY_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=Debug",
+    ])  # fmt: skip
+    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", target])
+
+
 def test_core_under_sanitizers(tmp_path):
-    configure = [
-        "cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DPYFLY_CORE_ONLY=ON", "-DPYFLY_WERROR=ON",
-        "-DPYFLY_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug",
-    ]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(tmp_path), "--parallel", "2"]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    build(tmp_path, "address,undefined")
     for name, level in (
         ("pyfly_core_test", "avx512"),
         ("pyfly_core_test", "avx2"),
@@ -31,6 +40,9 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_thread_policy_test", "baseline"),
         ("pyfly_header_test", "baseline"),
     ):
-        environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "PYFLY_SIMD": level}
-        done = subprocess.run([str(tmp_path / name)], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run([str(tmp_path / name)], ASAN_OPTIONS="detect_leaks=1", PYFLY_SIMD=level)
+
+
+def test_batches_on_several_threads(tmp_path):
+    build(tmp_path, "thread", "pyfly_core_test")
+    run([str(tmp_path / "pyfly_core_test")], TSAN_OPTIONS="halt_on_error=1")

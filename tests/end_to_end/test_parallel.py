@@ -67,7 +67,7 @@ def alone(tiny_target_f32, drafter):
 @pytest.fixture
 def plain(tiny_target):
     """A batch without a drafter, for tests of what happens around texts."""
-    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+    with FlyBatch(tiny_target, 2, **{**OPTIONS, "n_ctx": 2048}) as batch:
         yield batch
 
 
@@ -195,9 +195,6 @@ def test_other_drafters_and_models(kind, tiny_target, tiny_qwen35):
             n_prompt = handle.records[0].position
             assert teacher_forcing_gap(path, tokens, n_prompt, 256).max() < 0.03
         assert batch.stats.drafted > 0
-        assert [name for name, _ in batch.stats.accepted_by_drafter] == [str(drafter)] * (
-            batch.stats.matched > 0
-        ) or True
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------
@@ -213,8 +210,16 @@ def test_common_beginnings_are_evaluated_once(plain):
     assert handle.stats.prefilled <= 3
 
 
+def test_rows_of_a_common_beginning(batch, alone):
+    """Whoever wants the rows of a prompt evaluates it."""
+    prompts = [PROMPTS[0] * 3 + end for end in (" a", " b", " c")]
+    options = {**GREEDY, "max_tokens": 4, "logprobs": 1, "echo": True}
+    for prompt, response in zip(prompts, batch.complete(prompts, **options)):
+        same(response, alone.create_completion(prompt, **options))
+
+
 def test_a_small_cache_loses_nothing(tiny_target_f32, alone):
-    """Room for one and a half texts of six: the younger ones wait."""
+    """Room for two of the six texts: the younger ones wait."""
     with FlyBatch(tiny_target_f32, 6, n_cells=256, **EXACT) as batch:
         prompts = [prompt * (90 // len(prompt)) for prompt in PROMPTS]
         options = {**GREEDY, "max_tokens": 60}
@@ -231,7 +236,7 @@ def test_counters(tiny_target, tiny_draft):
         total = batch.stats
         assert total.committed == sum(stats.committed for stats in each)
         assert total.rounds == sum(stats.rounds for stats in each)
-        assert dict(total.accepted_by_drafter) == {"draft": total.matched} or total.matched > 0
+        assert [n for _, n in total.accepted_by_drafter] == [total.matched]
         batch.reset_stats()
         assert batch.stats.committed == 0
         batch.submit("Tom", **GREEDY).result()
@@ -380,7 +385,7 @@ def test_a_failure_is_its_own(plain):
         (plain.submit("Tom", stopping_criteria=StoppingCriteriaList([never]), **GREEDY), OSError, "me too"),
         (plain.submit([5, 10**6], **GREEDY), ValueError, "outside the vocabulary"),
         (plain.submit([], **GREEDY), ValueError, "prompt is empty"),
-        (plain.submit(PROMPTS[0] * 40, **GREEDY), ContextFullError, r"holds 256, its answer included; shorten"),
+        (plain.submit(PROMPTS[0] * 200, **GREEDY), ContextFullError, r"holds 2048, its answer included; shorten"),
     ]
     good = plain.submit("Tom", **GREEDY)
     for handle, kind, message in bad:
@@ -452,10 +457,15 @@ def test_the_context_it_was_trained_on(tiny_target):
 # ---- The end ---------------------------------------------------------------------------------------------------------
 
 
+def threads_of(crew):
+    return [*crew._workers, crew.stepper._thread]
+
+
 def test_close_while_texts_run(tiny_target):
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     handles = [endless(batch) for _ in range(5)]
-    next(iter(endless(batch, stream=True)), None) if False else time.sleep(0.1)
+    while not handles[0].stats.committed:
+        time.sleep(0.01)
     batch.close()
     batch.close()
     for handle in handles:
@@ -465,7 +475,7 @@ def test_close_while_texts_run(tiny_target):
         batch.submit("Tom")
     with pytest.raises(ValueError, match="this FlyBatch is closed"):
         batch.tokenize(b"Tom")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pyfly")]
+    assert not any(thread.is_alive() for thread in threads_of(batch._crew))
 
 
 def test_close_in_a_callback(tiny_target):
@@ -480,12 +490,12 @@ def test_close_in_a_callback(tiny_target):
 
 
 def test_a_dropped_batch_ends_its_threads(tiny_target):
-    before = threading.active_count()
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     batch.submit("Tom", **GREEDY).result()
+    threads = threads_of(batch._crew)
     del batch
     gc.collect()
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")

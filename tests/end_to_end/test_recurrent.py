@@ -22,7 +22,7 @@ def fly(request, tiny_qwen35, tiny_draft):
         "head": {"drafter": MTP(), "trace": True},
         "callable": {"drafter": lambda history: history[-3:]},
     }[request.param]
-    llm = FlyLlama(tiny_qwen35, **settings, **OPTIONS)
+    llm = FlyLlama(tiny_qwen35, adaptive=False, **settings, **OPTIONS)
     yield llm
     llm.close()
 

@@ -11,7 +11,7 @@ import pytest
 from heads import EAGLE3
 from teacher_forcing import evaluate, gap
 
-from pyfly_cpp import Exact, Window
+from pyfly_cpp import ContextFullError, Exact, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, Eagle3Drafter, LlamaTarget, ModelDrafter, MTPDrafter
 
 N_TEXTS = 4
@@ -20,7 +20,7 @@ TOLERANCE = 0.03
 
 
 @contextlib.contextmanager
-def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS, n_ctx=None):
+def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS, n_ctx=None, text_limit=0):
     """A target of several sequences."""
     model_params = llama_cpp.llama_model_default_params()
     model_params.load_mtp = load_mtp
@@ -33,7 +33,7 @@ def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS
         stack.callback(llama_cpp.llama_model_free, model)
         context = llama_cpp.llama_init_from_model(model, params)
         stack.callback(llama_cpp.llama_free, context)
-        target = LlamaTarget(ctypes.c_void_p(context) if isinstance(context, int) else context)
+        target = LlamaTarget(ctypes.c_void_p(context) if isinstance(context, int) else context, n_ctx=text_limit)
         stack.callback(target.close)
         yield target
 
@@ -172,3 +172,33 @@ def test_a_common_prefix_is_shared(unified, tiny_target):
         texts = complete(batch, prompts, [20] * N_TEXTS)
         assert_greedy(tiny_target, prompts, texts)
         assert sum(counters["prefilled"] for _, counters in texts) < 2 * len(start)
+
+
+def test_a_held_text_pauses(tiny_target):
+    """It does nothing, keeps what it has, and goes on as if nothing had been."""
+    prompts = some_prompts(2)
+    with opened(tiny_target) as target, Batch(target) as batch:
+        expected = [tokens for tokens, _ in complete(batch, prompts, [20, 20])]
+        for slot, prompt in zip(batch.slots, prompts):
+            slot.begin(prompt, Exact().nodes(), Window(0).config(), n_evaluated=0)
+        texts = [[], []]
+        while min(map(len, texts)) < 20:
+            batch.slots[1].hold(len(texts[0]) < 20)
+            n_evaluated = batch.slots[1].n_evaluated
+            for progress in batch.step():
+                if progress.n_records:
+                    texts[progress.slot] += [token for _, token in batch.slots[progress.slot].tokens()]
+            assert len(texts[0]) >= 20 or (batch.slots[1].n_evaluated == n_evaluated and not texts[1])
+        assert [text[:20] for text in texts] == expected
+
+
+def test_a_text_of_a_common_cache_has_a_limit(tiny_target):
+    with opened(tiny_target, n_ctx=512, text_limit=40) as target, Batch(target) as batch:
+        window = Window(0).config()
+        with pytest.raises(ContextFullError, match="41 tokens and the context holds 40"):
+            batch.slots[0].begin([5] * 41, Exact().nodes(), window)
+        batch.slots[0].begin([5] * 38, Exact().nodes(), window)
+        while (failure := batch.step()[0].failure) is None:
+            pass
+        assert isinstance(failure, ContextFullError) and "context of 40 tokens is full" in str(failure)
+        assert len(batch.slots[0].history()) == 41

@@ -1,0 +1,213 @@
+"""Throughput of several texts at once: against one at a time, against what the costs of this very run allow, and
+against llama.cpp's own server.
+
+    python benchmarks/throughput.py --target MODEL --prompts FILE... [--draft DRAFT] [--parallel 1,8,16]
+    python benchmarks/throughput.py ... --server PATH/TO/llama-server [--server-args "-md DRAFT --draft-max 3"]
+
+All ways take turns on the same prompts, greedy, in the model's chat format. "decode" is tokens per second of the steps'
+time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts everything. What the
+costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after each turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from resumable import markdown, read_questions
+
+from pyfly_cpp import DraftModel, FlyBatch, PromptLookup
+from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.threads import physical_cores
+
+Turn = Callable[[Sequence[list[int]], int], tuple[int, float, float]]
+"""Serves prompts, n at once: (tokens, seconds of decoding or nan, seconds)."""
+
+
+class Ours:
+    """A FlyBatch that drafts in one way."""
+
+    def __init__(self, args: argparse.Namespace, way: str) -> None:
+        drafter, k, adaptive = None, None, None
+        if way != "plain":
+            kind, _, how = way.partition(":")
+            drafter = PromptLookup() if kind == "lookup" else DraftModel(args.draft)
+            adaptive = how == "governed"
+            k = None if adaptive else int(how)
+        self.batch = FlyBatch(
+            args.target, args.most, n_ctx=args.ctx, n_batch=512, n_chunk=args.chunk, verbose=False, drafter=drafter,
+            draft_max=k, adaptive=adaptive, flash_attn=args.flash_attn, n_threads=args.threads,
+            n_threads_batch=args.threads,
+        )  # fmt: skip
+        self.tokens = args.tokens
+
+    def costs(self) -> dict[int, float]:
+        """C(n) in seconds."""
+        crew = self.batch._crew
+        native = crew.host._decoder.batch
+        return {n: us / 1e6 for n, us in crew.stepper.call(native.measure).rows}
+
+    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[int, float, float]:
+        """A `Turn`."""
+        self.batch.reset_stats()
+        started = time.perf_counter()
+        with ThreadPoolExecutor(n) as pool:
+            list(pool.map(lambda p: self.batch.submit(p, max_tokens=self.tokens, temperature=0.0).result(), prompts))
+        seconds = time.perf_counter() - started
+        stats = self.batch.stats
+        return stats.committed, stats.seconds_verify + stats.seconds_draft + stats.seconds_gate, seconds
+
+
+class Server:
+    """llama.cpp's server, with as many slots."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [
+            args.server, "-m", args.target, "-np", str(args.most), "-c", str(args.ctx * args.most), "-b", "512",
+            "-t", str(args.threads), "-tb", str(args.threads), "--port", str(self.port), "--host", "127.0.0.1",
+            *shlex.split(args.server_args),
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.tokens = args.tokens
+        for _ in range(600):
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                self._ask("health")
+                return
+            time.sleep(0.5)
+        raise SystemExit("the server did not start.")
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=3600) as response:
+            return json.load(response)
+
+    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[int, float, float]:
+        """A `Turn`; its decoding cannot be told from its prompts."""
+
+        def one(prompt: list[int]) -> int:
+            body = {"prompt": prompt, "n_predict": self.tokens, "temperature": 0.0, "cache_prompt": False}
+            return int(self._ask("completion", body)["tokens_predicted"])
+
+        started = time.perf_counter()
+        with ThreadPoolExecutor(n) as pool:
+            tokens = sum(pool.map(one, prompts))
+        return tokens, float("nan"), time.perf_counter() - started
+
+
+def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[dict[str, Any]]:
+    """Every way takes its turn on a share of the prompts, at every n, `repeats` times."""
+    ours = {way: Ours(args, way) for way in args.ways}
+    ways: dict[str, Turn] = {way: one.serve for way, one in ours.items()}
+    server = Server(args) if args.server else None
+    if server is not None:
+        ways["llama-server"] = server.serve
+    try:
+        for way, serve in ways.items():
+            serve(prompts[:1], 1)  # warms up
+            print(f"{way}: ready", file=sys.stderr)
+        for turn in range(args.repeats):
+            share = prompts[turn * len(prompts) // args.repeats : (turn + 1) * len(prompts) // args.repeats]
+            for n in args.parallel:
+                before = ours["plain"].costs()
+                for way, serve in ways.items():
+                    tokens, decoding, wall = serve(share, n)
+                    after = ours["plain"].costs() if way == "plain" else before
+                    allowed = n * (before[1] + after[1]) / (before[n] + after[n]) if n in before else float("nan")
+                    yield {"turn": turn, "n": n, "way": way, "decode": tokens / decoding, "wall": tokens / wall,
+                           "allowed": allowed, "tokens": tokens}  # fmt: skip
+    finally:
+        if server is not None:
+            server.process.terminate()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians over the turns, and the range of their ratios."""
+
+    def of(way: str, n: int) -> list[dict[str, Any]]:
+        return [row for row in rows if row["way"] == way and row["n"] == n]
+
+    def ratios(way: str, n: int, base: tuple[str, int], key: str) -> str:
+        pairs = [a[key] / b[key] for a, b in zip(of(way, n), of(*base))]
+        return "" if not pairs else f"{statistics.median(pairs):.2f} ({min(pairs):.2f}..{max(pairs):.2f})"
+
+    lines = []
+    for n in sorted({row["n"] for row in rows}):
+        for way in dict.fromkeys(row["way"] for row in rows):
+            mine = of(way, n)
+            share = statistics.median(row["allowed"] for row in mine)
+            alone = ratios(way, n, (way, min(row["n"] for row in rows)), "decode")
+            lines.append([
+                str(n), way, f"{statistics.median(row['decode'] for row in mine):.1f}", alone, f"{share:.2f}",
+                ratios(way, n, ("plain", n), "decode"), f"{statistics.median(row['wall'] for row in mine):.1f}",
+                ratios(way, n, ("llama-server", n), "wall"),
+            ])  # fmt: skip
+    head = ["at once", "way", "decode t/s", "x alone", "costs allow", "x plain", "wall t/s", "x llama-server"]
+    return markdown(head, lines)
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", help="draft model, for ways draft:K and draft:governed")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL with prompt, question or turns")
+    parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
+    parser.add_argument("--tokens", type=int, default=160, help="most tokens of an answer")
+    parser.add_argument("--parallel", default="1,8,16", help="texts at once")
+    parser.add_argument("--ways", default="plain", help="plain, lookup:K, draft:K, draft:governed, lookup:governed")
+    parser.add_argument("--repeats", type=int, default=2, help="turns; each takes its share of the prompts")
+    parser.add_argument("--ctx", type=int, default=768, help="tokens of one text")
+    parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--flash-attn", action="store_true")
+    parser.add_argument("--server", help="llama-server of llama.cpp")
+    parser.add_argument("--server-args", default="")
+    parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
+    args = parser.parse_args()
+    args.parallel = [int(n) for n in args.parallel.split(",")]
+    args.most = max(args.parallel)
+    args.ways = args.ways.split(",")
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {args.threads} threads, load {machine['load_before']}; {Path(args.target).name}")
+    if (why := disturbance(machine)) is not None:
+        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
+    from pyfly_cpp import FlyLlama
+
+    llm = FlyLlama(args.target, n_ctx=2048, verbose=False)
+    generator, of_file = Generator(llm), args.limit // len(args.prompts)
+    questions = [read_questions(path)[:of_file] for path in args.prompts]
+    mixed = [one for group in zip(*questions) for one in group]
+    prompts = [list(generator.render([{"role": "user", "content": q.turns[0]}]).tokens) for q in mixed]
+    llm.close()
+    rows = []
+    for row in turns(args, prompts):
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+        if args.out:
+            with open(args.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+#include "drafting.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "error.h"
+#include "stopwatch.h"
+
+namespace pyfly {
+
+void Drafting::require_draft_max(int32_t k) const {
+    if (k < 0 || k > target_.n_batch() - 1) {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "draft_max is " + std::to_string(k) + ", but one batch of " + std::to_string(target_.n_batch()) +
+                        " tokens holds the last token and the draft; keep draft_max under n_batch");
+    }
+}
+
+std::vector<int32_t> Drafting::draft_max(const int32_t * draft_max) const {
+    std::vector<int32_t> out;
+    for (size_t i = 0; i < drafters_.size(); i++) {
+        out.push_back(draft_max != nullptr ? draft_max[i] : drafters_[i].draft_max);
+    }
+    return out;
+}
+
+void Drafting::configure(bool is_adaptive, std::vector<BatchDrafter> drafters) {
+    if (drafters.size() > PYFLY_MAX_DRAFTERS) {
+        throw Error(PYFLY_STATUS_INVALID, "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters work together");
+    }
+    const int32_t n_slots = static_cast<int32_t>(texts_.size());
+    for (const BatchDrafter & d : drafters) {
+        require_draft_max(d.draft_max);
+        if (d.drafter->n_texts() < n_slots) {
+            throw Error(PYFLY_STATUS_INVALID, "a drafter for " + std::to_string(d.drafter->n_texts()) +
+                                                  " texts cannot serve " + std::to_string(n_slots) +
+                                                  "; open it beside this target");
+        }
+    }
+    const bool is_same =
+        governor_ != nullptr && std::equal(drafters.begin(), drafters.end(), drafters_.begin(), drafters_.end(),
+                                           [](const auto & a, const auto & b) { return a.drafter == b.drafter; });
+    if (!is_same) {
+        governor_ = std::make_unique<Governor>();
+        for (size_t i = 0; i < drafters.size(); i++) {
+            governor_->expect(static_cast<int32_t>(i), drafters[i].drafter->is_free(),
+                              drafters[i].drafter->expected_cost());
+        }
+    }
+    if (is_adaptive) {
+        policy_ = governor_.get();
+    } else {
+        policy_ = &fixed_;
+    }
+    drafters_ = std::move(drafters);
+}
+
+void Drafting::expect_costs(const MeasuredCosts & costs) {
+    if (governor_ == nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "configure the batch before it is told what drafting costs");
+    }
+    const auto require = [&](bool is_possible, double us) {
+        if (!is_possible || !(us > 0.0) || !std::isfinite(us)) {
+            throw Error(PYFLY_STATUS_INVALID,
+                        "costs must be of sizes >= 1 and in microseconds > 0, of drafters that the "
+                        "batch was configured with; measure them again");
+        }
+    };
+    const auto is_drafter = [&](int32_t d) { return d >= 0 && static_cast<size_t>(d) < drafters_.size(); };
+    for (const auto & rows : costs.target) {
+        require(rows.n >= 1, rows.us);
+    }
+    for (const auto & draft : costs.drafts) {
+        require(is_drafter(draft.drafter) && draft.n_texts >= 1 && draft.k >= 1, draft.us);
+    }
+    for (const auto & catch_up : costs.catch_up) {
+        require(is_drafter(catch_up.drafter), catch_up.us);
+    }
+    governor_->expect_costs(costs);
+}
+
+// Tokens of the prompt that a drafter which will be asked soon has to evaluate.
+size_t Drafting::n_behind(const Text & t, size_t drafter) const {
+    const int32_t k = t.sequence.config().draft_max[drafter];
+    if (t.is_prepared || k < 1 || !target_.can_rewind() ||
+        !policy_->can_pay(t.slot(), static_cast<int32_t>(drafter), k)) {
+        return 0;
+    }
+    return drafters_[drafter].drafter->n_behind(t.slot(), t.sequence.transcript().history());
+}
+
+size_t Drafting::n_behind(const Text & t) const {
+    size_t n = 0;
+    for (size_t d = 0; d < drafters_.size(); d++) {
+        n += n_behind(t, d);
+    }
+    return n;
+}
+
+// One batch of what a drafter has missed of the text. Returns how many tokens are left.
+size_t Drafting::catch_up(const Text & t, size_t drafter) {
+    Drafter & d = *drafters_[drafter].drafter;
+    const std::vector<int32_t> & history = t.sequence.transcript().history();
+    const int64_t n_before = static_cast<int64_t>(d.n_behind(t.slot(), history));
+    size_t n_left = 0;
+    int64_t us = 0;
+    {
+        const Stopwatch stopwatch(us);
+        n_left = d.prepare(t.slot(), history);
+    }
+    policy_->observe_catch_up(static_cast<int32_t>(drafter), n_before - static_cast<int64_t>(n_left),
+                              static_cast<double>(us));
+    return n_left;
+}
+
+// One batch of what the first drafter that is behind has missed of the prompt.
+void Drafting::prepare(Text & t) {
+    const Stopwatch stopwatch(t.sequence.stats().us_prefill);
+    try {
+        for (size_t d = 0; d < drafters_.size(); d++) {
+            if (n_behind(t, d) > 0) {
+                catch_up(t, d);
+                return;
+            }
+        }
+    } catch (...) {
+        t.stop(true);
+    }
+}
+
+// What each text may choose from. Where something is chosen (and not just asked for in turn), free drafters are asked
+// first.
+std::vector<Candidate> Drafting::offer(Turns & turns) {
+    std::vector<std::vector<int32_t>> k_max(turns.size(), std::vector<int32_t>(drafters_.size(), 0));
+    for (size_t i = 0; i < turns.size(); i++) {
+        const Text & t = *turns[i].text;
+        const int64_t limit = t.sequence.draft_limit(t.n_room);
+        for (size_t d = 0; d < drafters_.size(); d++) {
+            k_max[i][d] = static_cast<int32_t>(
+                std::clamp<int64_t>(limit, 0, static_cast<int64_t>(t.sequence.config().draft_max[d])));
+        }
+        turns[i].free.resize(drafters_.size());
+    }
+    for (size_t d = 0; d < drafters_.size() && !policy_->asks_the_next(); d++) {
+        if (!drafters_[d].drafter->is_free()) {
+            continue;
+        }
+        std::vector<DraftRequest> requests;
+        for (size_t i = 0; i < turns.size(); i++) {
+            if (k_max[i][d] > 0) {
+                const Sequence & sequence = turns[i].text->sequence;
+                requests.push_back(
+                    {turns[i].text->slot(), &sequence.transcript().history(), k_max[i][d], &turns[i].free[d]});
+            }
+        }
+        ask(d, requests);
+        for (size_t i = 0; i < turns.size(); i++) {
+            k_max[i][d] = static_cast<int32_t>(turns[i].free[d].tokens.size());
+        }
+    }
+    std::vector<Candidate> candidates;
+    for (size_t i = 0; i < turns.size(); i++) {
+        const Text & t = *turns[i].text;
+        Candidate candidate = {t.slot(), {}};
+        for (size_t d = 0; d < drafters_.size() && t.sequence.is_active(); d++) {
+            if (k_max[i][d] > 0) {
+                const std::vector<int32_t> & history = t.sequence.transcript().history();
+                candidate.offers.push_back({static_cast<int32_t>(d), k_max[i][d], turns[i].free[d].proposal_class,
+                                            static_cast<int64_t>(drafters_[d].drafter->n_behind(t.slot(), history))});
+            }
+        }
+        candidates.push_back(std::move(candidate));
+    }
+    return candidates;
+}
+
+// Asks a drafter. Where that fails, every text alone, so that only the one that causes it stops.
+void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
+    if (requests.empty()) {
+        return;
+    }
+    try {
+        drafters_[drafter].drafter->propose(requests);
+        for (const DraftRequest & request : requests) {
+            for (const int32_t token : request.out->tokens) {
+                if (token < 0 || token >= target_.n_vocab()) {
+                    throw Error(PYFLY_STATUS_INVALID, "the drafter proposed token " + std::to_string(token) +
+                                                          ", which is outside the target's vocabulary of " +
+                                                          std::to_string(target_.n_vocab()) +
+                                                          "; fix or remove the drafter");
+                }
+            }
+        }
+    } catch (...) {
+        if (requests.size() == 1) {
+            requests.front().out->tokens.clear();
+            texts_[static_cast<size_t>(requests.front().text)].stop(true);
+            return;
+        }
+        for (const DraftRequest & request : requests) {
+            *request.out = {};
+            ask(drafter, {request});
+        }
+    }
+}
+
+// Asks one drafter on behalf of the texts that chose it.
+void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices) {
+    const bool is_governed = !policy_->asks_the_next();
+    std::vector<DraftRequest> requests;
+    std::vector<int32_t> asked;
+    for (size_t i = 0; i < turns.size(); i++) {
+        Turn & d = turns[i];
+        Text & t = *d.text;
+        if (choices[i].drafter != static_cast<int32_t>(drafter) || choices[i].k < 1 || !t.sequence.is_active()) {
+            continue;
+        }
+        d.draft.drafter = choices[i].drafter;
+        t.n_asked = 0;
+        if (is_governed && drafters_[drafter].drafter->is_free()) {
+            d.proposal = std::move(d.free[drafter]);
+            d.proposal.tokens.resize(static_cast<size_t>(choices[i].k));
+            continue;
+        }
+        try {
+            while (is_governed && catch_up(t, drafter) > 0) {
+            }
+        } catch (...) {
+            t.stop(true);
+            continue;
+        }
+        t.n_asked = is_governed ? choices[i].k : 0;
+        requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal});
+        asked.push_back(choices[i].k);
+    }
+    int64_t us = 0;
+    {
+        const Stopwatch stopwatch(us);
+        ask(drafter, requests);
+    }
+    if (!requests.empty()) {
+        policy_->observe_draft(static_cast<int32_t>(drafter), asked, static_cast<double>(us));
+    }
+}
+
+// What the policy chooses. Where it only names who is asked first, a text that got nothing turns to the next drafter.
+void Drafting::choose(Turns & turns, int64_t n_other_rows) {
+    std::vector<Candidate> candidates = offer(turns);
+    bool asks_on = true;
+    while (asks_on) {
+        const std::vector<Choice> choices = policy_->choose(candidates, n_other_rows);
+        for (size_t d = 0; d < drafters_.size(); d++) {
+            ask_chosen(d, turns, choices);
+        }
+        asks_on = false;
+        for (size_t i = 0; i < turns.size() && policy_->asks_the_next(); i++) {
+            std::vector<Offer> & offers = candidates[i].offers;
+            if (!turns[i].proposal.tokens.empty()) {
+                offers.clear();
+            } else if (!offers.empty()) {
+                offers.erase(offers.begin());
+            }
+            asks_on = asks_on || !offers.empty();
+        }
+    }
+    for (Turn & d : turns) {
+        d.draft.tokens = std::move(d.proposal.tokens);
+        d.text->proposal_class = d.proposal.proposal_class;
+        for (size_t i = 0; i < d.free.size(); i++) {
+            d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());
+        }
+    }
+}
+
+std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts, int64_t n_other_rows) {
+    Turns turns;
+    for (Text * t : texts) {
+        turns.push_back({t, {}, {}, {}});
+    }
+    std::vector<Draft> drafts(texts.size());
+    if (drafters_.empty() || texts.empty()) {
+        return drafts;
+    }
+    int64_t us = 0;
+    {
+        const Stopwatch stopwatch(us);
+        choose(turns, n_other_rows);
+    }
+    for (size_t i = 0; i < turns.size(); i++) {
+        texts[i]->sequence.stats().us_draft += us / static_cast<int64_t>(texts.size());
+        drafts[i] = std::move(turns[i].draft);
+    }
+    return drafts;
+}
+
+void Drafting::observe(const std::vector<Span> & spans) {
+    for (size_t i = 0; i < drafters_.size() && target_.can_rewind(); i++) {
+        const bool is_used = std::any_of(texts_.begin(), texts_.end(), [&](const Text & t) {
+            return t.sequence.has_text() && t.sequence.config().draft_max[i] > 0;
+        });
+        if (is_used) {
+            drafters_[i].drafter->observe(spans);
+        }
+    }
+}
+
+void Drafting::learn(Text & t) {
+    const std::vector<int32_t> & history = t.sequence.transcript().history();
+    const Draft & draft = t.sequence.draft();
+    t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
+                     t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+}
+
+} // namespace pyfly

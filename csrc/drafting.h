@@ -1,0 +1,92 @@
+// What the texts of a batch draft with: the drafters and the policy that chooses among them. No llama.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "drafters/drafter.h"
+#include "policy/fixed.h"
+#include "policy/governor.h"
+#include "text.h"
+
+namespace pyfly {
+
+struct BatchDrafter {
+    Drafter * drafter; // borrowed
+    int32_t draft_max; // most tokens it drafts in a round
+};
+
+class Drafting {
+  public:
+    // Borrowed: a text for each of the target's sequences.
+    Drafting(const Model & target, const Vocabulary & vocabulary, std::vector<Text> & texts)
+        : target_(target), vocabulary_(vocabulary), texts_(texts) {}
+
+    Drafting(const Drafting &) = delete;
+    Drafting & operator=(const Drafting &) = delete;
+
+    // See pyfly_batch_configure; no text may run. An Error changes nothing.
+    void configure(bool is_adaptive, std::vector<BatchDrafter> drafters);
+
+    // See pyfly_batch_expect: of the drafters that were configured. Throws Error(PYFLY_STATUS_INVALID) for others.
+    void expect_costs(const MeasuredCosts & costs);
+
+    const std::vector<BatchDrafter> & drafters() const { return drafters_; }
+
+    // For RequestConfig: one for each drafter, or null for what the drafters were given.
+    std::vector<int32_t> draft_max(const int32_t * draft_max) const;
+
+    // Throws Error(PYFLY_STATUS_INVALID) unless it is 0..n_batch - 1.
+    void require_draft_max(int32_t k) const;
+
+    void begin_text(int32_t slot) { policy_->begin_text(slot); }
+    void end_text(int32_t slot) { policy_->end_text(slot); }
+
+    // Tokens of the text that a drafter which will be asked soon has to evaluate, before the text's first round.
+    size_t n_behind(const Text & text) const;
+
+    // One batch of what the first drafter that is behind has missed. A text stops where that fails.
+    void prepare(Text & text);
+
+    // A draft for each of these texts, in their order. A text stops where drafting fails for it. n_other_rows: rows of
+    // the step's batch besides the drafts and one for each of the texts.
+    std::vector<Draft> draft(const std::vector<Text *> & texts, int64_t n_other_rows);
+
+    // The target has evaluated these spans, in one batch.
+    void observe(const std::vector<Span> & spans);
+
+    // A batch of n_rows tokens with a row each took so many microseconds.
+    void observe_target(int32_t n_rows, double us) { policy_->observe_target(n_rows, us); }
+
+    // The text has taken what came of a round.
+    void learn(Text & text);
+
+    const Governor * governor() const { return governor_.get(); }
+
+  private:
+    // A text that drafts in this step.
+    struct Turn {
+        Text * text;
+        Draft draft;
+        Proposal proposal;          // of the drafter that was chosen
+        std::vector<Proposal> free; // of the free drafters, by index; asked for before anything was chosen
+    };
+    using Turns = std::vector<Turn>;
+
+    size_t n_behind(const Text & text, size_t drafter) const;
+    size_t catch_up(const Text & text, size_t drafter);
+    std::vector<Candidate> offer(Turns & turns);
+    void choose(Turns & turns, int64_t n_other_rows);
+    void ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices);
+    void ask(size_t drafter, const std::vector<DraftRequest> & requests);
+
+    const Model & target_;
+    const Vocabulary & vocabulary_;
+    std::vector<Text> & texts_;
+    std::vector<BatchDrafter> drafters_;
+    FixedPolicy fixed_;
+    std::unique_ptr<Governor> governor_; // keeps what it has learned while the drafters stay the same
+    Policy * policy_ = &fixed_;
+};
+
+} // namespace pyfly

@@ -1,0 +1,130 @@
+#include "evaluation.h"
+
+#include <algorithm>
+
+#include "stopwatch.h"
+
+namespace pyfly {
+
+void Evaluation::evaluate(const std::vector<Span> & spans) {
+    target_.evaluate(spans);
+    drafting_.observe(spans);
+}
+
+void Evaluation::run(const Plans & plans) {
+    Plans part;
+    size_t n = 0;
+    for (const Plan & plan : plans) {
+        const bool is_alone = plan.text->is_suspect || (!part.empty() && part.back().text->is_suspect);
+        if (!part.empty() && (is_alone || n + plan.span.n > static_cast<size_t>(target_.n_batch()))) {
+            attempt(part);
+            part.clear();
+            n = 0;
+        }
+        part.push_back(plan);
+        n += plan.span.n;
+    }
+    attempt(part);
+}
+
+// Plans that fit in one batch.
+void Evaluation::attempt(const Plans & planned) {
+    Plans plans;
+    std::vector<Span> spans;
+    for (const Plan & plan : planned) {
+        if (plan.text->is_running()) { // it may have had to make room since
+            plans.push_back(plan);
+            spans.push_back(plan.span);
+        }
+    }
+    if (plans.empty()) {
+        return;
+    }
+    int64_t us = 0;
+    try {
+        const Stopwatch stopwatch(us);
+        evaluate(spans);
+    } catch (...) {
+        try_again(plans);
+        return;
+    }
+    take(plans, us);
+}
+
+// After the exception that is being handled.
+void Evaluation::try_again(const Plans & plans) {
+    for (const Plan & plan : plans) {
+        plan.text->sequence.memory().failed();
+    }
+    const bool has_room = current_failure().status == PYFLY_STATUS_CONTEXT_FULL && make_room();
+    if (plans.size() == 1 && !has_room) {
+        plans.front().text->stop(false);
+        return;
+    }
+    Plans rest;
+    for (const Plan & plan : plans) {
+        if (!plan.text->is_running()) {
+            continue;
+        }
+        if (plan.text->sequence.memory().n() < plan.span.n_past) { // what it had is lost: another time
+            plan.text->is_suspect = plan.text->is_suspect || !has_room;
+            plan.text->sequence.postpone();
+        } else {
+            rest.push_back(plan);
+        }
+    }
+    const auto middle = rest.begin() + static_cast<std::ptrdiff_t>(has_room ? rest.size() : rest.size() / 2);
+    attempt({rest.begin(), middle});
+    attempt({middle, rest.end()});
+}
+
+void Evaluation::take(const Plans & plans, int64_t us) {
+    size_t n_tokens = 0;
+    bool is_all_rows = true;
+    for (const Plan & plan : plans) {
+        n_tokens += plan.span.n;
+        is_all_rows = is_all_rows && plan.span.first_row == 0 && !plan.text->sequence.config().all_rows;
+    }
+    if (is_all_rows) {
+        drafting_.observe_target(static_cast<int32_t>(n_tokens), static_cast<double>(us));
+    }
+    for (size_t i = 0; i < plans.size(); i++) {
+        Text & t = *plans[i].text;
+        const int32_t n_rounds = t.sequence.n_rounds();
+        try {
+            t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / static_cast<int64_t>(n_tokens));
+            if (t.sequence.n_rounds() > n_rounds) {
+                t.is_suspect = false; // not before: what made its batch fail may be the row of a round
+                t.had_round();
+                drafting_.learn(t);
+            }
+        } catch (...) {
+            t.stop(true);
+        }
+    }
+}
+
+bool Evaluation::make_room() {
+    Text * idle = nullptr;
+    Text * youngest = nullptr;
+    size_t n_running = 0;
+    for (Text & t : texts_) {
+        if (!t.is_running()) { // also one that waits may hold something: it was parked
+            idle = t.sequence.memory().n() > 0 && (idle == nullptr || t.used < idle->used) ? &t : idle;
+        } else {
+            n_running++;
+            youngest = youngest == nullptr || t.order > youngest->order ? &t : youngest;
+        }
+    }
+    if (idle != nullptr) {
+        idle->sequence.memory().clear();
+        return true;
+    }
+    if (n_running < 2) {
+        return false;
+    }
+    youngest->make_wait();
+    return true;
+}
+
+} // namespace pyfly

@@ -1,0 +1,49 @@
+// Evaluating what several texts planned: as few batches of the target as it takes. A full cache and a batch that fails
+// are dealt with here, so that no text suffers from another. No llama.h.
+#pragma once
+
+#include <vector>
+
+#include "drafting.h"
+#include "text.h"
+
+namespace pyfly {
+
+// What a text wants evaluated in a step.
+struct Plan {
+    Text * text;
+    Span span;
+};
+using Plans = std::vector<Plan>;
+
+class Evaluation {
+  public:
+    // All borrowed; a text for each of the target's sequences.
+    Evaluation(Model & target, std::vector<Text> & texts, Drafting & drafting)
+        : target_(target), texts_(texts), drafting_(drafting) {}
+
+    // Evaluates spans in one batch and shows them to the drafters; throws Error.
+    void evaluate(const std::vector<Span> & spans);
+
+    // Evaluates the plans of running texts, in this order; each text takes what came of its own.
+    //
+    // Where there is no room for all, make_room() makes some. A batch that fails otherwise is tried again in halves, so
+    // that only the text stops that cannot be evaluated alone; where trying again has to wait for a later step, because
+    // a recurrent memory was lost, the texts of that batch are evaluated alone until then.
+    void run(const Plans & plans);
+
+    // The target's cache is full: drops what an ended text left, the one that was used longest ago, or else lets the
+    // youngest text wait, perhaps the one that asks. False, and nothing changed, if only one text runs.
+    bool make_room();
+
+  private:
+    void attempt(const Plans & plans);
+    void try_again(const Plans & plans);
+    void take(const Plans & plans, int64_t us);
+
+    Model & target_;
+    std::vector<Text> & texts_;
+    Drafting & drafting_;
+};
+
+} // namespace pyfly

@@ -1,0 +1,54 @@
+// A text in its slot of the batch, and what drafting and evaluating have to know of it. No llama.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "policy/outcomes.h"
+#include "sequence.h"
+
+namespace pyfly {
+
+// Why a text stopped.
+struct Failure {
+    pyfly_status status = PYFLY_OK;
+    std::string message;
+};
+
+// What the exception that is being handled says.
+Failure current_failure();
+
+struct Text {
+    Sequence sequence;
+    int64_t order = 0;                 // of its beginning: the smaller, the older
+    int64_t used = 0;                  // when its slot was used last
+    int32_t n_room = Model::unlimited; // how many more tokens are wanted, >= 1
+    bool is_prepared = false;          // the drafters have caught up with the prompt
+    bool is_waiting = false;           // there was no room for it
+    bool is_held = false;              // somebody wants it to pause
+    bool is_suspect = false;           // a batch with it failed: it is evaluated alone until it has had a round
+    Failure failure = {};              // why it stopped in the last step, if it did
+
+    // Of the draft that is planned; drafting.* keeps them to learn from.
+    Outcomes outcomes = {};
+    int32_t n_asked = 0; // how many tokens were asked of a drafter that is not free
+    int32_t proposal_class = 0;
+
+    int32_t slot() const { return sequence.memory().sequence(); }
+    bool is_running() const { return sequence.is_active() && !is_waiting; }
+    bool is_midway() const { return is_running() && sequence.n_rounds() > 0; } // somebody waits for its next token
+
+    // A text begins here, or goes on somewhere else.
+    void begin();
+
+    // It has taken what came of a round: less is wanted now.
+    void had_round();
+
+    // It stops because of the exception that is being handled. has_evaluated: see Sequence::fail.
+    void stop(bool has_evaluated);
+
+    // There is no room for it: it waits, and what it had is forgotten.
+    void make_wait();
+};
+
+} // namespace pyfly

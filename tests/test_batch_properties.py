@@ -1,0 +1,210 @@
+"""Several texts in a batch do not disturb each other. `fuzz/test_batches.py` has random worlds of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_engine_properties import EOG, N_VOCAB, PROTECTED, Oracle, Script
+
+from pyfly_cpp import ContextFullError, Exact, Margin, Window
+from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
+
+PLAIN = (Exact().nodes(), Window().config())
+
+
+@pytest.mark.parametrize("rule", ["agree", "reconverge"])
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_commit_what_the_oracle_commits(seed, rule):
+    """Six at once, joining one after the other, where a cache of two and a half texts makes some wait."""
+    script, tau, window, k = Script(seed, 0.5, -9.0), 1.0, Window(3, rule=rule), 5
+    prompts = [[2, 3, 4, *([2 + (seed + i) % 7] * i)] for i in range(6)]
+    with (
+        ScriptedTarget(script.row, N_VOCAB, 60, 16, n_sequences=6, n_cells=150) as target,
+        Batch(target) as batch,
+    ):
+        target.protect([PROTECTED], [EOG])
+        batch.configure([(CallbackDrafter(lambda h: script.draft(h, k)), k)], n_chunk=4)
+        found = {}
+        for slot, prompt in zip(batch.slots, prompts):
+            slot.begin(prompt, Margin(tau).nodes(), window.config())
+            found[slot.number] = []
+            batch.step()
+            for other in batch.slots[: slot.number + 1]:
+                found[other.number] += [token for _, token in other.tokens()]
+        has_waited = False
+        while any(slot.has_text for slot in batch.slots):
+            for progress in batch.step():
+                slot = batch.slots[progress.slot]
+                found[slot.number] += [token for _, token in slot.tokens()]
+                has_waited |= progress.is_waiting
+                if progress.failure is not None:
+                    assert isinstance(progress.failure, ContextFullError)
+                    slot.end()
+        assert has_waited
+    for i, prompt in enumerate(prompts):
+        assert found[i] == Oracle(script, tau, window, k, 60).run(1000, prompt)
+
+
+# ---- Prompts that join -----------------------------------------------------------------------------------------------
+
+
+def likes_five(history):
+    return np.eye(N_VOCAB, dtype=np.float32)[5]
+
+
+@pytest.mark.parametrize("n_chunk", [16, 100])
+@pytest.mark.parametrize("lengths", [[3000], [1000, 1000, 1000], [40] * 12])
+def test_prompts_that_join_delay_the_others_by_no_more_than_a_chunk(n_chunk, lengths):
+    """While texts are in the middle of theirs: every step brings each of these a round and evaluates at most n_chunk
+    tokens of prompts, of all that join together."""
+    with ScriptedTarget(likes_five, N_VOCAB, 4096, 512, n_sequences=16) as target, Batch(target) as batch:
+        batch.configure(n_chunk=n_chunk)
+        running, joining = batch.slots[:4], batch.slots[4 : 4 + len(lengths)]
+        for slot in running:
+            slot.begin([2, 3], *PLAIN)
+        batch.step()
+        for i, (slot, n) in enumerate(zip(joining, lengths)):
+            slot.begin([2 + i % 7, 3 + i // 7, *([6] * (n - 2))], *PLAIN)
+        n_steps = 0
+        while any(len(slot.history()) == n for slot, n in zip(joining, lengths)):
+            before = [min(slot.n_evaluated, n - 1) for slot, n in zip(joining, lengths)]
+            progress = batch.step()
+            assert [p.n_records for p in progress[:4]] == [1] * 4
+            after = [min(slot.n_evaluated, n - 1) for slot, n in zip(joining, lengths)]
+            assert 0 < sum(after) - sum(before) + sum(p.n_records for p in progress[4:]) <= n_chunk + len(joining)
+            assert sum(after) - sum(before) <= n_chunk
+            n_steps += 1
+        assert n_steps <= sum(lengths) / n_chunk + len(lengths) + 1, "and no step is wasted"
+
+
+def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
+    """Also where another text has evaluated what both begin with; and none are left of a step before."""
+    prompt = [2, 3, 4, 5] * 10
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3) as target, Batch(target) as batch:
+        batch.configure(n_chunk=30)
+        first, second, third = batch.slots
+        third.begin([2], *PLAIN)
+        batch.step()
+        first.begin(prompt, *PLAIN, all_rows=True)
+        second.begin(prompt, *PLAIN, all_rows=True)
+        seen = {}
+        for _ in range(6):
+            batch.step()
+            for slot in (first, second):
+                seen.setdefault(slot.number, []).extend(i for i in range(40) if slot.prompt_row(i, N_VOCAB) is not None)
+        for slot in (first, second):
+            assert seen[slot.number] == list(range(39)), "each of them once"
+
+
+def test_what_a_slot_holds_is_not_lost_where_nothing_can_be_shared():
+    options = {"n_ctx": 100, "n_batch": 8, "n_sequences": 2, "recurrent": (4, True)}
+    with ScriptedTarget(likes_five, N_VOCAB, **options) as target, Batch(target) as batch:
+        batch.configure()
+        first, second = batch.slots
+        second.begin([6] * 10, *PLAIN)
+        while second.n_left:
+            batch.step()
+        second.end(9)
+        first.begin([6] * 40, *PLAIN)
+        while first.n_left:
+            batch.step()
+        second.begin([6] * 40, *PLAIN)
+        batch.step()
+        assert second.n_evaluated > 9
+
+
+# ---- A full cache ----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_replaces_a_running_one_makes_room_for_one_that_waits():
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3, n_cells=100) as target, Batch(target) as batch:
+        batch.configure()
+        first, second, _ = batch.slots
+        first.begin([2] * 60, *PLAIN)
+        second.begin([3] * 50, *PLAIN)
+        batch.step()
+        assert [p.is_waiting for p in batch.step()] == [False, True]
+        first.begin([4, 4], *PLAIN)
+        assert [(p.slot, p.is_waiting, p.n_records) for p in batch.step()] == [(1, False, 1), (0, False, 1)]
+
+
+def test_nobody_overtakes_a_text_that_waits():
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3, n_cells=100) as target, Batch(target) as batch:
+        batch.configure()
+        first, second, third = batch.slots
+        first.begin([2] * 60, *PLAIN)
+        second.begin([3] * 50, *PLAIN)
+        batch.step()
+        third.begin([4, 4], *PLAIN)  # there would be room for it
+        assert [p.is_waiting for p in batch.step()] == [False, True, True]
+        first.end()
+        assert [p.is_waiting for p in batch.step()] == [False, False]
+
+
+def test_what_a_text_that_waits_was_made_to_hold_gives_way():
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=2, n_cells=100) as target, Batch(target) as batch:
+        batch.configure()
+        first, second = batch.slots
+        first.begin([2] * 60, *PLAIN)
+        second.begin([3] * 50, *PLAIN)
+        while not batch.step()[1].is_waiting:
+            pass
+        second.park(30)
+        for _ in range(30):
+            progress = batch.step()
+            assert progress[0].failure is None and progress[0].n_records == 1
+        assert second.n_evaluated == 0 and progress[1].is_waiting
+
+
+def test_a_recurrent_text_that_evaluates_again_before_its_draft_finds_room():
+    """Its drafts need a checkpoint of everything before them, which is evaluated while the round is planned."""
+
+    def draft(history):
+        return [4, 4, 4] if len(history) % 2 else []
+
+    options = {"n_ctx": 60, "n_batch": 32, "n_sequences": 4, "n_cells": 70, "recurrent": (0, True)}
+    with ScriptedTarget(likes_five, N_VOCAB, **options) as target, Batch(target) as batch:
+        batch.configure([(CallbackDrafter(draft), 3)])
+        for i, slot in enumerate(batch.slots):
+            slot.begin([2 + i] * (10 + i), *PLAIN)
+        while any(slot.has_text for slot in batch.slots):
+            for progress in batch.step():
+                slot = batch.slots[progress.slot]
+                assert progress.failure is None
+                if len(slot.history()) > 45:
+                    assert set(slot.history()[20:].tolist()) == {5}
+                    slot.end()
+
+
+# ---- Failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", [None, (0, True), (3, False)])
+def test_a_row_that_fails_ends_one_text(recurrent):
+    """A recurrent memory is lost where a batch fails, so that all texts of it begin again, more than a chunk of each,
+    and could meet again at the row that fails."""
+    n_raised = [0]
+
+    def row(history):
+        if history[0] == 3 and len(history) > 50:
+            n_raised[0] += 1
+            raise KeyError("mine")
+        return likes_five(history)
+
+    with ScriptedTarget(row, N_VOCAB, 100, 64, n_sequences=3, recurrent=recurrent) as target, Batch(target) as batch:
+        batch.configure(n_chunk=20)
+        for i, slot in enumerate(batch.slots):
+            slot.begin([2 + i] * 40, *PLAIN)
+        failures = {}
+        for _ in range(200):
+            for progress in batch.step():
+                slot = batch.slots[progress.slot]
+                if progress.failure is not None:
+                    failures[slot.number] = progress.failure
+                if progress.failure is not None or len(slot.history()) >= 95:
+                    slot.end()
+            if not any(slot.has_text for slot in batch.slots):
+                break
+        assert not any(slot.has_text for slot in batch.slots), "starved"
+        assert list(failures) == [1] and isinstance(failures[1], KeyError)
+        assert n_raised[0] <= 3, "together, in halves and alone"
