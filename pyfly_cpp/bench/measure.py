@@ -31,6 +31,8 @@ class Measured:
     n_prompt: int
     """Length of the prompt, tokens."""
     result: Generated
+    n_parallel: int = 1
+    """Texts that ran at once."""
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -41,11 +43,13 @@ class Measured:
             "turn": self.turn,
             "repeat": self.repeat,
             "setting": self.setting,
+            "n_parallel": self.n_parallel,
             "n_prompt": self.n_prompt,
             "finish": result.finish,
             "decode_tokens": result.decode_tokens,
             "decode_seconds": result.decode_seconds,
             "seconds_prompt": result.seconds_prompt,
+            "arrivals": [_brief(seconds) for seconds in result.arrivals],
             "stats": result.stats.as_dict(),
             "rounds": {f.name: [_brief(getattr(r, f.name)) for r in result.rounds] for f in fields(Round)},
             "output": result.text,
@@ -108,7 +112,7 @@ def measure(
     for prompt in prompts:
         # With answers of full length; nothing is lost in the middle because the last turn does not fit.
         turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in prompt.turns]
-        _render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
+        render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
     _warm_up(generator, prompts[0], settings)
     measured: list[Measured] = []
     for repeat in range(repeats):
@@ -117,7 +121,7 @@ def measure(
             generator.forget(0)
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})
-                rendered = _render(generator, prompt, messages, max_tokens)
+                rendered = render(generator, prompt, messages, max_tokens)
                 n_held = generator.hold(rendered, settings)
                 begin = (i + repeat) % len(settings)
                 for setting in [*settings[begin:], *settings[:begin]]:
@@ -132,9 +136,10 @@ def measure(
     return measured
 
 
-def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
+def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
+    """The prompt of a conversation; raises ValueError if it does not fit with n_answers tokens of answers."""
     rendered = generator.render(messages)
-    room = generator.llm.n_ctx()
+    room = generator.n_ctx
     if len(rendered.tokens) + n_answers > room:
         raise ValueError(
             f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
+from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
 from pyfly_cpp.rules import THRESHOLDS
 
@@ -52,6 +53,36 @@ def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Ce
     return head, body
 
 
+def throughput_cells(loads: Sequence[Load]) -> Cells:
+    """Head and body of the table of what several texts at once make."""
+    fewest = min(load.n_parallel for load in loads)
+    head = [
+        "setting", "at once", "tokens/s of all [95 %]", f"x {fewest} at once", "x plain [95 %]", "x exact [95 %]",
+        "tokens/round", "same text", "prompt tokens/s",
+    ]  # fmt: skip
+    body = [
+        [
+            s.setting, f"{load.n_parallel}", interval(s.tokens_per_second, "{:.1f}"), interval(load.times_fewest),
+            interval(s.speedup_plain), interval(s.speedup_exact), f"{s.mean_accepted:.2f}",
+            percent(s.same_output, 0) if s.same_output is not None else "–", f"{load.prompt_tokens_per_second:.0f}",
+        ]
+        for load in loads
+        for s in [load.summary]
+    ]  # fmt: skip
+    return head, body
+
+
+def latency_cells(loads: Sequence[Load]) -> Cells:
+    """Head and body of the table of how long a text waits, milliseconds."""
+    head = ["setting", "at once", "first token, ms: p50", "p95", "between tokens, ms: p50", "p95"]
+    body = [
+        [load.summary.setting, f"{load.n_parallel}"]
+        + [f"{1000 * seconds:.1f}" for seconds in (*load.first_token, *load.between_tokens)]
+        for load in loads
+    ]
+    return head, body
+
+
 def categories(measured: Sequence[Measured]) -> list[str]:
     """The named categories, in the order of the prompts; empty if there are fewer than two."""
     names = list(dict.fromkeys(m.prompt.category for m in measured if m.prompt.category))
@@ -72,22 +103,35 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     return head, body
 
 
-def markdown(title: str, facts: Sequence[str], measured: Sequence[Measured], memory: Mapping[str, Memory]) -> str:
-    """The measurement as a Markdown page."""
+def tables(measured: Sequence[Measured], memory: Mapping[str, Memory]) -> list[Cells]:
+    """All tables of texts that ran alone."""
     summaries = summarise(measured)
-    tables = [speed_cells(summaries), time_cells(summaries, memory)]
+    out = [speed_cells(summaries), time_cells(summaries, memory)]
     if categories(measured):
-        tables.append(category_cells(measured))
+        out.append(category_cells(measured))
+    return out
+
+
+def page(title: str, facts: Sequence[str], tables: Sequence[Cells], note: str) -> str:
+    """Facts, tables and a note as a Markdown page."""
     lines = [f"# {title}", "", *[f"- {fact}" for fact in facts], ""]
     for head, body in tables:
         lines += [markdown_row(head), markdown_row(["---"] * len(head)), *map(markdown_row, body), ""]
-    return "\n".join([*lines, NOTE, ""])
+    return "\n".join([*lines, note, ""])
 
 
 NOTE = (
     "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
     "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, "
     "models or prompts."
+)
+
+
+PARALLEL_NOTE = (
+    "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many texts "
+    "ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: until a "
+    "reader gets more; the tokens of one round come together. Numbers and settings took turns on blocks of prompts. "
+    "Intervals: 95 %, percentile bootstrap over prompts."
 )
 
 

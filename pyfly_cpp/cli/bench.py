@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import measure, measure_memory, summarise
-from pyfly_cpp.bench.prompts import BUILT_IN, pick_prompts, read_prompts
+from pyfly_cpp.bench.measure import Measured, measure, measure_memory, summarise
+from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
+from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.cli.measuring import (
     Models,
+    Session,
     model_options,
     one_sentence_errors,
     progress_bar,
     require_outputs,
     show_table,
 )
+from pyfly_cpp.cli.options import ParallelCounts
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, written
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
 
 HELP = f"""Measures the speed of plain, exact and loose decoding on the same prompts.
@@ -45,6 +49,13 @@ Close other programs first: one busy neighbour makes every number wrong."""
 @click.option("--limit", type=click.IntRange(1), help="Take N prompts, evenly over the categories.")
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Passes over the prompts.")
+@click.option(
+    "--parallel",
+    "counts",
+    metavar="N,N,...",
+    type=ParallelCounts(),
+    help="Measure throughput and latency of so many texts at once, each of --ctx tokens, instead of one alone.",
+)
 @click.option("--json", "json_file", metavar="FILE", help="Write every measurement, with machine, versions and hashes.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables.")
 @click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib).")
@@ -57,6 +68,7 @@ def command(
     limit: int | None,
     max_tokens: int,
     repeats: int,
+    counts: tuple[int, ...] | None,
     json_file: str | None,
     markdown_file: str | None,
     plot_file: str | None,
@@ -70,16 +82,17 @@ def command(
         path = Path(prompt_file) if prompt_file else BUILT_IN
         prompts = pick_prompts(read_prompts(path), limit)
         require_outputs((json_file, markdown_file), force, plot_file)
-        session = models.open(chosen)
-        generator = session.generator
-        memory = measure_memory(generator, prompts[0], chosen)
-        n_total = sum(len(prompt.turns) for prompt in prompts) * len(chosen) * repeats
-        with progress_bar(n_total, "bench") as progress:
-            measured = measure(generator, prompts, chosen, max_tokens, repeats, progress)
-        summaries = summarise(measured)
+        if counts:
+            if plot_file:
+                raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
+            require_enough(prompts, counts)
+        session: Session[Any] = models.open_parallel(chosen, counts[-1]) if counts else models.open(chosen)
+        what = Work(session, prompts, chosen, max_tokens, repeats)
+        found = _measure_parallel(what, counts) if counts else _measure(what)
         title = f"Speed of {Path(models.model).name}"
         facts = [
             f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
+            *found.facts,
             *session.facts(),
         ]
         try:
@@ -91,24 +104,72 @@ def command(
                     "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
                     "max_tokens": max_tokens,
                     "repeats": repeats,
-                    "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
-                    "summaries": [s.as_dict() for s in summaries],
-                    "by_category": {
-                        category: [s.as_dict() for s in summarise(measured, category)]
-                        for category in report.categories(measured)
-                    },
-                    "measured": [m.as_dict() for m in measured],
+                    **found.record,
+                    "measured": [m.as_dict() for m in found.measured],
                 }
                 write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
             if markdown_file:
-                write_atomically(markdown_file, report.markdown(title, facts, measured, memory))
+                write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
             if plot_file:
-                write_atomically(plot_file, report.plot(measured, title))
+                write_atomically(plot_file, report.plot(found.measured, title))
         finally:  # also where a file could not be written
             for fact in facts:
                 write(fact + "\n")
-            show_table("", *report.speed_cells(summaries))
-            show_table("", *report.time_cells(summaries, memory))
-            if report.categories(measured):
-                show_table("", *report.category_cells(measured))
-            click.echo(report.NOTE)
+            for table in found.tables:
+                show_table("", *table)
+            click.echo(found.note)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be measured."""
+
+    session: Session[Any]
+    prompts: list[BenchPrompt]
+    settings: list[Setting]
+    max_tokens: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of it."""
+
+    measured: list[Measured]
+    record: dict[str, Any]
+    """What the JSON has besides."""
+    tables: list[report.Cells]
+    note: str
+    facts: tuple[str, ...] = ()
+
+
+def _measure(work: Work) -> Found:
+    generator = work.session.generator
+    memory = measure_memory(generator, work.prompts[0], work.settings)
+    n_total = sum(len(prompt.turns) for prompt in work.prompts) * len(work.settings) * work.repeats
+    with progress_bar(n_total, "bench") as progress:
+        measured = measure(generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress)
+    record = {
+        "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
+        "summaries": [s.as_dict() for s in summarise(measured)],
+        "by_category": {
+            category: [s.as_dict() for s in summarise(measured, category)] for category in report.categories(measured)
+        },
+    }
+    return Found(measured, record, report.tables(measured, memory), report.NOTE)
+
+
+def _measure_parallel(work: Work, counts: tuple[int, ...]) -> Found:
+    n_total = len(work.prompts) * len(work.settings) * len(counts) * work.repeats
+    with progress_bar(n_total, "bench") as progress:
+        measured = measure_parallel(
+            work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress
+        )
+    loads = summarise_loads(measured)
+    tables = [report.throughput_cells(loads), report.latency_cells(loads)]
+    numbers = ", ".join(map(str, counts))
+    facts = [f"{numbers} texts at once, in a context for {counts[-1]}"]
+    if any(len(prompt.turns) > 1 for prompt in work.prompts):
+        facts.append("of conversations, the first turn")
+    record = {"parallel": list(counts), "loads": [load.as_dict() for load in loads]}
+    return Found(measured, record, tables, report.PARALLEL_NOTE, tuple(facts))

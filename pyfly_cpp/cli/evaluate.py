@@ -17,6 +17,7 @@ from pyfly_cpp.cli.measuring import (
     show_table,
     terminal_width,
 )
+from pyfly_cpp.cli.options import ParallelCount
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -74,6 +75,15 @@ That contains accidents, not adversaries; see the documentation."""
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling, and of needle.")
+@click.option(
+    "--parallel",
+    metavar="N",
+    type=ParallelCount(),
+    default=1,
+    show_default=True,
+    help="Texts at once, each of --ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "
+    "speeds are then the throughput of all.",
+)
 @click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
 @click.option(
     "--containment",
@@ -99,6 +109,7 @@ def command(
     max_tokens: int | None,
     temperature: float,
     seed: int,
+    parallel: int | str,
     allow_code_execution: bool,
     containment: Containment,
     needle_words: int,
@@ -123,11 +134,14 @@ def command(
             raise DataError(
                 f"there are only {n_least} worked examples for some items, not {few_shot}; give --few-shot {n_least}."
             )
-        session = models.open(chosen)
+        n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
+        session = models.open(chosen) if n_parallel == 1 else models.open_parallel(chosen, n_parallel)
         machine = session.machine
         conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
         conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
         conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
+        if n_parallel > 1:
+            conditions["parallel"] = n_parallel
         if task.name == "needle" and not data:
             conditions.update(needle_words=needle_words, needle_values=needle_values)
         plan = runner.Plan(
@@ -151,6 +165,8 @@ def command(
             f"temperature {temperature:g}",
             *session.facts(),
         ]
+        if n_parallel > 1:
+            facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
         page = report.markdown(table, facts)
         text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
         write_atomically(folder / runner.TABLE_JSON, text)
@@ -159,7 +175,8 @@ def command(
             write(text)
         else:
             whole = report.cells(table)
-            title = f"{table.title}, n = {table.n_complete}"
+            together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
+            title = f"{table.title}, n = {table.n_complete}{together}"
             for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
                 show_table(title, head, body)
             for note in report.notes(table):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import click
 import llama_cpp
@@ -21,16 +21,19 @@ from pyfly_cpp.cli.options import THREADS_HELP, ThreadCount
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_target
+from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
+from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
 from pyfly_cpp.evaluation.settings import PLAIN, Setting, written_drafters
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
+AnyGenerator = TypeVar("AnyGenerator", bound=Generator)
 
 
 @dataclass(frozen=True)
@@ -62,30 +65,56 @@ class Models:
         preset = None if self.preset is None else self.preset.drafter
         return choose_drafters(self.model, self.draft, self.drafter, preset)
 
-    def open(self, settings: Sequence[Setting], draft_max: int = 0) -> Session:
+    def open(self, settings: Sequence[Setting], draft_max: int = 0) -> Session[Generator]:
         """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
         Args:
             draft_max: The largest K that later settings may have.
         """
+        return self._open(
+            settings, lambda drafters: Generator(self._load(load_target, drafters, settings, draft_max), drafters)
+        )
+
+    def open_parallel(self, settings: Sequence[Setting], n_parallel: int) -> Session[ParallelGenerator]:
+        """The same for so many texts at once, each of n_ctx tokens."""
+
+        def load(drafters: Drafters) -> ParallelGenerator:
+            try:
+                batch = self._load(load_batch, drafters, settings, n_parallel)
+            except ValueError as error:  # in the words of the command line
+                words = str(error).replace("lower n_parallel, n_ctx or n_cells", "lower --parallel or --ctx")
+                raise ValueError(words.replace("n_parallel", "--parallel")) from error
+            return ParallelGenerator(batch, drafters)
+
+        return self._open(settings, load)
+
+    def choose_parallel(self) -> int:
+        """How many texts at once fit well in memory."""
+        silence()
+        return choose_parallel(self.model, self.n_ctx)
+
+    def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Setting], n: int) -> T:
+        return load(
+            self.model, drafters, settings, n, n_ctx=self.n_ctx, n_threads=self.threads,
+            n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
+        )  # fmt: skip
+
+    def _open(self, settings: Sequence[Setting], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
         machine = describe_machine()  # before this program is the load
         warn_of_load(machine)
         drafters, reason = self.drafters()
         log = silence()
         with reasons_from(log):
-            llm = load_target(
-                self.model, drafters, settings, draft_max, n_ctx=self.n_ctx, n_threads=self.threads,
-                n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
-            )  # fmt: skip
+            generator = load(drafters)
+        llm = generator.llm
         require_chat_format(llm)
-        generator = Generator(llm, drafters)
         generator.require(settings)
         default = drafters.of(Setting())
         models: dict[str, Any] = {
             "model": describe_model(self.model),
             "drafter": [_without_folder(drafter_as_dict(drafter)) for drafter in require_drafters(default)],
             "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
-            "n_ctx": llm.n_ctx(),
+            "n_ctx": generator.n_ctx,
             "n_threads": AUTO_THREADS if self.threads == AUTO_THREADS else llm.n_threads,
             "gpu_layers": self.gpu_layers,
             "chat_format": llm.chat_format,
@@ -99,10 +128,10 @@ def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(Generic[AnyGenerator]):
     """What a measuring command works with."""
 
-    generator: Generator
+    generator: AnyGenerator
     machine: dict[str, Any]
     """Processor, load, versions."""
     models: dict[str, Any]

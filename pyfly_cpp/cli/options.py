@@ -184,6 +184,33 @@ class ThreadCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a number of threads from 1 on, or 'auto'.", param, ctx)
 
 
+class ParallelCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of texts at once, or "auto"."""
+
+    name = "parallel"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == AUTO:
+            return AUTO
+        try:
+            return int(click.IntRange(min=1).convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of texts from 1 on, or 'auto'.", param, ctx)
+
+
+class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Numbers of texts at once, with commas between them; each once, in ascending order."""
+
+    name = "parallel"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            number: Any = click.IntRange(min=1)
+            return tuple(sorted({int(number.convert(part, param, ctx)) for part in str(value).split(",")}))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of texts from 1 on, or several like 1,4,8.", param, ctx)
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorator = Callable[[_Function], _Function]
 

@@ -27,6 +27,7 @@ from pyfly_cpp.evaluation.settings import Setting, parse_drafter
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import resolve_model
+from pyfly_cpp.parallel import FlyBatch
 
 AUTO = "auto"
 """The model's MTP head, else the draft model, else prompt lookup: as in `pyfly-cpp chat`."""
@@ -135,14 +136,29 @@ def load_target(
         draft_max: A K for which there shall be room, too.
         **arguments: Of `FlyLlama`.
     """
+    drafter = _first_drafter(model, drafters, settings, draft_max)
+    return FlyLlama(model, drafter=drafter, adaptive=False, **arguments)
+
+
+def load_batch(
+    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Setting], n_parallel: int, **arguments: Any
+) -> FlyBatch:
+    """The same for n_parallel texts at once."""
+    drafter = _first_drafter(model, drafters, settings, 0)
+    return FlyBatch(model, n_parallel, drafter=drafter, adaptive=False, **arguments)
+
+
+def _first_drafter(
+    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Setting], draft_max: int
+) -> Drafter | None:
+    """What a target is loaded with, so that it has its head if one is needed, and room to roll back."""
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
     own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
     k = max((draft_max_of(part, k or None) for parts, k in wanted for part in parts), default=0)
     k = max(k, draft_max)
-    first: Drafter | None = PromptLookup(num_pred_tokens=k) if k else None
     if own_head:
-        first = MTP(draft_max=max(1, min(k, _native.inspect_model(os.fspath(model)).mtp_draft_max)))
-    return FlyLlama(model, drafter=first, adaptive=False, **arguments)
+        return MTP(draft_max=max(1, min(k, _native.inspect_model(os.fspath(model)).mtp_draft_max)))
+    return PromptLookup(num_pred_tokens=k) if k else None
 
 
 def files_of(drafters: Drafters, settings: Sequence[Setting]) -> list[Path]:

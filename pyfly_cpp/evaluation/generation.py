@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import llama_cpp
 from llama_cpp import llama_chat_format
@@ -23,6 +23,8 @@ from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.request import Request
 from pyfly_cpp.stats import Record, Round, Stats
+
+T = TypeVar("T")
 
 _TAIL = 48
 """Tokens at the end of the output in which a stop text is looked for; longer than any."""
@@ -58,6 +60,8 @@ class Generated:
     records: tuple[Record, ...] = ()
     """With trace, one for each token, an end-of-text token included."""
     rounds: tuple[Round, ...] = ()
+    arrivals: tuple[float, ...] = ()
+    """When the tokens of each round came, which come together: seconds of wall time after the beginning."""
 
 
 class Generator:
@@ -72,6 +76,15 @@ class Generator:
         """
         self.llm = llm
         self.drafters = drafters
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of a text."""
+        return int(self.llm.n_ctx())
+
+    def call(self, function: Callable[[FlyLlama], T]) -> T:
+        """What the function returns of a FlyLlama that is configured."""
+        return function(self.llm)
 
     def require(self, settings: Sequence[Setting]) -> None:
         """Loads every drafter once, so that what is not there or does not fit is known before hours are spent.
@@ -184,54 +197,74 @@ class Generator:
         Raises:
             ContextFullError: the prompt does not fit. An answer that does not fit ends with finish `"context"`.
         """
-        llm: Any = self.llm
         self.configure(setting)
         if seed is not None:
-            llm.set_seed(seed)
-        llm.reset_stats()
-        tokens: list[int] = []
-        finish = "length"
-        first_round = n_first = n_all = 0
-        started = after_first = last = time.perf_counter()
-        llm._handed_over.request = Request(max_tokens)
-        llm.log_rounds = True
-        stream = llm.generate(list(prompt.tokens), temp=temperature)
-        try:
-            for token in stream:
-                last = time.perf_counter()
-                n_all += 1
-                first_round = first_round or len(llm.rounds)
-                if len(llm.rounds) == first_round:  # the tokens of one round come together
-                    n_first, after_first = n_all, last
-                if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
-                    finish = "eog"
-                    break
-                tokens.append(token)
-                if prompt.stop and self._find_stop(tokens[-_TAIL:], prompt.stop) is not None:
-                    finish = "stop"
-                    break
-                if len(tokens) >= max_tokens:
-                    break
-        except ContextFullError:
-            if not tokens:
-                raise
-            finish = "context"
-        finally:
-            stream.close()
-        text = llm.detokenize(tokens).decode("utf-8", "replace")
-        if finish == "stop":
-            cut = self._find_stop(tokens, prompt.stop)
-            text = text if cut is None else text[:cut]
-        return Generated(
-            text, tuple(tokens), finish, after_first - started, n_all - n_first, last - after_first, llm.stats,
-            tuple(llm.records), tuple(llm.rounds),
-        )  # fmt: skip
+            self.llm.set_seed(seed)
+        self.llm.reset_stats()
+        return decode(self.llm, prompt, max_tokens, temperature)
 
-    def _find_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
-        """Where in the text of `tokens` the first stop text begins."""
-        text = self.llm.detokenize(list(tokens)).decode("utf-8", "replace")
-        found = [place for place in (text.find(entry) for entry in stop) if place >= 0]
-        return min(found) if found else None
+
+def decode(
+    llm: Any,
+    prompt: Prompt,
+    max_tokens: int,
+    temperature: float,
+    on_first: Callable[[], None] | None = None,
+) -> Generated:
+    """One generation of a FlyLlama that is configured and has counted nothing yet; errors as of `Generator.generate`.
+
+    Args:
+        on_first: Called when the first token has come.
+    """
+    tokens: list[int] = []
+    arrivals: list[float] = []
+    finish = "length"
+    first_round = n_first = n_all = 0
+    started = after_first = last = time.perf_counter()
+    llm._handed_over.request = Request(max_tokens)
+    llm.log_rounds = True
+    stream = llm.generate(list(prompt.tokens), temp=temperature)
+    try:
+        for token in stream:
+            last = time.perf_counter()
+            if n_all == 0 and on_first is not None:
+                on_first()
+            n_all += 1
+            first_round = first_round or len(llm.rounds)
+            if len(llm.rounds) == first_round:  # the tokens of one round come together
+                n_first, after_first = n_all, last
+            if len(arrivals) < len(llm.rounds):
+                arrivals.append(last - started)
+            if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
+                finish = "eog"
+                break
+            tokens.append(token)
+            if prompt.stop and _find_stop(llm, tokens[-_TAIL:], prompt.stop) is not None:
+                finish = "stop"
+                break
+            if len(tokens) >= max_tokens:
+                break
+    except ContextFullError:
+        if not tokens:
+            raise
+        finish = "context"
+    finally:
+        stream.close()
+    text = llm.detokenize(tokens).decode("utf-8", "replace")
+    if finish == "stop":
+        cut = _find_stop(llm, tokens, prompt.stop)
+        text = text if cut is None else text[:cut]
+    return Generated(
+        text, tuple(tokens), finish, after_first - started, n_all - n_first, last - after_first, llm.stats,
+        tuple(llm.records), tuple(llm.rounds), tuple(arrivals),
+    )  # fmt: skip
+
+
+def _find_stop(llm: FlyLlama, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+    """Where in the text of `tokens` the first stop text begins."""
+    text = llm.detokenize(list(tokens)).decode("utf-8", "replace")
+    found = [place for place in (text.find(entry) for entry in stop) if place >= 0]
+    return min(found) if found else None
 
 
 class _Heard(Exception):

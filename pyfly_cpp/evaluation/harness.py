@@ -13,7 +13,8 @@ every task runs. Greedy unless a task asks for a temperature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lm_eval import utils
@@ -21,9 +22,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
-from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_target
-from pyfly_cpp.evaluation.generation import Generator, Prompt
-from pyfly_cpp.evaluation.settings import EXACT, Setting, parse_setting, require_repeatable
+from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_batch, load_target
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, require_repeatable
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.logprobs import LogprobCollector
 from pyfly_cpp.request import Request
@@ -42,6 +44,7 @@ _OPTIONS = (
     "threads",
     "gpu_layers",
     "max_gen_toks",
+    "parallel",
 )
 
 
@@ -62,6 +65,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         threads: int | str | None = None,
         gpu_layers: int | str = -1,
         max_gen_toks: int | str = 256,
+        parallel: int | str = 1,
         **rest: Any,
     ) -> None:
         """
@@ -78,6 +82,8 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             gpu_layers: Layers on the GPU, -1 for all.
             n_ctx: Context, tokens; `max_length`, the harness's usual word for it, goes before.
             max_gen_toks: Longest answer, where a task says nothing.
+            parallel: Answers that are generated at once, each with a context of n_ctx; `auto`: as many as fit in a
+                quarter of the free memory, 8 at most.
             **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.
 
         Raises:
@@ -96,17 +102,18 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         require_repeatable([self.setting])
         n_threads = AUTO_THREADS if threads is None or threads == AUTO_THREADS else int(threads)
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
-        llm = load_target(
-            model,
-            drafters,
-            [self.setting],
-            n_ctx=int(n_ctx if max_length is None else max_length),
-            n_threads=n_threads,
-            n_threads_batch=n_threads,
-            n_gpu_layers=int(gpu_layers),
-            verbose=False,
-        )
-        self.generator = Generator(llm, drafters)
+        n_ctx = int(n_ctx if max_length is None else max_length)
+        n_parallel = choose_parallel(model, n_ctx) if parallel == AUTO else _number_of_texts(parallel)
+        loading: dict[str, Any] = {
+            "n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "n_gpu_layers": int(gpu_layers),
+            "verbose": False,
+        }  # fmt: skip
+        self.generator: Generator
+        if n_parallel == 1:
+            self.generator = Generator(load_target(model, drafters, [self.setting], **loading), drafters)
+        else:
+            batch = load_batch(model, drafters, [self.setting], n_parallel, **loading)
+            self.generator = ParallelGenerator(batch, drafters)
         self.generator.require([self.setting])
         self._max_gen_toks = int(max_gen_toks)
 
@@ -131,7 +138,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
     @property
     def max_length(self) -> int:
         """Context, tokens."""
-        return int(self.llm.n_ctx())
+        return self.generator.n_ctx
 
     @property
     def max_gen_toks(self) -> int:
@@ -166,22 +173,35 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answers up to a stop text."""
-        out = []
-        for request in tqdm(requests, disable=disable_tqdm, desc=f"pyfly {self.setting}"):
-            context, given = request.args
-            options = dict(given)
-            until = options.pop("until", None) or []
-            until = [until] if isinstance(until, str) else [text for text in until if text]
-            max_tokens = int(options.pop("max_gen_toks", None) or options.pop("max_tokens", None) or self.max_gen_toks)
-            temperature = float(options.get("temperature") or 0.0) if options.get("do_sample", True) else 0.0
-            max_tokens = min(max_tokens, self.max_length - 1)
-            tokens = self.tok_encode(context)[-(self.max_length - max_tokens) :]
-            generated = self.generator.generate(
-                Prompt(tuple(tokens), tuple(until)), self.setting, max_tokens, temperature
-            )
-            out.append(generated.text)
-            self.cache_hook.add_partial("generate_until", (context, given), generated.text)
-        return out
+        wanted = [self._understood(*request.args) for request in requests]
+        answers = [""] * len(requests)
+        made = self._generate(wanted)
+        for i, generated in tqdm(made, total=len(requests), disable=disable_tqdm, desc=f"pyfly {self.setting}"):
+            answers[i] = generated.text
+            self.cache_hook.add_partial("generate_until", requests[i].args, generated.text)
+        return answers
+
+    def _understood(self, context: str, given: dict[str, Any]) -> tuple[Prompt, int, float]:
+        """The prompt, its longest answer, and the temperature."""
+        options = dict(given)
+        until = options.pop("until", None) or []
+        until = [until] if isinstance(until, str) else [text for text in until if text]
+        max_tokens = int(options.pop("max_gen_toks", None) or options.pop("max_tokens", None) or self.max_gen_toks)
+        temperature = float(options.get("temperature") or 0.0) if options.get("do_sample", True) else 0.0
+        max_tokens = min(max_tokens, self.max_length - 1)
+        tokens = self.tok_encode(context)[-(self.max_length - max_tokens) :]
+        return Prompt(tuple(tokens), tuple(until)), max_tokens, temperature
+
+    def _generate(self, wanted: Sequence[tuple[Prompt, int, float]]) -> Iterator[tuple[int, Generated]]:
+        """What comes of each, with its place, as they finish."""
+        generator = self.generator
+        if isinstance(generator, ParallelGenerator):
+            orders = [Order(i, *how) for i, how in enumerate(wanted)]
+            for order, generated in generator.generate_all(orders, self.setting):
+                yield order.key, generated
+        else:
+            for i, (prompt, max_tokens, temperature) in enumerate(wanted):
+                yield i, generator.generate(prompt, self.setting, max_tokens, temperature)
 
     def _loglikelihood_tokens(
         self,
@@ -202,14 +222,17 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         if not continuation:
             return 0.0, True
         tokens = [*context, *continuation][-(self.max_length - 1) :]
-        llm: Any = self.llm
-        self.generator.configure(Setting(drafter="none"))
         rows = _Rows(len(tokens) - len(continuation) - 1)
-        llm._handed_over.request = request = Request(1)
-        request.prompt_logprobs = rows
-        stream = llm.generate(tokens, temp=0.0)
-        next(stream)
-        stream.close()
+
+        def evaluate(llm: Any) -> None:
+            llm._handed_over.request = request = Request(1)
+            request.prompt_logprobs = rows
+            stream = llm.generate(tokens, temp=0.0)
+            next(stream)
+            stream.close()
+
+        self.generator.configure(PLAIN)
+        self.generator.call(evaluate)
         entries = rows.entries[: len(continuation)]
         return sum(p for p, _ in entries), all(p >= top[0][1] for p, top in entries)
 
@@ -229,6 +252,13 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             out.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
         return out
+
+
+def _number_of_texts(parallel: int | str) -> int:
+    with contextlib.suppress(ValueError):
+        if (n := int(parallel)) >= 1:
+            return n
+    raise ValueError(f"parallel must be a number of texts from 1 on, or {AUTO}, not {parallel!r}.")
 
 
 class _Rows(LogprobCollector):

@@ -7,6 +7,10 @@ process left of a line is cut off when the run goes on. A folder of another run 
 Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
 of them. All settings start an item from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so what
 comes out depends neither on who begins nor on where the run was interrupted.
+
+With a `ParallelGenerator` they take turns on blocks of items, each setting alone. The lines come as they are finished,
+so their order differs from run to run; what a text is does not depend on its neighbours, but for the rounding of
+kernels, which goes by the size of a batch.
 """
 
 from __future__ import annotations
@@ -22,12 +26,16 @@ from typing import Any
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
 from pyfly_cpp.files import OutputError, only_writer, require_writable, write_atomically
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
+
+_BLOCK = 4
+"""Items in a block, for each text that runs at once: at its end there are fewer texts than could run."""
 
 Progress = Callable[[int, int, Row], None]
 """Called with (lines there are, lines there will be, the newest line)."""
@@ -124,7 +132,7 @@ def run(
 def _render(plan: Plan, generator: Generator) -> list[Prompt]:
     """All prompts; raises if one, with its answer, does not fit."""
     prompts = []
-    room = generator.llm.n_ctx()
+    room = generator.n_ctx
     for item in plan.items:
         examples = plan.task.pick_examples(item, plan.examples, plan.few_shot) if plan.few_shot else []
         messages = plan.task.messages(item, examples)
@@ -182,10 +190,12 @@ def _brief(value: Any) -> str:
 
 
 def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]) -> Iterator[Row]:
+    if isinstance(generator, ParallelGenerator):
+        yield from _generate_in_parallel(plan, generator, prompts, done)
+        return
     n_shared = generator.share_prefix(prompts)
     for i, (item, prompt) in enumerate(zip(plan.items, prompts)):
-        turn = i % len(plan.settings)
-        settings = [*plan.settings[turn:], *plan.settings[:turn]]
+        settings = _turn(plan, i)
         if all((item.id, str(setting)) in done for setting in settings):
             continue
         generator.forget(n_shared)
@@ -194,10 +204,40 @@ def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done:
             if (item.id, str(setting)) in done:
                 continue
             generator.forget(n_held)
-            seed = plan.seed + i if plan.temperature > 0 else None
-            generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, seed)
+            generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, _seed(plan, i))
             verdict = _judge(plan.task, item, generated)
             yield _line(generator, item, setting, prompt, generated, verdict)
+
+
+def _generate_in_parallel(
+    plan: Plan, generator: ParallelGenerator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
+) -> Iterator[Row]:
+    size = _BLOCK * generator.n_parallel
+    for block, begin in enumerate(range(0, len(plan.items), size)):
+        for setting in _turn(plan, block):
+            orders = [
+                Order(i, prompts[i], plan.max_tokens, plan.temperature, _seed(plan, i))
+                for i in range(begin, min(begin + size, len(plan.items)))
+                if (plan.items[i].id, str(setting)) not in done
+            ]
+            if not orders:
+                continue
+            made = generator.generate_all(orders, setting)
+            with contextlib.closing(made):
+                for order, generated in made:
+                    item = plan.items[order.key]
+                    verdict = _judge(plan.task, item, generated)
+                    yield _line(generator, item, setting, order.prompt, generated, verdict)
+
+
+def _turn(plan: Plan, i: int) -> list[Setting]:
+    """The settings in the order in which they take their i-th turn."""
+    first = i % len(plan.settings)
+    return [*plan.settings[first:], *plan.settings[:first]]
+
+
+def _seed(plan: Plan, i: int) -> int | None:
+    return plan.seed + i if plan.temperature > 0 else None
 
 
 def _judge(task: Task, item: Item, generated: Generated) -> Verdict:

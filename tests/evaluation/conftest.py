@@ -53,3 +53,23 @@ def model_arguments(tiny):
     """Command-line arguments that load the tiny models."""
     target, draft = tiny
     return ["-m", str(target), "-d", str(draft), "--ctx", "1024", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def generators(tiny_target_f32, tiny):
+    """One text after the other, and three at once, with an F32 model whose texts do not hang on the size of a batch."""
+    import llama_cpp
+
+    from pyfly_cpp import DraftModel, FlyBatch, FlyLlama
+    from pyfly_cpp.evaluation.drafting import Drafters
+    from pyfly_cpp.evaluation.generation import Generator
+    from pyfly_cpp.evaluation.parallel import ParallelGenerator
+
+    f32 = llama_cpp.GGML_TYPE_F32
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "type_k": f32, "type_v": f32}
+    drafters = Drafters((DraftModel(str(tiny[1])),))
+    llm = FlyLlama(tiny_target_f32, **options)
+    batch = FlyBatch(tiny_target_f32, 3, **options)
+    yield Generator(llm, drafters), ParallelGenerator(batch, drafters)
+    batch.close()
+    llm.close()

@@ -10,6 +10,7 @@ import pytest
 
 from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import Memory, measure, measure_memory, summarise
+from pyfly_cpp.bench.parallel import measure_parallel, summarise_loads
 from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.machine import resident_mib
@@ -121,7 +122,7 @@ def test_memory(generator):
 
 
 def test_texts(measured):
-    page = report.markdown("Speed", ["a fact"], measured, {"exact": Memory(120.4, 20.4)})
+    page = report.page("Speed", ["a fact"], report.tables(measured, {"exact": Memory(120.4, 20.4)}), report.NOTE)
     assert "| 120 (+20) |" in page
     assert "- a fact" in page and "margin:0.3" in page and "x plain" in page
     assert report.categories(measured) == ["code", "edit", "maths"]
@@ -148,3 +149,34 @@ def test_a_prompt_that_does_not_fit(generator):
 def test_one_prompt_determines_no_interval(measured):
     (plain, *_) = summarise([m for m in measured if m.prompt.id == "code-1"])
     assert math.isnan(plain.tokens_per_second.low) and plain.tokens_per_second.estimate > 0
+
+
+def test_several_at_once(generators):
+    """Every prompt counts once for each setting and number, however many run again to keep the batch full."""
+    _, parallel = generators
+    prompts, settings = read_prompts()[:6], [PLAIN, EXACT, parse_setting("exact lookup")]
+    rows = measure_parallel(parallel, prompts, settings, (1, 3), 24)
+    assert len(rows) == 6 * 3 * 2 == len({(m.prompt.id, m.setting, m.n_parallel) for m in rows})
+    for m in rows:
+        assert len({other.result.tokens for other in rows if other.prompt.id == m.prompt.id}) == 1
+        assert m.result.stats.prefilled > 0.5 * m.n_prompt, "no text is served by an earlier one"
+        assert len(m.result.arrivals) == m.result.stats.rounds and list(m.result.arrivals) == sorted(m.result.arrivals)
+    loads = summarise_loads(rows)
+    assert [(load.summary.setting, load.n_parallel) for load in loads] == [
+        (str(setting), n) for setting in settings for n in (1, 3)
+    ]
+    for load in loads:
+        assert load.summary.tokens_per_second.estimate > 0 and load.prompt_tokens_per_second > 0
+        assert 0 < load.first_token[0] <= load.first_token[1] and 0 < load.between_tokens[0] <= load.between_tokens[1]
+        assert (load.times_fewest is None) == (load.n_parallel == 1)
+    mine = [m.result for m in rows if m.setting == "plain" and m.n_parallel == 3]
+    total = sum(r.decode_tokens for r in mine) / sum(r.decode_seconds for r in mine)
+    assert loads[1].summary.tokens_per_second.estimate == pytest.approx(total)
+    assert loads[1].times_fewest.estimate == pytest.approx(total / loads[0].summary.tokens_per_second.estimate)
+    assert json.dumps([load.as_dict() for load in loads], allow_nan=False)
+    assert len(report.throughput_cells(loads)[1]) == len(report.latency_cells(loads)[1]) == 6
+
+
+def test_more_texts_than_prompts(generators):
+    with pytest.raises(ValueError, match="3 texts at once need as many prompts, and there are 2"):
+        measure_parallel(generators[1], read_prompts()[:2], [PLAIN], (1, 3), 8)

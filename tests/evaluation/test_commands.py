@@ -4,11 +4,16 @@ wrong."""
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 click_testing = pytest.importorskip("click.testing")
 
+from pyfly_cpp import memory  # noqa: E402
 from pyfly_cpp.cli.bench import command as bench  # noqa: E402
 from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
 from pyfly_cpp.cli.explain import command as explain  # noqa: E402
@@ -60,6 +65,75 @@ def test_eval(run, data, tmp_path):
     assert json.loads(again.stdout) == table, "nothing is run again, so even the speeds are the same"
     refused(run(evaluate, *arguments), "other settings", "--force")
     assert run(evaluate, *arguments, "--force", "--without-plain").exit_code == 0
+
+
+def test_eval_of_several_at_once(run, data, tmp_path):
+    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 5, "--max-tokens", 16]
+    arguments += ["-s", "margin:0.5", "-s", "exact lookup", "-o", tmp_path / "run"]
+    result = run(evaluate, *arguments, "--parallel", 3)
+    assert result.exit_code == 0, result.output
+    assert "3 texts at once" in result.stdout
+    record = json.loads((tmp_path / "run" / "table.json").read_text())
+    assert record["run"]["parallel"] == 3 and record["table"]["n_complete"] == 5
+    assert "3 texts at once" in (tmp_path / "run" / "table.md").read_text()
+    again = run(evaluate, *arguments, "--parallel", 3, "--json")
+    assert json.loads(again.stdout) == record, "nothing is run again"
+    refused(run(evaluate, *arguments), "other parallel (3, now null)", "--force")
+    refused(run(evaluate, *arguments, "--parallel", 2), "other parallel (3, now 2)", "--force")
+
+
+def test_eval_chooses_how_many_at_once(run, data, tmp_path, monkeypatch):
+    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "--max-tokens", 4, "--parallel", "auto"]
+    assert run(evaluate, *arguments, "-o", tmp_path / "much").exit_code == 0
+    assert json.loads((tmp_path / "much" / "run.json").read_text())["identity"]["parallel"] == 8
+    sample = data / "gsm8k_sample.jsonl"
+    refused(run(evaluate, *arguments, "-o", tmp_path / "no", "-m", sample, models=False), "is not a GGUF file")
+    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    assert run(evaluate, *arguments, "-o", tmp_path / "little").exit_code == 0
+    assert "parallel" not in json.loads((tmp_path / "little" / "run.json").read_text())["identity"]
+
+
+@pytest.mark.parametrize("command", [evaluate, bench])
+def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
+    arguments = ["--limit", 1]
+    if command is evaluate:
+        arguments += ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "-o", tmp_path / "run"]
+    else:
+        prompts = tmp_path / "p.jsonl"
+        prompts.write_text('{"prompt": "One."}\n' * 1000)
+        arguments = ["--prompts", prompts]
+    for wrong in (0, -1, "x", 2.5, ""):
+        refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
+    refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
+    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --ctx")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_eval_of_several_at_once_is_stopped_and_goes_on(model_arguments, data, tmp_path, how):
+    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--max-tokens", 120, "--parallel", 4]
+    arguments += ["-o", tmp_path / "run", *model_arguments]
+    command = [sys.executable, "-m", "pyfly_cpp", "eval", *map(str, arguments)]
+    path = tmp_path / "run" / "items.jsonl"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(how)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "goes on from here" in error and "Traceback" not in error
+    before = path.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert path.read_bytes().startswith(before) and 0 < before.count(b"\n") < 24
+    assert len({(line["item"], line["setting"]) for line in lines}) == len(lines) == 24
 
 
 def test_eval_with_worked_examples(run, data, tmp_path, containment):
@@ -165,6 +239,20 @@ def test_bench(run, tmp_path):
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
 
 
+def test_bench_of_several_at_once(run, tmp_path):
+    files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
+    few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
+    result = run(bench, *few, "--parallel", "3,1", *files)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 3 * 2 == 4 * len(record["loads"])
+    assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
+    assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
+    refused(run(bench, *few, "--parallel", 5), "5 texts at once need as many prompts", "there are 4")
+    refused(run(bench, *few, "--parallel", "1,x"), "is not a number of texts from 1 on")
+    refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
+
+
 def test_a_setting_that_can_accept_nothing_says_so(run):
     with pytest.warns(UserWarning, match="the gate entropy:0.5 with the window agree:6 never accepts") as caught:
         assert run(bench, "-s", "entropy:0.5 k=4", "--limit", 1, "--max-tokens", 4).exit_code == 0
@@ -218,7 +306,7 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     record = json.loads((tmp_path / "e.json").read_text())
     assert [file["file"] for file in record["models"]["draft_files"]] == ["tiny-llama-eagle3-f16.gguf"]
     sample = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", *few]
-    for i, arguments in enumerate(heads):
+    for i, arguments in enumerate((*heads, *([*one, "--parallel", 2] for one in heads))):
         result = run(evaluate, *sample, *arguments, "-o", tmp_path / f"{i}", models=False)
         assert result.exit_code == 0, result.output
         lines = [json.loads(line) for line in (tmp_path / f"{i}" / "items.jsonl").read_text().splitlines()]

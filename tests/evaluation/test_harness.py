@@ -79,6 +79,24 @@ def test_the_entry_point_names_the_model():
     assert found[1] == "pyfly" and EntryPoint("pyfly", found[2], "lm_eval.models").load() is PyflyLM
 
 
+def test_several_at_once(model, tiny, data):
+    """Answers in the order of the requests; log-likelihoods as before."""
+    arguments = {"model": str(tiny[0]), "draft": str(tiny[1]), "n_ctx": 1024, "threads": 1}
+    parallel = PyflyLM(**arguments, gate="margin:0.3", window="reconverge", parallel="3")
+    assert parallel.max_length == 1024
+    rows = [json.loads(line) for line in (data / "gsm8k_sample.jsonl").read_text(encoding="utf-8").splitlines()]
+    texts = [(row["question"], {"until": ["\n"], "max_gen_toks": 4 + i}) for i, row in enumerate(rows)]
+    requests = [Instance("generate_until", {}, text, i) for i, text in enumerate(texts)]
+    answers, expected = (one.generate_until(requests, disable_tqdm=True) for one in (parallel, model))
+    same = sum(a == b for a, b in zip(answers, expected))
+    assert same >= len(requests) - 1, "all but a near-tie"
+    pairs = [("The total number of", " apples is 4."), ("Question: 2+2?\nAnswer: ", "The")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    for mine, theirs in zip(*(one.loglikelihood(requests, disable_tqdm=True) for one in (parallel, model))):
+        assert mine[0] == pytest.approx(theirs[0], abs=2e-2) and mine[1] == theirs[1]
+    parallel.generator.close()
+
+
 def test_all_kinds_of_tasks(model, task_manager):
     results = lm_eval.simple_evaluate(
         model=model, tasks=[f"local_{name}" for name in TASKS], task_manager=task_manager, limit=4, bootstrap_iters=0
@@ -160,6 +178,8 @@ def test_generation_is_that_of_the_setting(model, tiny):
         ({"gate": "margn:1"}, "Did you mean 'margin'"),
         ({"drafter": "draft"}, "needs a draft model"),
         ({"setting": "margin:0.3 adaptive"}, "leave out 'adaptive'"),
+        ({"parallel": "x"}, "parallel must be a number of texts from 1 on, or auto, not 'x'"),
+        ({"parallel": "0"}, "parallel must be a number of texts from 1 on, or auto, not '0'"),
     ],
 )
 def test_wrong_arguments(arguments, message, tiny):

@@ -217,6 +217,47 @@ def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_
     assert not (tmp_path / "a").exists()
 
 
+def verdicts(lines):
+    kept = ("item", "setting", "correct", "extracted", "finish", "output", "tokens", "prompt")
+    return [{name: line[name] for name in kept} for line in lines]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generators, tmp_path, temperature):
+    alone, parallel = generators
+    settings = (*SETTINGS, parse_setting("exact lookup k=3"))
+    wanted = plan(data, n=8, settings=settings, temperature=temperature)
+    lines = runner.run(wanted, alone, tmp_path / "alone")
+    assert verdicts(runner.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
+
+
+def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
+    """Stopped wherever a line is written; the other items of the block are neither lost nor made twice."""
+    _, parallel = generators
+    wanted = plan(data, n=4)
+    calm = runner.run(wanted, parallel, tmp_path / "calm")
+
+    def stop(done, n_total, line):
+        raise KeyboardInterrupt
+
+    for n in range(1, 12):
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(wanted, parallel, tmp_path / "stopped", progress=stop)
+        assert len(read_lines_so_far(tmp_path / "stopped" / "items.jsonl")[0]) == n
+    lines = runner.run(wanted, parallel, tmp_path / "stopped")
+    assert verdicts(lines) == verdicts(calm) and len(lines) == 12
+
+
+def test_the_seconds_of_several_at_once_are_shares_of_the_time_it_took(data, generators, tmp_path):
+    _, parallel = generators
+    begun = time.perf_counter()
+    lines = runner.run(plan(data, n=6, settings=(PLAIN,), max_tokens=60), parallel, tmp_path)
+    took = time.perf_counter() - begun
+    decoding, prompts = (sum(line[f"{name}"] for line in lines) for name in ("decode_seconds", "seconds_prompt"))
+    assert all(line["decode_seconds"] > 0 for line in lines)
+    assert 0.1 * took < decoding + prompts < took
+
+
 CHILD = """
 import sys
 from pathlib import Path
