@@ -15,7 +15,7 @@ class Acceptance {
     static constexpr int32_t n_classes = 8; // of proposals told apart, see Proposal
 
     struct Rates {
-        double memory = 0.9;         // of a text's counts, kept per observation
+        double memory = 0.85;        // of a text's counts, kept per observation
         double memory_of_all = 0.98; // of the counts of all texts
         double weight_of_all = 4.0;  // observations of a text that what is known of all texts is worth
         double first = 0.7;          // believed of a drafter that was never seen, as if it had been once

@@ -43,6 +43,7 @@ struct MeasuredCosts {
     std::vector<CatchUp> catch_up;
 };
 
+// What each is worth is in docs/governor.md.
 struct GovernorSettings {
     double hysteresis = 1.03; // gain over plain decoding that drafting must promise
     double spent = 0.0025;    // of the time, at most, on drafters that do not seem to pay
@@ -76,7 +77,7 @@ class Governor : public Policy {
     void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                             int32_t n_accepted) override;
 
-    // For whoever wants to look: costs of one text, acceptance of all texts.
+    // For whoever wants to look: costs of drafts for one text, acceptance of all texts, rounds of each text.
     void state(pyfly_governor_state & out) const;
 
   private:

@@ -289,7 +289,7 @@ void test_it_reacts_when_the_text_changes() {
     std::vector<int32_t> k = k_after(0.9, 400);
     assert(k[k.size() - 12] >= 3);
     k = k_after(0.02, 60);
-    assert(std::count_if(k.begin() + 12, k.end(), is_long) <= 2);
+    assert(std::count_if(k.begin() + 20, k.end(), is_long) <= 2);
     k = k_after(0.95, 200);
     assert(k[k.size() - 12] >= 4);
 }
