@@ -118,7 +118,7 @@ SOME = Costs(rows=((1, 1000.0), (4, 2000.0)), drafts=((1, 1, 1, 300.0), (1, 1, 4
 def test_what_is_expected_is_kept_as_long_as_the_drafters_are_the_same():
     target = ScriptedTarget(Model(), N_VOCAB)
     with target, Batch(target) as batch, CallbackDrafter(never) as own, LookupDrafter(4, 1, 10, 0) as lookup:
-        with pytest.raises(ValueError, match="that the batch was configured with"):
+        with pytest.raises(ValueError, match="configure the batch before"):
             batch.expect(SOME)
         batch.configure([(lookup, 3), (own, 4)], adaptive=True)
         batch.expect(SOME)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from heads import EAGLE3, HYBRID
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, NativeError, PromptLookup, _native
+from pyfly_cpp import MTP, DraftModel, Eagle3, FlyBatch, FlyLlama, NativeError, PromptLookup, _native
 from pyfly_cpp.costs import VARIABLE
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -168,6 +168,18 @@ def test_only_where_it_is_needed_and_nothing_is_lost(load, measured, tiny_draft)
     answer(llm, PROMPT)  # of which hardly anything is of use now
     assert len(measured) == 1
     assert answer(llm, long) == expected and len(measured) == 1
+
+
+def test_several_texts_at_once(measured, tiny_target, tiny_draft, tmp_path):
+    """For them it is measured with all slots, once; what they draft together, too."""
+    for _ in range(2):
+        with FlyBatch(tiny_target, 3, drafter=DraftModel(tiny_draft), **OPTIONS) as batch:
+            assert all(seconds > 0 for seconds in batch.stats.governor.target_seconds)
+            assert len(batch.complete(["a", "b", "c", "d"], max_tokens=5, temperature=0)) == 4
+    assert len(measured) == 1
+    costs = json.loads(kept(tmp_path)[0].read_text())["costs"]
+    assert costs["rows"][-1][0] == 3 * 9
+    assert [(n, k) for _, n, k, _ in costs["drafts"]] == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (3, 4)]
 
 
 # ---- What is kept ----------------------------------------------------------------------------------------------------
