@@ -253,9 +253,10 @@ def test_the_seconds_of_several_at_once_are_shares_of_the_time_it_took(data, gen
     begun = time.perf_counter()
     lines = runner.run(plan(data, n=6, settings=(PLAIN,), max_tokens=60), parallel, tmp_path)
     took = time.perf_counter() - begun
-    decoding, prompts = (sum(line[f"{name}"] for line in lines) for name in ("decode_seconds", "seconds_prompt"))
+    decoding, prompts = (sum(line[name] for line in lines) for name in ("decode_seconds", "seconds_prompt"))
     assert all(line["decode_seconds"] > 0 for line in lines)
-    assert 0.1 * took < decoding + prompts < took
+    # Not shared, they would add up to nearly three times as much. Where in a step a prompt was is not known exactly.
+    assert 0.1 * took < decoding + prompts < 1.2 * took
 
 
 CHILD = """
