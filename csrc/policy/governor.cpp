@@ -317,11 +317,11 @@ void Governor::observe_target(int32_t n_rows, double us) {
 }
 
 void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) {
-    if (asked.empty()) {
+    const int32_t deepest = asked.empty() ? 0 : *std::max_element(asked.begin(), asked.end());
+    if (deepest < 1) {
         return;
     }
     Arm & a = arm(drafter);
-    const int32_t deepest = *std::max_element(asked.begin(), asked.end());
     double expected = 0.0;
     for (int32_t k = 1; k <= deepest; k++) {
         const auto n = std::count_if(asked.begin(), asked.end(), [&](int32_t n_asked) { return n_asked >= k; });
