@@ -75,8 +75,11 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
 }
 
 void Batch::resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n_tokens) {
-    text(slot).sequence.resume(n_keep, tokens, n_tokens);
-    text(slot).begin();
+    Text & t = text(slot);
+    const bool is_waiting = t.is_waiting; // nobody overtakes
+    t.sequence.resume(n_keep, tokens, n_tokens);
+    t.begin();
+    t.is_waiting = is_waiting;
     drafting_.begin_text(slot);
 }
 
@@ -147,6 +150,7 @@ const std::vector<Batch::Progress> & Batch::step() {
         t->used = n_steps_;
         t->sequence.begin_step();
         if (t->is_held) {
+            t->is_waiting = t->is_waiting && !may_return(*t);
             continue;
         }
         if (t->sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {

@@ -237,7 +237,13 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
     int64_t us = 0;
     {
         const Stopwatch stopwatch(us);
-        ask(drafter, requests);
+        if (drafters_[drafter].drafter->can_be_measured()) {
+            ask(drafter, requests);
+        } else { // the caller's own: what it raises is of one text
+            for (const DraftRequest & request : requests) {
+                ask(drafter, {request});
+            }
+        }
     }
     if (!requests.empty()) {
         policy_->observe_draft(static_cast<int32_t>(drafter), asked, static_cast<double>(us));
@@ -295,12 +301,21 @@ std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts, int64_t n_
 }
 
 void Drafting::observe(const std::vector<Span> & spans) {
-    for (size_t i = 0; i < drafters_.size() && target_.can_rewind(); i++) {
-        const bool is_used = std::any_of(texts_.begin(), texts_.end(), [&](const Text & t) {
-            return t.sequence.has_text() && t.sequence.config().draft_max[i] > 0;
-        });
-        if (is_used) {
-            drafters_[i].drafter->observe(spans);
+    for (size_t d = 0; d < drafters_.size() && target_.can_rewind(); d++) {
+        std::vector<bool> wanted;
+        for (const Span & span : spans) {
+            const Sequence & sequence = texts_[static_cast<size_t>(span.sequence)].sequence;
+            const std::vector<int32_t> & k = sequence.config().draft_max; // older than the drafters in a failed text
+            wanted.push_back(sequence.has_text() && d < k.size() && k[d] > 0);
+        }
+        if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) {
+            continue;
+        }
+        try {
+            drafters_[d].drafter->observe(spans, wanted);
+        } catch (const Error & e) {
+            // That a drafter's own cache is full is nothing the target could make room for.
+            throw Error(e.status() == PYFLY_STATUS_CONTEXT_FULL ? PYFLY_STATUS_NATIVE : e.status(), e.what());
         }
     }
 }

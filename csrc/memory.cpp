@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "error.h"
+
 namespace pyfly {
 
 size_t Memory::n_common(const int32_t * text, size_t n_text) const {
@@ -24,11 +26,22 @@ size_t Memory::truncate(size_t n) {
     return tokens_.size();
 }
 
+// As settle(), where an Error would be one too many: what cannot be gone back to is lost.
+void Memory::release() {
+    try {
+        settle();
+    } catch (const Error &) {
+        tokens_.clear();
+        checkpoint_.clear();
+        model_->truncate(sequence_, 0);
+    }
+}
+
 void Memory::clear() {
     model_->forget_checkpoint(sequence_);
     checkpoint_.clear();
     truncate(0);
-    settle(); // others need the room now
+    release(); // others need the room now
 }
 
 Span Memory::span(const int32_t * tokens, size_t n, size_t first_row) const {
@@ -41,22 +54,7 @@ void Memory::evaluated(const Span & span) {
 
 void Memory::failed() {
     assume(std::move(tokens_));
-    settle(); // what is lost makes room
-}
-
-void Memory::evaluate(const int32_t * tokens, size_t n) {
-    for (size_t i = 0; i < n;) {
-        const size_t n_chunk = std::min(n - i, static_cast<size_t>(model_->n_batch()));
-        const Span chunk = span(tokens + i, n_chunk, n_chunk);
-        try {
-            model_->evaluate({chunk});
-        } catch (...) {
-            failed();
-            throw;
-        }
-        evaluated(chunk);
-        i += n_chunk;
-    }
+    release(); // what is lost makes room
 }
 
 bool Memory::checkpoint() {

@@ -39,10 +39,6 @@ class Memory {
     void evaluated(const Span & span);
     void failed();
 
-    // Evaluates tokens[n] alone, in batches of what the model takes, without rows. On an Error the memory is as after
-    // failed().
-    void evaluate(const int32_t * tokens, size_t n);
-
     // Keeps the present state where the model needs that to come back to it (Model::checkpoint). False if it cannot;
     // `checkpoint_` is empty then.
     bool checkpoint();
@@ -64,6 +60,8 @@ class Memory {
     void settle() { model_->settle(sequence_); }
 
   private:
+    void release();
+
     Model * model_;
     int32_t sequence_;
     std::vector<int32_t> tokens_;

@@ -12,7 +12,7 @@ namespace pyfly {
 //               instead of an error where the batch was too short to fill them all.
 //   checkpoint  one copy of the state at some position, made on request. Restoring it loses what came after.
 // This class decides; the target acts. Nothing is done before the next batch needs it, so that several truncations in
-// a row become one and the single snapshot roll-back is enough for them.
+// a row become one and the single snapshot is enough for them.
 class Rewind {
   public:
     // How to get to `n` positions.

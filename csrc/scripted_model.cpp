@@ -74,6 +74,9 @@ void ScriptedModel::evaluate(const std::vector<Span> & spans) {
 }
 
 const float * ScriptedModel::row(size_t span, size_t i) {
+    if (span >= first_.size()) {
+        throw Error(PYFLY_STATUS_INTERNAL, "the rows of span " + std::to_string(span) + " are gone");
+    }
     return rows_.data() + (first_[span] + i - skip_[span]) * static_cast<size_t>(config_.n_vocab);
 }
 

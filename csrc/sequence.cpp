@@ -110,6 +110,7 @@ size_t Sequence::n_left(size_t n_with_round) const {
 void Sequence::begin_step() {
     transcript_.begin_round();
     prompt_row_begin_ = prompt_row_end_ = 0;
+    memory_.truncate(transcript_.n() - 1); // it may have been parked behind the last token, whose row is wanted
 }
 
 const Span & Sequence::plan_prompt(size_t n_most) {
@@ -258,13 +259,18 @@ void Sequence::end(size_t n_keep) {
     if (!has_text_) {
         return;
     }
-    has_text_ = false;
-    if (n_keep == everything) {
-        memory_.truncate(n_committed);
-        memory_.settle();
-    } else {
-        keep(n_keep);
+    try { // drafters see what is evaluated of a text
+        if (n_keep == everything) {
+            memory_.truncate(n_committed);
+            memory_.settle();
+        } else {
+            keep(n_keep);
+        }
+    } catch (...) {
+        has_text_ = false;
+        throw;
     }
+    has_text_ = false;
 }
 
 } // namespace pyfly

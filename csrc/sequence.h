@@ -85,7 +85,6 @@ class Sequence {
     // What the round that was just taken had drafted, and where.
     const Draft & draft() const { return draft_; }
     size_t draft_begin() const { return n_before_; }
-    bool has_open_window() const { return judge_ && judge_->oldest_open(); }
 
     const float * prompt_row(int32_t position) const;
 

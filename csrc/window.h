@@ -43,8 +43,6 @@ class Window {
     // The target chose to end the text: every open window stands.
     void end_of_text();
 
-    void clear() { open_.clear(); }
-
     // Oldest undecided mismatch, if there is one: everything from there on is provisional.
     std::optional<int64_t> oldest_open() const {
         return open_.empty() ? std::nullopt : std::optional<int64_t>(open_.front());

@@ -1,6 +1,6 @@
 """Verification of one round of drafted tokens, on numpy arrays and without a model.
 
-The same C++ as in the engine: for experiments, other runtimes, and the conformance tests.
+The same C++ as in generation: for experiments, other runtimes, and the conformance tests.
 """
 
 from __future__ import annotations

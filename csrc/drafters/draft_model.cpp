@@ -22,7 +22,8 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
       offsets_(static_cast<size_t>(memories_.n()), 0) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
-    n_ctx_ = config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
+    // A text that takes more than its share would push another one out, which has to begin anew and does the same.
+    n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
     if (n_ctx_of_all_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
     }

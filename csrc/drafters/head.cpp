@@ -42,8 +42,11 @@ void HeadDrafter::cut_entries(int32_t text, const std::vector<int32_t> & tokens,
     memory.truncate(begin < end ? memory.n_common(tokens.data() + (begin - offset), end - begin) : 0);
 }
 
-void HeadDrafter::observe(const std::vector<Span> & spans) {
+void HeadDrafter::observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t s = 0; s < spans.size(); s++) {
+        if (!wanted[s]) {
+            continue; // should it draft one day, it begins behind the gap
+        }
         const Span & span = spans[s];
         SeenText & seen = at(span.sequence).seen;
         if (span.n_past < seen.begin() || span.n_past > seen.end()) {

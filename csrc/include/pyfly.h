@@ -128,7 +128,7 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
-/* What the engine verifies with: it turns a token sequence into logits rows and can forget its last positions. */
+/* What texts are verified with: it turns a token sequence into logits rows and can forget its last positions. */
 typedef struct pyfly_target pyfly_target;
 
 /* Which of a context's thread counts change with the load of the machine: those are then the most it takes. */

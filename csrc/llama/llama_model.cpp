@@ -184,6 +184,9 @@ void LlamaModel::encode(const float * rows, size_t n) {
 }
 
 const float * LlamaModel::row(size_t span, size_t i) {
+    if (span >= places_.size()) {
+        throw Error(PYFLY_STATUS_INTERNAL, "the rows of span " + std::to_string(span) + " are gone");
+    }
     const Place & place = places_[span];
     if (place.is_kept) {
         return place.rows.data() + (i - place.first_row) * static_cast<size_t>(n_vocab_);
