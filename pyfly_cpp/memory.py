@@ -76,10 +76,13 @@ def _free_of_system() -> int | None:
 
 
 def _free_of_group(folder: Path) -> int | None:
-    """Of a container."""
+    """Of a container. Files that were read count as used there, but make room when it is needed."""
     try:
         limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
-        return max(0, int(limit) - int(used))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        stat = dict(line.split() for line in lines)
+        files = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
+        return max(0, int(limit) - int(used) + files)
     except (OSError, ValueError):  # "max" is no limit
         return None
 

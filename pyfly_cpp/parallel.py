@@ -7,6 +7,7 @@ all share in shared_llama.py.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import os
@@ -98,7 +99,8 @@ class FlyBatch:
         Args:
             prompt: Text, token ids, or the messages of a chat.
             gate, window, draft_max, trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's.
-                on_prefill is called in the request's own thread.
+                Whether drafting is governed is the batch's; there draft_max is only the most. on_prefill is called in
+                the request's own thread.
             **request: Arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed
                 it is the next of a chain, as in a `FlyLlama`. Logits processors are called in the thread that steps
                 all requests, and may be for a few tokens behind a stop string.
@@ -146,6 +148,8 @@ class FlyBatch:
                 and the other requests are cancelled, as they are by Ctrl-C and by what on_progress raises.
             **request: As of `submit`, for all of them.
         """
+        if isinstance(prompts, (str, bytes, bytearray)):
+            raise ValueError("prompts is a list of prompts; put the one prompt into a list, or use submit().")
         handles: list[Handle] = []
         try:
             handles.extend(self.submit(prompt, **request) for prompt in prompts)
@@ -202,7 +206,8 @@ class FlyBatch:
     def close(self) -> None:
         """Cancels what runs or waits and frees everything; a second call does nothing. Waits for the step that runs,
         unless it is called by a callback of a request."""
-        self._finalizer()
+        self._crew.close()  # again where an earlier call could not wait
+        self._finalizer.detach()
 
     def __enter__(self) -> FlyBatch:
         return self
@@ -218,6 +223,8 @@ def _understood(prompt: Prompt) -> tuple[bool, Any]:
     if isinstance(prompt, str):
         return False, prompt
     try:
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError
         parts = list(prompt)
         if parts and all(isinstance(part, dict) for part in parts):
             return True, parts
@@ -290,6 +297,7 @@ class _Crew:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             job.run()
+            del job  # and with it what the request held
 
     def close(self) -> None:
         """Ends everything; waits for it unless one of its own threads calls."""
@@ -309,7 +317,8 @@ class _Crew:
         """The last that the stepping thread does."""
         with self._lock:
             self._is_closed = True
-        self._last_stats = self._stats()
+        with contextlib.suppress(Exception):
+            self._last_stats = self._stats()
         for _ in self._workers:
             self._queue.put(None)
         for worker in self._workers:

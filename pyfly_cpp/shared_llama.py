@@ -33,6 +33,16 @@ class SharedLlama(FlyLlama):
         require_integer("n_ctx", n_ctx, 0)
         if kwargs.get("embedding"):
             raise ValueError("a FlyBatch generates text; for embeddings use a FlyLlama with embedding=True.")
+        if kwargs.get("chat_handler") is not None:
+            raise ValueError(
+                "a FlyBatch takes no chat_handler: those of llama-cpp-python (images, sound) need a context of their "
+                "own; use a FlyLlama."
+            )
+        if str(kwargs.get("chat_format")).startswith("functionary"):
+            raise ValueError(
+                f"the chat format {kwargs['chat_format']!r} redirects the output of the whole process, which several "
+                "requests at once cannot share; use a FlyLlama, or the model's own chat template."
+            )
         kwargs.pop("logits_all", None)  # log-probabilities do not need it
         require_gguf(os.fspath(model_path))
         n_ctx = n_ctx or _native.inspect_model(os.fspath(model_path)).n_ctx_train or _CELLS

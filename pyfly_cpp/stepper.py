@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pyfly_cpp._native import Batch, Counters
-from pyfly_cpp.errors import NativeError
 from pyfly_cpp.stepped_text import Text
 
 CLOSED = "this FlyBatch is closed; load the model again."
 
 _PAUSE = 0.002  # seconds between steps in which nothing can move until a reader does
+_LONGEST_WAIT = 1.0  # seconds; a finalizer that runs in this very thread cannot wake it
 
 T = TypeVar("T")
 
@@ -130,15 +130,21 @@ class Stepper:
                 if self._is_closing:
                     return False
                 commands, self._commands = self._commands, deque()
-            for command in commands:
-                command()
+            while commands:
+                command = commands.popleft()
+                try:
+                    command()
+                except BaseException:
+                    with self._changed:
+                        self._commands.extendleft(reversed(commands))
+                    raise
             self._start_texts()
             chosen = [text.choose() for text in self._running.values()]
             if any(chosen):
                 return True
             with self._changed:
                 if not self._commands and not self._is_closing and not any(t.choose() for t in self._running.values()):
-                    self._changed.wait()
+                    self._changed.wait(_LONGEST_WAIT)
 
     def _start_texts(self) -> None:
         while self._joining:
@@ -179,7 +185,7 @@ class Stepper:
         text.slot = None
         del self._running[slot.number]
         self._ended = self._ended + slot.snapshot()
-        with contextlib.suppress(NativeError):  # the memory could not be cut: the slot's next text will be told
+        with contextlib.suppress(Exception):  # the memory could not be cut: the slot's next text will be told
             slot.end()
 
     def _stop(self, failure: BaseException) -> None:
@@ -188,6 +194,7 @@ class Stepper:
             self._is_closing = True
             commands, self._commands = self._commands, deque()
         for command in commands:
-            command()
+            with contextlib.suppress(Exception):
+                command()
         for text in (*self._running.values(), *self._joining):
             text.interrupt(failure)

@@ -143,6 +143,10 @@ class View(FlyLlama):
 
     # ---- What needs a context of its own -----------------------------------------------------------------------------
 
+    def reset(self) -> None:
+        """Refused: it would clear the memory of all texts."""
+        raise _needs_context("reset")
+
     def eval(self, tokens: Sequence[int]) -> None:
         """Refused."""
         raise _needs_context("eval (images and sound need it, too)")
