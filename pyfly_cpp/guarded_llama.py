@@ -19,7 +19,6 @@ from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
 _MOST_SNAPSHOTS = 16
-_WORTH_KEEPING = 32  # tokens of a context
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -171,18 +170,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """Token ids that are never accepted loosely."""
         return self._decoder.target.protected
 
-    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool, history: list[int]) -> None:
-        """Sets what the next text, which begins with this history, drafts with: the drafters that are open, each with
-        its draft_max. The governor gets to know what that costs, measured where next to nothing of the context is of
-        use to the text."""
+    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
+        """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
+        to know what that costs, measured when the context holds nothing that would be lost."""
         decoder = self._decoder
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
-            n_reusable: int = self.longest_token_prefix(self._input_ids.tolist(), history)
-            may_measure = n_reusable < _WORTH_KEEPING
-            self.n_tokens = 0 if may_measure else self.n_tokens
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params)
-            decoder.knows_costs = expect_costs(decoder.batch, setup, may_measure=may_measure, verbose=self.verbose)
+            decoder.knows_costs = expect_costs(
+                decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
+            )
 
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class FlyLlama(GuardedLlama):
             self._decoder.drafters = opened
             self._drafter = drafter
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
-                self._configure(self._drafting(), True, [])
+                self._configure(self._drafting(), True)
 
     @property
     def draft_model(self) -> Any:
@@ -200,9 +200,9 @@ class FlyLlama(GuardedLlama):
         require_fitting(draft_max, self.n_batch)
         self._draft_max = draft_max
 
-    def _place(self, history: list[int]) -> Any:
-        """Where the next text runs, which begins with this history: it drafts as the settings are now."""
-        self._configure(self._drafting(), self.adaptive, history)
+    def _place(self) -> Any:
+        """Where the next text runs: it drafts as the settings are now."""
+        self._configure(self._drafting(), self.adaptive)
         return self._decoder.slot
 
     def _drafting(self) -> list[tuple[Drafter, int]]:
@@ -289,7 +289,7 @@ class FlyLlama(GuardedLlama):
                 history = prepare_history(self, list(tokens), reset, request)
                 self._supersede()
                 generation = self._access.generation
-                text = self._place(history)
+                text = self._place()
                 processors = Processors(text, logits_processor) if logits_processor else None
                 run = Generation(
                     self, text, request, processors=processors, stopping_criteria=stopping_criteria,

@@ -114,7 +114,7 @@ class View(FlyLlama):
         if on_prefill is not None:
             self.on_prefill = on_prefill
 
-    def _place(self, history: list[int]) -> Text:
+    def _place(self) -> Text:
         """As of `FlyLlama`; whether drafting is governed is the batch's, not a text's."""
         decoder: Any = self._decoder
         text: Text = decoder.new_text([k for _, k in self._drafting()])

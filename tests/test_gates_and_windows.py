@@ -13,6 +13,7 @@ from one_text import Engine
 
 from pyfly_cpp import AllOf, AnyOf, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate, verify
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
+from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
 from pyfly_cpp.windows import RULES
@@ -234,7 +235,7 @@ def test_the_table_of_drafters():
         assert kind.takes_file == ("model_path" in fields) >= kind.needs_file
         given = {option.field: option.default for option in kind.options}
         drafter = kind.make("x.gguf", **given)
-        assert isinstance(drafter, kind) and drafter.draft_max >= 1 and not drafter.in_target
+        assert isinstance(drafter, kind) and draft_max_of(drafter, None) >= 1 and not drafter.in_target
         assert require_drafters(drafter) == (drafter,) and str(drafter)
     assert len({option.name for option in options_of(DRAFTERS.values())}) == len(options_of(DRAFTERS.values()))
     assert PromptLookup.make(max_ngram_size=1, min_ngram_size=2, draft_max=3) == PromptLookup(1, min_ngram_size=1)

@@ -165,7 +165,10 @@ def test_only_where_it_is_needed_and_nothing_is_lost(load, measured, tiny_draft)
     llm.drafter = DraftModel(tiny_draft)  # there is a text in the context
     assert answer(llm, long) == expected and llm.stats.prefilled < 2 * n_prefilled
     assert not measured
-    answer(llm, PROMPT)  # of which hardly anything is of use now
+    answer(llm, PROMPT)
+    assert not measured
+    llm.reset()
+    answer(llm, PROMPT)
     assert len(measured) == 1
     assert answer(llm, long) == expected and len(measured) == 1
 

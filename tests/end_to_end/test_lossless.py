@@ -98,7 +98,7 @@ def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, reco
 
 def check_many(model_path, plan, n, n_alone, n_threads, record_property):
     """Checks n tokens for every question of every (drafter, questions) of the plan."""
-    fly = FlyLlama(model_path, **{**OPTIONS, "n_threads": n_threads, "n_threads_batch": n_threads})
+    fly = FlyLlama(model_path, **{**OPTIONS, "n_threads": n_threads, "n_threads_batch": n_threads}, adaptive=False)
     results = {}
     for drafter, questions in plan:
         fly.drafter = drafter
