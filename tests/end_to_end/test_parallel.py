@@ -73,6 +73,12 @@ def plain(tiny_target):
 
 def endless(batch, **options):
     """A request that runs until its context is full, far longer than a test looks at it."""
+
+    def unhurried(ids, scores):
+        time.sleep(0.002)
+        return scores
+
+    options.setdefault("logits_processor", LogitsProcessorList([unhurried]))
     return batch.submit(
         "Once", max_tokens=None, temperature=0, logit_bias={batch._crew.host.token_eos(): -100}, **options
     )
