@@ -65,9 +65,7 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     }
     const bool had_text = t.sequence.has_text();
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
-    if (had_text) {
-        left(slot);
-    }
+    has_freed_ = has_freed_ || had_text; // there may be room for one that waits
     t.order = n_begun_++;
     t.n_room = Model::unlimited;
     t.begin();
@@ -83,19 +81,11 @@ void Batch::resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n
     drafting_.begin_text(slot);
 }
 
-// The text in this slot ended or was forgotten: there may be room for one that waits.
-void Batch::left(int32_t slot) {
-    has_freed_ = true;
-    drafting_.end_text(slot);
-}
-
 void Batch::end(int32_t slot, size_t n_keep) {
     Text & t = text(slot);
     t.used = ++n_steps_;
     t.is_waiting = false;
-    if (t.sequence.has_text()) {
-        left(slot);
-    }
+    has_freed_ = has_freed_ || t.sequence.has_text();
     t.sequence.end(n_keep);
 }
 

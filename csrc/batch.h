@@ -82,7 +82,6 @@ class Batch {
   private:
     Text & text(int32_t slot) { return texts_[static_cast<size_t>(slot)]; }
     const Text & text(int32_t slot) const { return texts_[static_cast<size_t>(slot)]; }
-    void left(int32_t slot);
     std::vector<Text *> running_by_age();
     bool delays_another(const Text & of) const;
     size_t n_with_round(const Text & text) const;

@@ -40,7 +40,6 @@ class Drafting {
     void require_draft_max(int32_t k) const;
 
     void begin_text(int32_t slot) { policy_->begin_text(slot); }
-    void end_text(int32_t slot) { policy_->end_text(slot); }
 
     // Tokens of the text that a drafter which will be asked soon has to evaluate, before the text's first round.
     size_t n_behind(const Text & text) const;

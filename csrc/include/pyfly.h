@@ -492,9 +492,9 @@ void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot);
 typedef struct pyfly_governor_state {
     double target_us[PYFLY_MAX_DEPTH + 1];                   /* cost of a target batch of [i] + 1 rows; 0: unknown */
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
-    double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: of its commonest class */
+    double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: over all texts */
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
-    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds with a draft length of [i] */
+    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds of texts with a draft length of [i] */
 } pyfly_governor_state;
 void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out);
 

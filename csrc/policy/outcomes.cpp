@@ -15,7 +15,6 @@ void Outcomes::follow(int32_t drafter, Proposal proposal, size_t position) {
 void Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
                      const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
                      const std::vector<int32_t> & history, bool is_end) {
-    policy.observe_length(text, static_cast<int64_t>(history.size()) - static_cast<int64_t>(n_before));
     if (drafter >= 0) {
         size_t n_accepted = 0;
         while (n_accepted < tokens.size() && n_before + n_accepted < history.size() &&

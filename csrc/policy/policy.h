@@ -50,9 +50,6 @@ class Policy {
     // Another text begins in this place: what was accepted of the one before says less about it.
     virtual void begin_text(int32_t text) { (void) text; }
 
-    // The text in this place ended (or was cancelled).
-    virtual void end_text(int32_t text) { (void) text; }
-
     // What a step showed. Times in microseconds, > 0.
     virtual void observe_target(int32_t n_rows, double us) { (void) n_rows, (void) us; }
 
@@ -63,7 +60,6 @@ class Policy {
     virtual void observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
         (void) drafter, (void) n_tokens, (void) us;
     }
-    virtual void observe_length(int32_t text, int64_t n_tokens) { (void) text, (void) n_tokens; } // < 0: taken back
 
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     virtual void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,

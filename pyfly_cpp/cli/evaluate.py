@@ -17,7 +17,7 @@ from pyfly_cpp.cli.measuring import (
     show_table,
     terminal_width,
 )
-from pyfly_cpp.cli.options import ParallelCount
+from pyfly_cpp.cli.options import PARALLEL_COUNT
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -78,7 +78,7 @@ That contains accidents, not adversaries; see the documentation."""
 @click.option(
     "--parallel",
     metavar="N",
-    type=ParallelCount(),
+    type=PARALLEL_COUNT,
     default=1,
     show_default=True,
     help="Texts at once, each of --ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "

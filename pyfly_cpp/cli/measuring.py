@@ -17,7 +17,7 @@ import llama_cpp
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
-from pyfly_cpp.cli.options import THREADS_HELP, ThreadCount
+from pyfly_cpp.cli.options import THREAD_COUNT, THREADS_HELP
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
@@ -178,7 +178,7 @@ def model_options(command: Command) -> Command:
             help="Context, tokens.",
         ),
         click.option(
-            "--threads", "--n-threads", "-t", "threads", type=ThreadCount(), default=AUTO_THREADS, show_default=True,
+            "--threads", "--n-threads", "-t", "threads", type=THREAD_COUNT, default=AUTO_THREADS, show_default=True,
             help=THREADS_HELP,
         ),
         click.option(

@@ -170,24 +170,12 @@ class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 THREADS_HELP = "Threads; auto: the physical cores, fewer while other programs use some."
 
 
-class ThreadCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of threads, or "auto"."""
+class CountOrAuto(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number from 1 on of what `things` names, or "auto"."""
 
-    name = "threads"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == AUTO:
-            return AUTO
-        try:
-            return int(click.IntRange(min=1).convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of threads from 1 on, or 'auto'.", param, ctx)
-
-
-class ParallelCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of texts at once, or "auto"."""
-
-    name = "parallel"
+    def __init__(self, name: str, things: str) -> None:
+        self.name = name
+        self._things = things
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == AUTO:
@@ -195,7 +183,11 @@ class ParallelCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         try:
             return int(click.IntRange(min=1).convert(value, param, ctx))
         except click.BadParameter:
-            self.fail(f"{value!r} is not a number of texts from 1 on, or 'auto'.", param, ctx)
+            self.fail(f"{value!r} is not a number of {self._things} from 1 on, or 'auto'.", param, ctx)
+
+
+THREAD_COUNT = CountOrAuto("threads", "threads")
+PARALLEL_COUNT = CountOrAuto("parallel", "texts")
 
 
 class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -284,7 +276,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Largest batch in tokens."),
         click.option("--n-gpu-layers", metavar="N", type=_Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
-        click.option("-t", "--n-threads", metavar="N", type=ThreadCount(), default=AUTO, show_default=True,
+        click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),

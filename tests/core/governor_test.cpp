@@ -461,7 +461,7 @@ void test_odd_input_does_no_harm() {
     governor.observe_target(5, 1000.0);
     governor.observe_draft(2, {}, 100.0), governor.observe_draft(2, {0, 0}, 10.0), governor.observe_draft(2, {4}, 0.0);
     governor.observe_acceptance(40, 1, 99, 100, 100), governor.observe_acceptance(0, 1, -1, 0, 0);
-    governor.begin_text(12), governor.end_text(12);
+    governor.begin_text(12);
     for (const Choice & choice : governor.choose({{3, {{7, 1000, 9, 1 << 30}}}, {900, {}}}, 100000)) {
         assert(choice.k <= PYFLY_MAX_DEPTH);
     }

@@ -175,9 +175,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             }
             result.tokens += accepted + 1;
             result.k.push_back(choice.k);
-            policy.observe_length(candidates[i].text, accepted + 1);
             if (slot.position >= slot.text->places.size()) {
-                policy.end_text(candidates[i].text);
                 slot.text = nullptr;
             }
         }
