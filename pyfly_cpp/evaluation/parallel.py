@@ -105,7 +105,7 @@ class ParallelGenerator(Generator):
         def change() -> None:
             llm: Any = self.llm
             super(ParallelGenerator, self).configure(setting)
-            llm._configure(llm._drafting(), llm.adaptive, [])
+            llm._configure(llm._drafting(), llm.adaptive)
 
         self._when_idle(change)
 
