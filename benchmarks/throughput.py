@@ -42,15 +42,17 @@ class Ours:
     """A FlyBatch that drafts in one way."""
 
     def __init__(self, args: argparse.Namespace, way: str) -> None:
-        drafter, k, adaptive = None, None, None
-        if way != "plain":
-            kind, _, how = way.partition(":")
+        drafter, k, adaptive, flash_attn = None, None, None, None
+        kind, _, how = way.partition(":")
+        if kind == "plain":
+            flash_attn = False if how == "no-flash" else None
+        else:
             drafter = PromptLookup() if kind == "lookup" else DraftModel(args.draft)
             adaptive = how == "governed"
             k = None if adaptive else int(how)
         self.batch = FlyBatch(
             args.target, args.most, n_ctx=args.ctx, n_batch=512, n_chunk=args.chunk, verbose=False, drafter=drafter,
-            draft_max=k, adaptive=adaptive, flash_attn=args.flash_attn, n_threads=args.threads,
+            draft_max=k, adaptive=adaptive, flash_attn=flash_attn, n_threads=args.threads,
             n_threads_batch=args.threads,
         )  # fmt: skip
         self.tokens = args.tokens
@@ -174,12 +176,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
     parser.add_argument("--tokens", type=int, default=160, help="most tokens of an answer")
     parser.add_argument("--parallel", default="1,8,16", help="texts at once")
-    parser.add_argument("--ways", default="plain", help="plain, lookup:K, draft:K, draft:governed, lookup:governed")
+    parser.add_argument(
+        "--ways",
+        default="plain",
+        help="plain, which is needed, plain:no-flash, lookup:K, draft:K, lookup:governed, draft:governed",
+    )
     parser.add_argument("--repeats", type=int, default=2, help="turns; each takes its share of the prompts")
     parser.add_argument("--ctx", type=int, default=768, help="tokens of one text")
     parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--flash-attn", action="store_true")
     parser.add_argument("--server", help="llama-server of llama.cpp")
     parser.add_argument("--server-args", default="")
     parser.add_argument("--out", type=Path, help="every turn as a line of JSON")

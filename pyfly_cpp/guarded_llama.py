@@ -108,7 +108,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._ctx.ctx,
             {
                 "n_gpu_layers": self.model_params.n_gpu_layers,
-                "flash_attn": int(self.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED),
+                "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
             },

@@ -69,6 +69,7 @@ class FlyBatch:
                 n_batch.
             **kwargs: Arguments of `FlyLlama`. Gate, window, draft_max, trace and on_prefill are what a request has
                 that does not say otherwise. Embeddings are refused; logits_all is not needed and without effect.
+                flash_attn is on where the backend has it, unless it is False.
 
         Raises:
             ValueError: an argument is unknown or out of range, the file is missing or no usable GGUF, or so many texts

@@ -19,7 +19,8 @@ class SharedLlama(FlyLlama):
     """Loads a model for several texts. Nothing is generated here, but in the views of it (views.py).
 
     The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
-    on the others.
+    on the others. Unless flash_attn says otherwise llama.cpp uses flash attention where the backend has it: without it
+    each row goes through the cells of all texts (benchmarks/README.md).
     """
 
     _public_name = "FlyBatch"
@@ -43,6 +44,9 @@ class SharedLlama(FlyLlama):
                 f"the chat format {kwargs['chat_format']!r} redirects the output of the whole process, which several "
                 "requests at once cannot share; use a FlyLlama, or the model's own chat template."
             )
+        self._may_choose_attention = kwargs.get("flash_attn") is None
+        if self._may_choose_attention:
+            kwargs["flash_attn"] = True
         kwargs.pop("logits_all", None)  # log-probabilities do not need it
         require_gguf(os.fspath(model_path))
         n_ctx = n_ctx or _native.inspect_model(os.fspath(model_path)).n_ctx_train or _CELLS
@@ -69,6 +73,8 @@ class SharedLlama(FlyLlama):
         params = super().context_params
         params.n_seq_max = self.n_parallel
         params.kv_unified = True
+        if self._may_choose_attention:
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
         if "_model" in self.__dict__ and self._bytes_of_text is None:
             self._require_memory(params)
         return params

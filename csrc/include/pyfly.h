@@ -223,7 +223,7 @@ typedef struct pyfly_draft_model_config {
     int32_t n_batch;         /* largest batch, tokens; 0: the target's */
     int32_t n_gpu_layers;    /* layers on the GPU; < 0: all */
     int32_t n_threads;       /* 0: the target's, also where they adapt */
-    int32_t flash_attn;      /* 0 or 1 */
+    int32_t flash_attn;      /* 0: off; 1: on; -1: where the backend has it */
     int32_t offload_kqv;     /* 0 or 1 */
     int32_t use_extra_bufts; /* 1: the CPU may repack weights, for AMX and others; 0: it may not */
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */

@@ -98,14 +98,14 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
     params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
     params.n_threads = config.n_threads > 0 ? config.n_threads : target.thread_pool().size().n;
     params.n_threads_batch = params.n_threads;
-    params.flash_attn_type = config.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type = static_cast<llama_flash_attn_type>(config.flash_attn);
     params.offload_kqv = config.offload_kqv != 0;
     if (config.type_k >= 0) {
         params.type_k = static_cast<ggml_type>(config.type_k);
     }
     if (config.type_v >= 0) {
         params.type_v = static_cast<ggml_type>(config.type_v);
-        if (ggml_is_quantized(params.type_v) && !config.flash_attn) {
+        if (ggml_is_quantized(params.type_v) && params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
             throw Error(PYFLY_STATUS_INVALID,
                         std::string("the draft's type_v is ") + ggml_type_name(params.type_v) +
                             ", which needs flash attention; load the target with flash_attn=True");

@@ -66,7 +66,8 @@ def generators(tiny_target_f32, tiny):
     from pyfly_cpp.evaluation.parallel import ParallelGenerator
 
     f32 = llama_cpp.GGML_TYPE_F32
-    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "type_k": f32, "type_v": f32}
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "type_k": f32, "type_v": f32,
+               "flash_attn": False}  # fmt: skip
     drafters = Drafters((DraftModel(str(tiny[1])),))
     llm = FlyLlama(tiny_target_f32, **options)
     batch = FlyBatch(tiny_target_f32, 3, **options)
