@@ -8,8 +8,8 @@
 Every way to decode is a FlyBatch with a model of its own. They serve the same prompts greedily, in the model's chat
 format, and take turns of some steps each, so that what else the machine does slows all of them alike. A second plain
 batch takes part: the ratio of the two is the noise. A cell (kind, number of texts) ends for a way when a text has ended
-that no other can follow, so that the batch is always full. Speed is that of decoding: tokens over the time of the steps,
-without the prompts' share of it. A run that is stopped goes on with the next cell.
+that no other can follow, so that the batch is always full. Speed is that of decoding: tokens over the time of the
+steps, without the prompts' share of it. A run that is stopped goes on with the next cell.
 """
 
 from __future__ import annotations

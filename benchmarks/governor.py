@@ -44,8 +44,7 @@ TURN = 0.05
 KINDS = {"code": "coding", "math": "math_reasoning", "translation": "translation", "summary": "summarization",
          "story": "writing"}  # fmt: skip
 """Kinds of text, and what Spec-Bench calls them."""
-FIXED = {"lookup": (2, 4), "draft": (2, 4), "both": (4, 8)}
-"""Draft lengths that are tried without the governor, two for each set of drafters."""
+SETS = ("lookup", "draft", "both")
 TOOL = {"lookup": "ngram-simple", "draft": "draft-simple"}
 
 
@@ -138,8 +137,8 @@ def run(args: argparse.Namespace) -> None:
     print_machine()
     lookup, draft = PromptLookup(), DraftModel(args.draft, n_ctx=N_CTX)
     sets: dict[str, Any] = {"lookup": lookup, "draft": draft, "both": [lookup, draft]}
-    n_fixed = 0 if args.without_fixed else 2
-    plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(2 + n_fixed))
+    lengths = [int(k) for k in args.fixed.split(",") if k]
+    plain, plain_again, *fixed = (Decoder(args.target, "none", None, False) for _ in range(2 + len(lengths)))
     governed = {name: Decoder(args.target, name, drafter, None) for name, drafter in sets.items()}
     results = Results(Path(args.out))
     with results.writing({**model_conditions(args), "tokens": args.tokens, "longest": args.longest}):
@@ -153,7 +152,7 @@ def run(args: argparse.Namespace) -> None:
             known = {"target": Path(args.target).name, "kind": prompt.category, "prompt": prompt.id}
             records = []
             for name, drafter in sets.items():
-                for decoder, k in zip(fixed, FIXED[name]):
+                for decoder, k in zip(fixed, lengths):
                     decoder.draft_with(name, drafter, k)
                 group = [plain, governed[name], *fixed, *([plain_again] if name == "lookup" else [])]
                 lockstep(group, rendered.tokens, args.tokens)
@@ -216,6 +215,7 @@ def table(args: argparse.Namespace) -> None:
     latest = {cell_of(r): r["file"] for r in records}
     records = [r for r in records if r["how"] == "plain" or r["file"] == latest[cell_of(r)]]
     targets = list(dict.fromkeys(r["target"] for r in records))
+    ks = sorted({r["k"] for r in records if r["how"] == "fixed"})
     cells: dict[tuple[str, str, str, int | None], list[float]] = {}
     lines = []
     for target in targets:
@@ -225,12 +225,12 @@ def table(args: argparse.Namespace) -> None:
             for name in TOOL.values()
             if any(r["how"] == name for r in by_kind[0])
         }
-        for drafters in FIXED:
-            for how, lengths in (("governor", (None,)), ("fixed", FIXED[drafters])):
+        for drafters in SETS:
+            for how, lengths in (("governor", [None]), ("fixed", ks)):
                 for k in lengths:
                     cells[target, drafters, how, k] = [relative(of_kind, drafters, how, k) for of_kind in by_kind]
             row = cells[target, drafters, "governor", None]
-            best = max(FIXED[drafters], key=lambda k: geometric_mean(cells[target, drafters, "fixed", k]))
+            best = max(ks, key=lambda k: geometric_mean(cells[target, drafters, "fixed", k]))
             fixed = cells[target, drafters, "fixed", best]
             tools = [f"{name} {v:.2f}" for name, v in theirs.items() if TOOL.get(drafters, name) == name]
             lines.append(
@@ -246,9 +246,9 @@ def table(args: argparse.Namespace) -> None:
     print(markdown(["target", "drafters", *KINDS, "geometric mean", "best fixed K", "llama.cpp"], lines))
     governed = [v for (_, _, how, _), row in cells.items() if how == "governor" for v in row]
     print(f"\n{len(governed)} cells: worst {min(governed):.3f}, geometric mean {geometric_mean(governed):.3f}")
-    for drafters, lengths in FIXED.items():
+    for drafters in SETS:
         mine = geometric_mean([v for t in targets for v in cells[t, drafters, "governor", None]])
-        means = {k: geometric_mean([v for t in targets for v in cells[t, drafters, "fixed", k]]) for k in lengths}
+        means = {k: geometric_mean([v for t in targets for v in cells[t, drafters, "fixed", k]]) for k in ks}
         print(f"{drafters}: governor {mine:.3f}; " + ", ".join(f"K={k} {v:.3f}" for k, v in means.items()))
     noise = []
     plain = [r for r in records if r["how"] == "plain" and r["group"] == "lookup"]
@@ -294,7 +294,7 @@ def main() -> None:
     measure.add_argument("--draft", required=True, help="GGUF of the draft")
     measure.add_argument("--prompts", required=True, help="Spec-Bench's prompts, JSONL")
     measure.add_argument("--out", required=True, help="results, JSONL; what is in it is not measured again")
-    measure.add_argument("--without-fixed", action="store_true", help="leave the fixed draft lengths out")
+    measure.add_argument("--fixed", default="2,3,4,6,8", help="draft lengths without the governor; '' for none")
     measure.add_argument("--tool", help="llama.cpp's llama-speculative-simple")
     measure.add_argument("--tokens-per-kind", type=int, default=180, help="how much of each kind (default 180)")
     measure.add_argument("--longest", type=int, default=600, help="longest prompt, tokens (default 600)")

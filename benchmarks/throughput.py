@@ -4,9 +4,10 @@ against llama.cpp's own server.
     python benchmarks/throughput.py --target MODEL --prompts FILE... [--draft DRAFT] [--parallel 1,8,16]
     python benchmarks/throughput.py ... --server PATH/TO/llama-server [--server-args "-md DRAFT --draft-max 3"]
 
-All ways take turns on the same prompts, greedy, in the model's chat format. "decode" is tokens per second of the steps'
-time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts everything. What the
-costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after each turn.
+All ways take turns on the same prompts (who begins changes), greedy, in the model's chat format. "decode" is tokens per
+second of the steps' time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts
+everything. What the costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after
+each turn of plain decoding.
 """
 
 from __future__ import annotations
@@ -130,13 +131,16 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
         for turn in range(args.repeats):
             share = prompts[turn * len(prompts) // args.repeats : (turn + 1) * len(prompts) // args.repeats]
             for n in args.parallel:
-                before = ours["plain"].costs()
-                for way, serve in ways.items():
-                    tokens, decoding, wall = serve(share, n)
-                    after = ours["plain"].costs() if way == "plain" else before
-                    allowed = n * (before[1] + after[1]) / (before[n] + after[n]) if n in before else float("nan")
-                    yield {"turn": turn, "n": n, "way": way, "decode": tokens / decoding, "wall": tokens / wall,
-                           "allowed": allowed, "tokens": tokens}  # fmt: skip
+                names = list(ways)
+                for way in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                    before = ours["plain"].costs() if way == "plain" else {}
+                    tokens, decoding, wall = ways[way](share, n)
+                    row = {"turn": turn, "n": n, "way": way, "decode": tokens / decoding, "wall": tokens / wall,
+                           "tokens": tokens}  # fmt: skip
+                    if way == "plain":
+                        after = ours["plain"].costs()
+                        row["allowed"] = n * (before[1] + after[1]) / (before[n] + after[n])
+                    yield row
     finally:
         if server is not None:
             server.process.terminate()
@@ -156,7 +160,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for n in sorted({row["n"] for row in rows}):
         for way in dict.fromkeys(row["way"] for row in rows):
             mine = of(way, n)
-            share = statistics.median(row["allowed"] for row in mine)
+            share = statistics.median(row["allowed"] for row in of("plain", n))
             alone = ratios(way, n, (way, min(row["n"] for row in rows)), "decode")
             lines.append([
                 str(n), way, f"{statistics.median(row['decode'] for row in mine):.1f}", alone, f"{share:.2f}",

@@ -3,8 +3,8 @@
     python benchmarks/versions.py --model MODEL [--draft DRAFT] --prompts FILE OLD NEW
 
 OLD and NEW are checkouts with the extension built in place. Each version has a process and a model of its own; they
-decode the same prompts greedily and take turns of a few tokens, so that what else the machine does slows both alike. Who
-begins changes. What is compared is the time of a turn; prompts are not timed. The interval is the 95 % bootstrap
+decode the same prompts greedily and take turns of a few tokens, so that what else the machine does slows both alike.
+Who begins changes. What is compared is the time of a turn; prompts are not timed. The interval is the 95 % bootstrap
 interval of the median over all pairs of turns. A version against itself shows the noise.
 """
 
@@ -28,10 +28,11 @@ WORKER = """
 import json, sys, time
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
 options = json.loads(sys.argv[1])
-k = options["draft_max"]
-drafter = PromptLookup() if options["draft"] == "lookup" else DraftModel(options["draft"]) if options["draft"] else None
-llm = FlyLlama(options["model"], n_ctx=options["ctx"], verbose=False, n_threads=options["threads"],
-               n_threads_batch=options["threads"], **({"drafter": drafter, "draft_max": k, "adaptive": False} if drafter else {}))
+settings = {"n_ctx": options["ctx"], "n_threads": options["threads"], "n_threads_batch": options["threads"]}
+if options["draft"]:
+    drafter = PromptLookup() if options["draft"] == "lookup" else DraftModel(options["draft"])
+    settings.update(drafter=drafter, draft_max=options["draft_max"], adaptive=False)
+llm = FlyLlama(options["model"], verbose=False, **settings)
 print("ready", flush=True)
 stream = iter(())
 for line in sys.stdin:

@@ -169,7 +169,7 @@ const std::vector<Batch::Progress> & Batch::step() {
     const bool is_chunked = !rounds.empty() || std::any_of(joining.begin(), joining.end(),
                                                            [&](const Text * t) { return delays_another(*t); });
     const Plans prompts = plan_prompts(joining, is_chunked ? n_chunk : static_cast<size_t>(target_.n_batch()));
-    Plans plans = plan_rounds(rounds, prompts);
+    Plans plans = plan_rounds(rounds);
     plans.insert(plans.end(), prompts.begin(), prompts.end());
     evaluation_.run(plans);
 
@@ -180,16 +180,9 @@ const std::vector<Batch::Progress> & Batch::step() {
     return progress_;
 }
 
-// Drafts for these texts. `prompts`: what goes with their rounds.
-Plans Batch::plan_rounds(const std::vector<Text *> & texts, const Plans & prompts) {
-    int64_t n_other_rows = 0;
-    for (const Plan & plan : prompts) {
-        n_other_rows += static_cast<int64_t>(plan.span.n);
-    }
-    for (const Text * t : texts) {
-        n_other_rows += static_cast<int64_t>(t->sequence.n_unevaluated()) - 1;
-    }
-    std::vector<Draft> drafts = drafting_.draft(texts, n_other_rows);
+// Drafts for these texts.
+Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
+    std::vector<Draft> drafts = drafting_.draft(texts);
     Plans plans;
     for (size_t i = 0; i < texts.size(); i++) {
         Text & t = *texts[i];

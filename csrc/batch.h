@@ -88,7 +88,7 @@ class Batch {
     bool may_return(const Text & text) const;
     bool waits_for_prefix(Text & text);
     Plans plan_prompts(const std::vector<Text *> & joining, size_t n_most);
-    Plans plan_rounds(const std::vector<Text *> & texts, const Plans & prompts);
+    Plans plan_rounds(const std::vector<Text *> & texts);
 
     Model & target_;
     std::vector<Text> texts_;

@@ -80,14 +80,21 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     governor_->expect_costs(costs);
 }
 
+int32_t Drafting::n_running() const {
+    return static_cast<int32_t>(
+        std::count_if(texts_.begin(), texts_.end(), [](const Text & t) { return t.is_running(); }));
+}
+
 // Tokens of the prompt that a drafter which will be asked soon has to evaluate.
 size_t Drafting::n_behind(const Text & t, size_t drafter) const {
     const int32_t k = t.sequence.config().draft_max[drafter];
-    if (t.is_prepared || k < 1 || !target_.can_rewind() ||
-        !policy_->can_pay(t.slot(), static_cast<int32_t>(drafter), k)) {
+    if (t.is_prepared || k < 1 || !target_.can_rewind()) {
         return 0;
     }
-    return drafters_[drafter].drafter->n_behind(t.slot(), t.sequence.transcript().history());
+    const size_t n = drafters_[drafter].drafter->n_behind(t.slot(), t.sequence.transcript().history());
+    const bool pays = n > 0 && policy_->pays_to_follow(t.slot(), static_cast<int32_t>(drafter), k, n_running(),
+                                                       static_cast<int64_t>(n));
+    return pays ? n : 0;
 }
 
 size_t Drafting::n_behind(const Text & t) const {
@@ -251,11 +258,11 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
 }
 
 // What the policy chooses. Where it only names who is asked first, a text that got nothing turns to the next drafter.
-void Drafting::choose(Turns & turns, int64_t n_other_rows) {
+void Drafting::choose(Turns & turns) {
     std::vector<Candidate> candidates = offer(turns);
     bool asks_on = true;
     while (asks_on) {
-        const std::vector<Choice> choices = policy_->choose(candidates, n_other_rows);
+        const std::vector<Choice> choices = policy_->choose(candidates);
         for (size_t d = 0; d < drafters_.size(); d++) {
             ask_chosen(d, turns, choices);
         }
@@ -279,7 +286,7 @@ void Drafting::choose(Turns & turns, int64_t n_other_rows) {
     }
 }
 
-std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts, int64_t n_other_rows) {
+std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts) {
     Turns turns;
     for (Text * t : texts) {
         turns.push_back({t, {}, {}, {}});
@@ -291,7 +298,7 @@ std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts, int64_t n_
     int64_t us = 0;
     {
         const Stopwatch stopwatch(us);
-        choose(turns, n_other_rows);
+        choose(turns);
     }
     for (size_t i = 0; i < turns.size(); i++) {
         texts[i]->sequence.stats().us_draft += us / static_cast<int64_t>(texts.size());

@@ -47,9 +47,8 @@ class Drafting {
     // One batch of what the first drafter that is behind has missed. A text stops where that fails.
     void prepare(Text & text);
 
-    // A draft for each of these texts, in their order. A text stops where drafting fails for it. n_other_rows: rows of
-    // the step's batch besides the drafts and one for each of the texts.
-    std::vector<Draft> draft(const std::vector<Text *> & texts, int64_t n_other_rows);
+    // A draft for each of these texts, in their order. A text stops where drafting fails for it.
+    std::vector<Draft> draft(const std::vector<Text *> & texts);
 
     // The target has evaluated these spans, in one batch.
     void observe(const std::vector<Span> & spans);
@@ -72,10 +71,11 @@ class Drafting {
     };
     using Turns = std::vector<Turn>;
 
+    int32_t n_running() const;
     size_t n_behind(const Text & text, size_t drafter) const;
     size_t catch_up(const Text & text, size_t drafter);
     std::vector<Candidate> offer(Turns & turns);
-    void choose(Turns & turns, int64_t n_other_rows);
+    void choose(Turns & turns);
     void ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices);
     void ask(size_t drafter, const std::vector<DraftRequest> & requests);
 

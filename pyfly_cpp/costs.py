@@ -35,6 +35,7 @@ def setup_of(
     drafters: Sequence[tuple[Drafter, int]],
     model_params: Any,
     context_params: Any,
+    changes: Sequence[object] = (),
 ) -> dict[str, Any]:
     """All that costs hang on, fit for JSON.
 
@@ -43,6 +44,7 @@ def setup_of(
         drafters: What the batch is configured with: each drafter and its draft_max, in its order.
         model_params: The llama_model_params that the target was loaded with.
         context_params: The llama_context_params of its context.
+        changes: What else changes the model or where its parts are; what tells their values apart is their repr.
     """
     from pyfly_cpp import __version__
 
@@ -52,6 +54,7 @@ def setup_of(
         "drafters": [[*_describe(drafter), draft_max] for drafter, draft_max in drafters],
         "model_params": _numbers(model_params),
         "context_params": _numbers(context_params),
+        "changes": [repr(change) for change in changes],
         "build": [__version__, llama_cpp.__version__, features],
         "devices": [[device["backend"], device["name"], device["description"]] for device in devices()],
     }

@@ -37,6 +37,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     verbose: bool
     _logits_all: bool | int
     _model: Any
+    kv_overrides: dict[str, bool | int | float | str] | None
+    tensor_split: list[float] | None
+    lora_path: str | None
+    lora_scale: float
 
     n_parallel = 1  # texts at once
     _n_ctx_of_text = 0
@@ -176,7 +180,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder = self._decoder
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
-            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params)
+            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale)
+            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
             )

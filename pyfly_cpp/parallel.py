@@ -270,7 +270,7 @@ class _Crew:
         return View(self.host, self.stepper, on_text, seed)
 
     def add(self, job: Job) -> None:
-        """Queues a request. Raises ValueError where the crew is closed."""
+        """Queues a request. Raises ValueError where the crew is closed or has failed."""
         with self._lock:
             self.open_host()
             self._jobs.add(job)
@@ -278,7 +278,8 @@ class _Crew:
         job.future.add_done_callback(lambda _: self._jobs.discard(job))
 
     def open_host(self) -> SharedLlama:
-        """The model; raises ValueError where it is closed."""
+        """The model; raises ValueError where it is closed, or the stepping has failed."""
+        self.stepper.require_open()
         if self._is_closed:
             raise ValueError(CLOSED)
         return self.host

@@ -41,13 +41,14 @@ class Stepper:
         self._ended = Counters()
         self._python_seconds = 0.0
         self._is_closing = False
+        self._failure: BaseException | None = None  # that ended the thread
         self._thread = threading.Thread(target=self._run, name="pyfly-stepper", daemon=True)
         self._thread.start()
 
     # ---- From any thread ---------------------------------------------------------------------------------------------
 
     def add(self, text: Text) -> None:
-        """A text wants a slot; texts get theirs in this order. Raises ValueError where the stepper is closed."""
+        """A text wants a slot; texts get theirs in this order. Raises ValueError where the stepper has ended."""
         self._command(lambda: self._joining.append(text))
 
     def remove(self, text: Text) -> None:
@@ -56,7 +57,7 @@ class Stepper:
             self._command(lambda: self._remove(text))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper is closed."""
+        """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper has ended."""
         if self.is_current_thread:
             return function()
         future: Future[T] = Future()
@@ -103,10 +104,16 @@ class Stepper:
         self._ended = self._ended - self.counters()[0]
         self._python_seconds = 0.0
 
+    def require_open(self) -> None:
+        """Raises ValueError where the stepper is closed, or has failed and says why."""
+        if self._failure is not None:
+            raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure
+        if self._is_closing:
+            raise ValueError(CLOSED)
+
     def _command(self, command: Callable[[], None]) -> None:
         with self._changed:
-            if self._is_closing:
-                raise ValueError(CLOSED)
+            self.require_open()
             self._commands.append(command)
             self._changed.notify()
 
@@ -117,6 +124,7 @@ class Stepper:
             while self._prepare():
                 self._step()
         except BaseException as failure:
+            self._failure = failure
             self._stop(failure)
         else:
             self._stop(ValueError(CLOSED))

@@ -50,6 +50,10 @@ void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double *
     }
 }
 
+bool Acceptance::was_seen() const {
+    return std::any_of(all_.begin(), all_.end(), [](const Counts & counts) { return counts.seen[0] > 0.0; });
+}
+
 void Acceptance::of_all(int32_t k, double * at_depth) const {
     const auto commonest = std::max_element(all_.begin(), all_.end(),
                                             [](const auto & x, const auto & y) { return x.seen[0] < y.seen[0]; });

@@ -7,7 +7,7 @@ namespace pyfly {
 
 class FixedPolicy : public Policy {
   public:
-    std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t) override {
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates) override {
         std::vector<Choice> choices;
         for (const Candidate & candidate : candidates) {
             choices.push_back(candidate.offers.empty()

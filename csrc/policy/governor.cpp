@@ -63,13 +63,15 @@ double Governor::draft_us(const Arm & a, int32_t k) const {
     return a.tokens.is_known() ? a.tokens.at(k) : a.relative_cost * target_.at(1) * k;
 }
 
-// Of all tokens that it is behind. Before it was measured: what drafting them would cost.
+// Of all tokens that it is behind. Before it was measured: as if they were rows of a target so small.
 double Governor::catch_up_us(const Offer & offer) const {
     const Arm * a = arm(offer.drafter);
     if (a == nullptr || offer.n_behind < 1) {
         return 0.0;
     }
-    return static_cast<double>(offer.n_behind) * (a->us_per_caught_up > 0.0 ? a->us_per_caught_up : draft_us(*a, 1));
+    const double n = static_cast<double>(offer.n_behind);
+    return a->us_per_caught_up > 0.0 ? n * a->us_per_caught_up
+                                     : draft_us(*a, 1) * (1.0 + settings_.prior_slope * (n - 1.0));
 }
 
 Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) const {
@@ -89,13 +91,13 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
     return options;
 }
 
-Governor::Plan Governor::plain(size_t n_texts, int32_t n_rows) const {
+Governor::Plan Governor::plain(size_t n_texts) const {
     return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, static_cast<double>(n_texts),
-            target_.at(n_rows)};
+            target_.at(static_cast<int32_t>(n_texts))};
 }
 
 // Of each text, the drafter that earns most where a microsecond is worth `speed` tokens, as if all texts did likewise.
-std::vector<const Governor::Option *> Governor::assign(const Options & options, int32_t n_rows, double speed) const {
+std::vector<const Governor::Option *> Governor::assign(const Options & options, double speed) const {
     const int32_t n_texts = static_cast<int32_t>(options.begin.size()) - 1;
     std::vector<const Option *> assigned(static_cast<size_t>(n_texts));
     for (size_t text = 0; text < assigned.size(); text++) {
@@ -107,7 +109,7 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
             double tokens = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
                 tokens += option.reached[static_cast<size_t>(k) - 1];
-                const double rows_us = (target_.at(n_rows + n_texts * k) - target_.at(n_rows)) / n_texts;
+                const double rows_us = (target_.at(n_texts + n_texts * k) - target_.at(n_texts)) / n_texts;
                 const double us = rows_us + draft_us(a, k) * share + option.catch_up_us;
                 if (tokens - speed * us > most) {
                     most = tokens - speed * us;
@@ -121,7 +123,7 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
 
 // The next row goes to the text where it earns most, until there is none left; of all numbers of rows the best one
 // counts. C is a staircase: the first dip is not the end.
-Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_rows, double speed) const {
+Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed) const {
     struct Depth {
         int32_t n_texts = 0; // that draft so deep
         double step_us = 0;  // for one text
@@ -129,7 +131,7 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_ro
     };
     constexpr double nothing = -std::numeric_limits<double>::infinity();
     const size_t n_texts = assigned.size();
-    Plan best = plain(n_texts, n_rows);
+    Plan best = plain(n_texts);
     std::vector<std::vector<Depth>> depths(arms_.size());
     std::vector<int32_t> k(n_texts);
     std::vector<double> us(n_texts), worth(n_texts, nothing); // of each text's next row
@@ -180,7 +182,7 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_ro
                 }
             }
         }
-        const double all_us = target_.at(n_rows + static_cast<int32_t>(order.size())) + us_drafts;
+        const double all_us = target_.at(static_cast<int32_t>(n_texts + order.size())) + us_drafts;
         if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
             best.us = all_us;
@@ -196,28 +198,47 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, int32_t n_ro
 }
 
 // Whether a step in which all texts draft with it could pay if all drafts were accepted.
-bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const {
+bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, double extra_us) const {
     const Arm * a = arm(drafter);
-    const double plain_us = settings_.hysteresis * target_.at(n_rows);
+    const double plain_us = settings_.hysteresis * target_.at(n_texts);
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
         const double drafting = a ? draft_us(*a, k) * a->texts.at(n_texts) : 0.0;
-        if (plain_us * (k + 1) > target_.at(n_rows + n_texts * k) + drafting + extra_us) {
+        if (plain_us * (k + 1) > target_.at(n_texts + n_texts * k) + drafting + extra_us) {
             return true;
         }
     }
     return false;
 }
 
-bool Governor::can_pay(int32_t, int32_t drafter, int32_t k_max) const {
-    return could_pay(drafter, k_max, 1, 1, 0.0) || could_pay(drafter, k_max, n_texts_, n_texts_, 0.0);
+// If all texts draft with it, every token of each costs less: as much as is believed of the acceptance, or, where that
+// was not seen yet or was saved up for, as much as could be.
+bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
+    Arm & a = arm(drafter);
+    const double price = catch_up_us({drafter, k_max, 0, n_behind});
+    const bool is_first = !a.acceptance.was_seen() && (a.first_text < 0 || a.first_text == text);
+    const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_us_);
+    std::array<double, PYFLY_MAX_DEPTH> at_depth;
+    a.acceptance.of_all(PYFLY_MAX_DEPTH, at_depth.data());
+    double tokens = 1.0, reached = 1.0, gain_us = 0.0;
+    for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
+        reached *= is_trial ? 1.0 : at_depth[static_cast<size_t>(k) - 1];
+        tokens += reached;
+        const double us = target_.at(n_texts + n_texts * k) + draft_us(a, k) * a.texts.at(n_texts);
+        gain_us = std::max(gain_us, target_.at(n_texts) - settings_.hysteresis * us / tokens);
+    }
+    const bool pays = settings_.length * gain_us > n_texts * price;
+    if (pays && is_trial && is_first) {
+        a.first_text = text;
+    }
+    return pays;
 }
 
 // One text whose drafter does not seem to pay tries it nevertheless, if that has been saved up for: what is believed of
 // its acceptance may be wrong by now. Every token that passes makes it dearer, because the drafter has to catch up.
-void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
-                       std::vector<Choice> & choices) {
+void Governor::explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices) {
     const int32_t n_texts = static_cast<int32_t>(candidates.size());
-    const double before = target_.at(n_rows + plan.n_rows);
+    const int32_t n_rows = n_texts + plan.n_rows;
+    const double before = target_.at(n_rows);
     us_per_token_ = 1.0 / plan.speed();
     const double affordable = credit_ * target_.at(1);
     double least = 0.0, price = 0.0;
@@ -228,7 +249,7 @@ void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows
             const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
             const double catch_up = catch_up_us(offer);
             if (a.is_free || choices[i].k > 0 ||
-                !could_pay(offer.drafter, offer.k_max, n_texts, n_rows, n_texts * catch_up / settings_.stay)) {
+                !could_pay(offer.drafter, offer.k_max, n_texts, n_texts * catch_up / settings_.stay)) {
                 continue;
             }
             double reached[PYFLY_MAX_DEPTH], tokens = 0.0;
@@ -236,7 +257,7 @@ void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows
             a.acceptance.reach(candidates[i].text, offer.proposal_class, k_max, reached);
             for (int32_t k = 1; k <= k_max; k++) {
                 tokens += reached[k - 1];
-                const double us = target_.at(n_rows + plan.n_rows + k) - before + draft_us(a, k) + catch_up;
+                const double us = target_.at(n_rows + k) - before + draft_us(a, k) + catch_up;
                 const double loss = us - tokens * us_per_token_;
                 if (loss < affordable && (trial.k == 0 || k > trial.k || (k == trial.k && loss < least))) {
                     trial = {offer.drafter, k};
@@ -255,13 +276,12 @@ void Governor::explore(const std::vector<Candidate> & candidates, int32_t n_rows
     }
 }
 
-std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) {
+std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) {
     std::vector<Choice> choices(candidates.size());
     tried_text_ = -1;
     if (candidates.empty()) {
         return choices;
     }
-    n_texts_ = static_cast<int32_t>(candidates.size());
     int32_t most_drafter = -1;
     for (const Candidate & candidate : candidates) {
         for (const Offer & offer : candidate.offers) {
@@ -270,15 +290,14 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
     }
     if (most_drafter >= 0 && target_.is_known()) {
         arm(most_drafter);
-        const int32_t n_rows = static_cast<int32_t>(std::min<int64_t>(n_texts_ + n_other_rows, CostCurve::n_max));
         const Options options = weigh(candidates);
-        Plan best = plain(candidates.size(), n_rows);
+        Plan best = plain(candidates.size());
         best.us /= settings_.hysteresis;
         // Which drafter earns most depends on the speed, and the speed on the drafters: a second look settles
         // it.
         double speed = best.speed();
         for (int32_t look = 0; look < 2; look++) {
-            Plan plan = walk(assign(options, n_rows, speed), n_rows, speed);
+            Plan plan = walk(assign(options, speed), speed);
             speed = plan.speed();
             if (speed > best.speed()) {
                 best = std::move(plan);
@@ -293,7 +312,7 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
             choices.assign(choices.size(), {});
             best.n_rows = 0;
         } else {
-            explore(candidates, n_rows, best, choices);
+            explore(candidates, best, choices);
         }
         if (best.n_rows == 0) {
             steps_since_plain_ = 0;
@@ -308,12 +327,14 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates, 
 void Governor::begin_text(int32_t text) {
     for (Arm & a : arms_) {
         a.acceptance.begin_text(text);
+        a.first_text = a.first_text == text ? -1 : a.first_text;
     }
 }
 
 void Governor::observe_target(int32_t n_rows, double us) {
     target_.observe(n_rows, us);
     credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
+    saved_us_ += settings_.spent * us;
 }
 
 void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) {
@@ -341,6 +362,7 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
         return;
     }
     arm(drafter).us_per_caught_up = us / static_cast<double>(n_tokens);
+    saved_us_ = std::max(saved_us_ - us, 0.0);
 }
 
 void Governor::observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,

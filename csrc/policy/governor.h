@@ -46,10 +46,11 @@ struct MeasuredCosts {
 // What each is worth is in docs/governor.md.
 struct GovernorSettings {
     double hysteresis = 1.03; // gain over plain decoding that drafting must promise
-    double spent = 0.0025;    // of the time, at most, on drafters that do not seem to pay
+    double spent = 0.0025;    // of the time, at most, on trials of drafters that do not seem to pay; prompts likewise
     double credit = 1.0;      // most that is saved up for that, in plain steps of one text
     int32_t trial = 2;        // draft length of such a trial
     double stay = 10.0;       // steps that a drafter which catches up is expected to stay
+    double length = 64.0;     // tokens that a text is expected to have when it begins
     int32_t plain_every = 64; // steps between two measurements of plain decoding
     double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
     CostCurve::Rates costs;
@@ -67,8 +68,8 @@ class Governor : public Policy {
     void expect(int32_t drafter, bool is_free, double relative_cost);
     void expect_costs(const MeasuredCosts & costs);
 
-    std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) override;
-    bool can_pay(int32_t text, int32_t drafter, int32_t k_max) const override;
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates) override;
+    bool pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) override;
 
     void begin_text(int32_t text) override;
     void observe_target(int32_t n_rows, double us) override;
@@ -89,6 +90,7 @@ class Governor : public Policy {
         CostCurve texts;             // of a step for n texts, relative to one
         double us_per_caught_up = 0; // of evaluating a token in a batch; 0: not measured
         Acceptance acceptance;
+        int32_t first_text = -1; // that may follow while nothing is known of the acceptance
     };
 
     // One offer, weighed.
@@ -115,20 +117,19 @@ class Governor : public Policy {
     double draft_us(const Arm & arm, int32_t k) const;
     double catch_up_us(const Offer & offer) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
-    Plan plain(size_t n_texts, int32_t n_rows) const;
-    std::vector<const Option *> assign(const Options & options, int32_t n_rows, double speed) const;
-    Plan walk(std::vector<const Option *> assigned, int32_t n_rows, double speed) const;
-    bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, int32_t n_rows, double extra_us) const;
-    void explore(const std::vector<Candidate> & candidates, int32_t n_rows, const Plan & plan,
-                 std::vector<Choice> & choices);
+    Plan plain(size_t n_texts) const;
+    std::vector<const Option *> assign(const Options & options, double speed) const;
+    Plan walk(std::vector<const Option *> assigned, double speed) const;
+    bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, double extra_us) const;
+    void explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices);
 
     Settings settings_;
     CostCurve target_;
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
-    int32_t n_texts_ = 1; // of the last step
     int32_t steps_since_plain_ = 0;
-    double credit_; // for trials, in plain steps of one text
+    double saved_us_ = 0.0; // for prompts
+    double credit_;         // for trials, in plain steps of one text
     int32_t tried_text_ = -1, tried_drafter_ = -1;
     double us_per_token_ = 0.0; // of the step
 };

@@ -33,17 +33,18 @@ class Policy {
   public:
     virtual ~Policy() = default;
 
-    // The choice for each candidate, in their order. n_other_rows: rows that the step's batch holds besides one for
-    // each candidate (prompt chunks, tokens that are evaluated again).
-    virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t n_other_rows) = 0;
+    // The choice for each candidate, in their order. What else the step's batch holds (chunks of prompts, tokens that
+    // are evaluated again) costs the same whatever is drafted, so it does not count: beside a long step every draft
+    // would look cheap.
+    virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates) = 0;
 
     // Whether a text whose drafter had nothing to propose turns to the next one, in this very step.
     virtual bool asks_the_next() const { return false; }
 
-    // Whether a drafter could pay for this text if nearly all its drafts were accepted: whether it is worth keeping up
-    // to date with it.
-    virtual bool can_pay(int32_t text, int32_t drafter, int32_t k_max) const {
-        (void) text, (void) drafter, (void) k_max;
+    // Whether a drafter should evaluate the n_behind tokens of a text's prompt, so that it can draft for it from its
+    // first token on. n_texts run at once.
+    virtual bool pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
+        (void) text, (void) drafter, (void) k_max, (void) n_texts, (void) n_behind;
         return true;
     }
 

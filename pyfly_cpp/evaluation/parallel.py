@@ -103,9 +103,8 @@ class ParallelGenerator(Generator):
         """As of `Generator`, for what is begun from now on. Waits until nothing runs."""
 
         def change() -> None:
-            llm: Any = self.llm
             super(ParallelGenerator, self).configure(setting)
-            llm._configure(llm._drafting(), llm.adaptive)
+            self.llm._configure(self.llm._drafting(), self.llm.adaptive)
 
         self._when_idle(change)
 

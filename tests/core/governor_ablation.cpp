@@ -224,6 +224,11 @@ const std::vector<std::pair<const char *, Change>> & changes() {
         {"catching up off", [](auto & s) { s.stay = 1e9; }},
         {"stay / 2", [](auto & s) { s.stay /= 2; }},
         {"stay * 2", [](auto & s) { s.stay *= 2; }},
+        {"length always", [](auto & s) { s.length = 1e9; }},
+        {"length / 4", [](auto & s) { s.length /= 4; }},
+        {"length / 2", [](auto & s) { s.length /= 2; }},
+        {"length * 2", [](auto & s) { s.length *= 2; }},
+        {"length * 4", [](auto & s) { s.length *= 4; }},
         {"plain_every off", [](auto & s) { s.plain_every = 1 << 30; }},
         {"plain_every / 2", [](auto & s) { s.plain_every /= 2; }},
         {"plain_every * 2", [](auto & s) { s.plain_every *= 2; }},
@@ -270,7 +275,7 @@ void time_a_choice() {
             constexpr int32_t n_times = 100;
             const auto start = std::chrono::steady_clock::now();
             for (int32_t i = 0; i < n_times; i++) {
-                governor.choose(candidates, 0);
+                governor.choose(candidates);
             }
             const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
             fastest = std::min(fastest, us.count() / n_times);

@@ -119,8 +119,8 @@ void test_one_text_is_close_to_the_best_fixed_length() {
                     Governor governor = make(here, drafters, is_known ? measured(here, drafters) : MeasuredCosts());
                     const double v = decode(here, drafters, texts, 1, governor).speed();
                     (is_known ? of_known : of_unknown) += std::log(v / best) / n_worlds;
-                    assert(v >= (is_known ? 0.8 : 0.6) * best);
-                    assert(v >= 0.98 * plain(here, texts));
+                    assert(v >= (is_known ? 0.75 : 0.5) * best);
+                    assert(v >= 0.96 * plain(here, texts)); // a prompt is followed in vain
                 }
             }
         }
@@ -161,8 +161,9 @@ void test_wrong_costs_are_put_right() {
                 costs.target[0].us *= 1.2;
                 Governor governor = make(here, draft, costs);
                 const double v = decode(here, draft, texts, n_slots, governor).speed();
-                assert(v >= 0.95 * plain(here, texts, n_slots));
-                assert(v >= 0.93 * best_fixed(here, draft, texts, n_slots));
+                // Prompts are followed before the first steps show what rows cost.
+                assert(v >= (wrong > 2.0 ? 0.9 : 0.95) * plain(here, texts, n_slots));
+                assert(v >= (wrong > 2.0 ? 0.9 : 0.95) * best_fixed(here, draft, texts, n_slots));
             }
         }
     }
@@ -170,8 +171,8 @@ void test_wrong_costs_are_put_right() {
 
 // A step's speed as the header defines it.
 double speed_of(const Machine & machine, const std::vector<std::vector<std::vector<double>>> & reached,
-                const std::vector<Choice> & choices, int32_t n_others) {
-    int32_t n_rows = n_others + static_cast<int32_t>(choices.size());
+                const std::vector<Choice> & choices) {
+    int32_t n_rows = static_cast<int32_t>(choices.size());
     double tokens = static_cast<double>(choices.size()), us = 0.0;
     std::vector<std::vector<int32_t>> asked(2);
     for (size_t i = 0; i < choices.size(); i++) {
@@ -246,17 +247,16 @@ void test_the_rows_go_where_they_earn_most() {
                 }
             }
         }
-        const int32_t n_others = static_cast<int32_t>(rng() % 3);
-        const double plain = speed_of(here, reached, std::vector<Choice>(3), n_others);
+        const double plain = speed_of(here, reached, std::vector<Choice>(3));
         double best = plain;
         for (const Choice & a : each[0]) {
             for (const Choice & b : each[1]) {
                 for (const Choice & c : each[2]) {
-                    best = std::max(best, speed_of(here, reached, {a, b, c}, n_others));
+                    best = std::max(best, speed_of(here, reached, {a, b, c}));
                 }
             }
         }
-        const double v = speed_of(here, reached, governor.choose(candidates, n_others), n_others);
+        const double v = speed_of(here, reached, governor.choose(candidates));
         const double loss = best < settings.hysteresis * plain ? 0.0 : 1.0 - v / best;
         lost += loss / n_worlds;
         most_lost = std::max(most_lost, loss);
@@ -271,12 +271,10 @@ void test_free_places_in_a_block_of_rows_are_used() {
         governor.observe_acceptance(1, 0, 0, 4, i % 2);
     }
     const std::vector<Candidate> two = {{0, {{0, 10, 0, 0}}}, {1, {{0, 10, 0, 0}}}};
-    std::vector<Choice> choices = governor.choose(two, 0);
+    std::vector<Choice> choices = governor.choose(two);
     assert(choices[0].k == 2 && choices[1].k == 0); // a fifth row would cost as much as four
-    choices = governor.choose({two[1]}, 0);
+    choices = governor.choose({two[1]});
     assert(choices[0].k > 0); // nobody else needs the rows
-    choices = governor.choose(two, 1);
-    assert(choices[0].k == 1 && choices[1].k == 0); // somebody else has one of them
 }
 
 void test_it_reacts_when_the_text_changes() {
@@ -391,7 +389,7 @@ void test_a_drafter_that_cannot_pay_is_left_alone() {
     for (const bool is_known : {true, false}) {
         Governor governor = make(here, draft, is_known ? measured(here, draft) : MeasuredCosts());
         const std::vector<int32_t> k = decode(here, draft, texts_of(1.0, 1, 1000), 1, governor).k;
-        assert(!governor.can_pay(0, 0, k_max));
+        assert(!governor.pays_to_follow(0, 0, k_max, 1, 1));
         assert(std::count_if(k.begin(), k.end(), [](int32_t n) { return n > 0; }) == 0);
     }
 }
@@ -401,17 +399,17 @@ void test_catching_up_is_paid_for() {
     const Machine here = machine(memory_bound, 100.0);
     Governor governor = make(here, draft, measured(here, draft));
     decode(here, draft, texts_of(0.9, 1, 200), 1, governor);
-    governor.observe_catch_up(0, 16, 16 * 600.0);
     decode(here, draft, texts_of(0.0, 1, 40), 1, governor);
+    governor.observe_catch_up(0, 16, 16 * 600.0);
     int64_t n_tries = 0;
     for (int32_t n_behind = 10; n_behind < 1000; n_behind++) {
-        const Choice choice = governor.choose({{0, {{0, k_max, 0, n_behind}}}}, 0)[0];
+        const Choice choice = governor.choose({{0, {{0, k_max, 0, n_behind}}}})[0];
         governor.observe_target(choice.k + 1, memory_bound(choice.k + 1));
         n_tries += choice.k > 0;
     }
     assert(n_tries == 0);
     governor.begin_text(0);
-    assert(governor.choose({{0, {{0, k_max, 0, 0}}}}, 0)[0].k > 0); // the next request
+    assert(governor.choose({{0, {{0, k_max, 0, 0}}}})[0].k > 0); // the next request
 }
 
 // A drafter that is wrong for many texts costs little, and is found again when it is right.
@@ -421,8 +419,9 @@ void test_a_drafter_that_lies_and_recovers() {
         Governor governor = make(here, draft, measured(here, draft));
         const std::vector<Text> wrong = texts_of(0.02, 40, 64), right = texts_of(0.97, 20, 200);
         assert(decode(here, draft, wrong, 1, governor).speed() >= 0.98 * plain(here, wrong));
+        decode(here, draft, texts_of(0.97, 160, 200, 2), 1, governor); // a prompt has to be saved up for
         assert(decode(here, draft, right, 1, governor).speed() >= 0.9 * best_fixed(here, draft, right));
-        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.97 * plain(here, wrong));
+        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.93 * plain(here, wrong));
     }
 }
 
@@ -455,14 +454,14 @@ void test_what_other_texts_showed_is_believed_at_first() {
 
 void test_odd_input_does_no_harm() {
     Governor governor;
-    assert(governor.choose({}, 0).empty());
-    assert(governor.choose({{3, {{7, 10, 0, 0}}}}, 5)[0].k == 0); // nothing is known yet
-    governor.observe_target(600, 1e6);                            // more rows than are kept
+    assert(governor.choose({}).empty());
+    assert(governor.choose({{3, {{7, 10, 0, 0}}}})[0].k == 0); // nothing is known yet
+    governor.observe_target(600, 1e6);                         // more rows than are kept
     governor.observe_target(5, 1000.0);
     governor.observe_draft(2, {}, 100.0), governor.observe_draft(2, {0, 0}, 10.0), governor.observe_draft(2, {4}, 0.0);
     governor.observe_acceptance(40, 1, 99, 100, 100), governor.observe_acceptance(0, 1, -1, 0, 0);
     governor.begin_text(12);
-    for (const Choice & choice : governor.choose({{3, {{7, 1000, 9, 1 << 30}}}, {900, {}}}, 100000)) {
+    for (const Choice & choice : governor.choose({{3, {{7, 1000, 9, 1 << 30}}}, {900, {}}})) {
         assert(choice.k <= PYFLY_MAX_DEPTH);
     }
     pyfly_governor_state state;

@@ -100,6 +100,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
     };
     std::vector<Slot> slots(n_slots);
     size_t n_begun = 0;
+    const int32_t n_at_once = static_cast<int32_t>(std::min(n_slots, texts.size()));
     while (true) {
         std::vector<Candidate> candidates;
         for (size_t i = 0; i < n_slots; i++) {
@@ -107,7 +108,15 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             if (slot.text == nullptr && n_begun < texts.size()) {
                 slot = {&texts[n_begun++], 0, 0, 0};
                 policy.begin_text(static_cast<int32_t>(i));
-                slot.synced = policy.can_pay(static_cast<int32_t>(i), model, k_max) ? 0 : SIZE_MAX;
+                const bool is_behind = drafters.model && !drafters.is_head;
+                const bool follows =
+                    is_behind && policy.pays_to_follow(static_cast<int32_t>(i), model, k_max, n_at_once, n_prompt);
+                slot.synced = is_behind && !follows ? SIZE_MAX : 0;
+                if (follows) {
+                    const double us = machine.catch_up * n_prompt;
+                    result.us += us;
+                    policy.observe_catch_up(model, n_prompt, measured(us));
+                }
             }
             if (slot.text == nullptr) {
                 continue;
@@ -128,7 +137,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
         if (candidates.empty()) {
             return result;
         }
-        const std::vector<Choice> choices = policy.choose(candidates, 0);
+        const std::vector<Choice> choices = policy.choose(candidates);
         int32_t n_rows = static_cast<int32_t>(candidates.size());
         std::vector<int32_t> asked;
         int64_t n_missed = 0;
@@ -186,7 +195,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
 class Fixed : public Policy {
   public:
     explicit Fixed(int32_t k) : k_(k) {}
-    std::vector<Choice> choose(const std::vector<Candidate> & candidates, int64_t) override {
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates) override {
         std::vector<Choice> choices;
         for (const Candidate & candidate : candidates) {
             choices.push_back(candidate.offers.empty() || k_ == 0
@@ -195,6 +204,8 @@ class Fixed : public Policy {
         }
         return choices;
     }
+
+    bool pays_to_follow(int32_t, int32_t, int32_t, int32_t, int64_t) override { return k_ > 0; }
 
   private:
     int32_t k_;

@@ -185,6 +185,18 @@ def test_several_texts_at_once(measured, tiny_target, tiny_draft, tmp_path):
     assert [(n, k) for _, n, k, _ in costs["drafts"]] == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (3, 4)]
 
 
+def test_a_draft_beside_a_prompt_looks_no_cheaper(tiny_target, tiny_draft, monkeypatch):
+    """What a batch holds of prompts costs the same whatever is drafted. Rows cost what they weigh here, and a draft
+    more than the row that it saves."""
+    rows = tuple((n, 1000.0 * n) for n in (1, 2, 3, 4, 8, 16, 64, 512))
+    drafts = tuple((0, n, k, 2000.0 * n * k) for n in (1, 2) for k in (1, 2, 4, 8))
+    monkeypatch.setattr(_native.Batch, "measure", lambda _: _native.Costs(rows, drafts, (500.0,)))
+    with FlyBatch(tiny_target, 4, drafter=DraftModel(tiny_draft), **OPTIONS) as batch:
+        batch.complete([PROMPT * n for n in (1, 3, 7, 60, 40, 50)], max_tokens=16, temperature=0)
+        assert batch.stats.rounds > 50
+        assert batch.stats.drafted == 0
+
+
 # ---- What is kept ----------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +213,7 @@ def test_once_for_each_setup(load, measured, tmp_path, tiny_draft):
     for n, arguments in enumerate(
         ({"drafter": DraftModel(other)}, {"drafter": DraftModel(tiny_draft, p_min=0.5)}, {"n_threads": 2},
          {"n_ctx": 256}, {"flash_attn": True}, {"type_k": 8}, {"drafter": PromptLookup()},
-         {"adaptive": True, "draft_max": 4})
+         {"adaptive": True, "draft_max": 4}, {"kv_overrides": {"llama.rope.freq_base": 5000.0}})
     ):  # fmt: skip
         load(**arguments)
         load(**arguments)

@@ -484,6 +484,19 @@ def test_close_while_texts_run(tiny_target):
     assert not any(thread.is_alive() for thread in threads_of(batch._crew))
 
 
+def test_what_ended_the_stepping_is_said(tiny_target, monkeypatch):
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+        handle = endless(batch)
+        while not handle.stats.committed:
+            time.sleep(0.01)
+        monkeypatch.setattr(type(batch._crew.host._decoder.batch), "step", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            handle.result(20)
+        with pytest.raises(ValueError, match=r"this FlyBatch failed \(division by zero\); load the model again"):
+            batch.submit("Tom")
+        assert batch.stats.committed > 0
+
+
 def test_close_in_a_callback(tiny_target):
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
 
