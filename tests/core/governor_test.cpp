@@ -415,11 +415,12 @@ void test_catching_up_is_paid_for() {
 // A drafter that is wrong for many texts costs little, and is found again when it is right.
 void test_a_drafter_that_lies_and_recovers() {
     for (const auto & target : {xeon, zen4}) {
-        const Machine here = machine(target, 270.0);
+        Machine here = machine(target, 270.0);
+        here.catch_up = 0.25 * here.draft;
         Governor governor = make(here, draft, measured(here, draft));
         const std::vector<Text> wrong = texts_of(0.02, 40, 64), right = texts_of(0.97, 20, 200);
         assert(decode(here, draft, wrong, 1, governor).speed() >= 0.98 * plain(here, wrong));
-        decode(here, draft, texts_of(0.97, 160, 200, 2), 1, governor); // a prompt has to be saved up for
+        decode(here, draft, texts_of(0.97, 40, 200, 2), 1, governor); // a prompt has to be saved up for
         assert(decode(here, draft, right, 1, governor).speed() >= 0.9 * best_fixed(here, draft, right));
         assert(decode(here, draft, wrong, 1, governor).speed() >= 0.93 * plain(here, wrong));
     }
