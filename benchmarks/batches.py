@@ -61,7 +61,7 @@ class Way:
             stopped.set()
             may_go.wait()
 
-        self._waiting = threading.Thread(target=crew.stepper.call, args=(wait,))
+        self._waiting = threading.Thread(target=crew.stepper.call, args=(wait,), daemon=True)
         self._waiting.start()
         stopped.wait()
 
@@ -158,6 +158,8 @@ def run(args: argparse.Namespace) -> None:
         asked = [[{"role": "user", "content": text}] for text in questions_of(where, 200)]
         rendered = [list(generator.render(messages).tokens) for messages in asked]
         prompts[kind] = [tokens for tokens in rendered if len(tokens) <= args.longest]
+        if len(prompts[kind]) <= args.most:
+            raise SystemExit(f"{where} has too few prompts of at most {args.longest} tokens; raise --longest.")
     llm.close()
     ways = [Way(name, args) for name in ("plain", "plain:again", *args.ways.split(","))]
     conditions = {**model_conditions(args), "tokens": args.tokens, "longest": args.longest, "ways": args.ways}
