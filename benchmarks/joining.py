@@ -9,14 +9,17 @@ beside the time of one chunk: a step evaluates one, so that a token is late by o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 from statistics import median
 
 from speed import print_machine
 
 from pyfly_cpp import FlyBatch
+from pyfly_cpp.handles import Handle
 from pyfly_cpp.threads import physical_cores
 
 
@@ -39,13 +42,14 @@ def main() -> None:
         gaps: list[tuple[float, float]] = []  # (when it came, seconds since the text's token before)
         handles = [batch.submit(f"Story {i}: once upon", max_tokens=2048, stream=True) for i in range(args.running)]
 
-        def read(handle: object) -> None:
+        def read(handle: Handle) -> None:
             last = None
-            for _ in handle:  # type: ignore[attr-defined]
-                now = time.perf_counter()
-                if last is not None:
-                    gaps.append((now, now - last))
-                last = now
+            with contextlib.suppress(CancelledError):
+                for _ in handle:
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append((now, now - last))
+                    last = now
 
         readers = [threading.Thread(target=read, args=(handle,), daemon=True) for handle in handles]
         for reader in readers:
