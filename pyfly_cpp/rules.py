@@ -309,7 +309,8 @@ def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
     if n == window.tail:
         change += f" or lower the window's tail to {k - 1}"
     else:
-        change += f", or choose a window of at most {k - 1} or one across rounds, such as {Margin().window}"
+        shorter = f"a window of at most {k - 1} or one" if k > 1 else "a window"
+        change += f", or choose {shorter} across rounds, such as {Margin().window}"
     return (
         f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a round "
         f"has at most {drafts}; {change}."
