@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from lockstep import take_turns
 from resumable import Results, markdown, model_conditions, read_questions
 from speed import print_machine
 
@@ -129,10 +130,7 @@ def measure(ways: Sequence[Way], prompts: Sequence[list[int]], n: int, turn: flo
     """All ways serve the same prompts, n at once."""
     for way in ways:
         way.start(prompts, n)
-    running = list(ways)
-    while running:
-        running = [way for way in running if way.turn(turn)]
-        running = [*running[1:], *running[:1]]
+    take_turns(ways, turn)
     return [way.end() for way in ways]
 
 

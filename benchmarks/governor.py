@@ -31,6 +31,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import llama_cpp
+from lockstep import take_turns
 from resumable import Results, markdown, model_conditions
 from speed import print_machine, run_tool
 
@@ -126,10 +127,7 @@ def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) 
     """All decoders decode the same prompt, in turns; who begins changes."""
     for decoder in decoders:
         decoder.start(tokens, n_tokens)
-    running = list(decoders)
-    while running:
-        running = [decoder for decoder in running if decoder.turn(TURN)]
-        running = [*running[1:], *running[:1]]
+    take_turns(decoders, TURN)
 
 
 def run(args: argparse.Namespace) -> None:

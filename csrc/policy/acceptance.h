@@ -32,6 +32,7 @@ class Acceptance {
     // reached[i], for i < k: the probability that the first i + 1 drafts are all accepted.
     void reach(int32_t text, int32_t proposal_class, int32_t k, double * reached) const;
 
+    // Whether anything was observed, of any text.
     bool was_seen() const;
 
     // At depths 1..k, given that those before are accepted: of all texts and of the class that was seen most of late.

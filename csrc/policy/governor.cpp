@@ -16,11 +16,6 @@ Governor::Governor(Settings settings)
     : settings_(settings), target_(CostCurve::from_one(settings.prior_slope, settings.costs)),
       credit_(settings.credit) {}
 
-const Governor::Arm * Governor::arm(int32_t drafter) const {
-    const size_t i = static_cast<size_t>(drafter);
-    return i < arms_.size() ? &arms_[i] : nullptr;
-}
-
 Governor::Arm & Governor::arm(int32_t drafter) {
     const size_t i = static_cast<size_t>(drafter);
     while (i >= arms_.size()) {
@@ -63,15 +58,19 @@ double Governor::draft_us(const Arm & a, int32_t k) const {
     return a.tokens.is_known() ? a.tokens.at(k) : a.relative_cost * target_.at(1) * k;
 }
 
+// A step in which all texts draft k tokens with it.
+double Governor::step_us(const Arm & a, int32_t k, int32_t n_texts) const {
+    return target_.at(n_texts + n_texts * k) + draft_us(a, k) * a.texts.at(n_texts);
+}
+
 // Of all tokens that it is behind. Before it was measured: as if they were rows of a target so small.
-double Governor::catch_up_us(const Offer & offer) const {
-    const Arm * a = arm(offer.drafter);
-    if (a == nullptr || offer.n_behind < 1) {
+double Governor::catch_up_us(const Arm & a, int64_t n_behind) const {
+    if (n_behind < 1) {
         return 0.0;
     }
-    const double n = static_cast<double>(offer.n_behind);
-    return a->us_per_caught_up > 0.0 ? n * a->us_per_caught_up
-                                     : draft_us(*a, 1) * (1.0 + settings_.prior_slope * (n - 1.0));
+    const double n = static_cast<double>(n_behind);
+    return a.us_per_caught_up > 0.0 ? n * a.us_per_caught_up
+                                    : draft_us(a, 1) * (1.0 + settings_.prior_slope * (n - 1.0));
 }
 
 Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) const {
@@ -79,12 +78,12 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
     for (const Candidate & candidate : candidates) {
         options.begin.push_back(options.all.size());
         for (const Offer & offer : candidate.offers) {
+            const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
             Option & option = options.all.emplace_back();
             option.drafter = offer.drafter;
             option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
-            option.catch_up_us = catch_up_us(offer) / settings_.stay;
-            arm(offer.drafter)
-                ->acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
+            option.catch_up_us = catch_up_us(a, offer.n_behind) / settings_.stay;
+            a.acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
         }
     }
     options.begin.push_back(options.all.size());
@@ -198,12 +197,10 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
 }
 
 // Whether a step in which all texts draft with it could pay if all drafts were accepted.
-bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, double extra_us) const {
-    const Arm * a = arm(drafter);
+bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_texts, double extra_us) const {
     const double plain_us = settings_.hysteresis * target_.at(n_texts);
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        const double drafting = a ? draft_us(*a, k) * a->texts.at(n_texts) : 0.0;
-        if (plain_us * (k + 1) > target_.at(n_texts + n_texts * k) + drafting + extra_us) {
+        if (plain_us * (k + 1) > step_us(a, k, n_texts) + extra_us) {
             return true;
         }
     }
@@ -214,7 +211,7 @@ bool Governor::could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, double
 // was not seen yet or was saved up for, as much as could be.
 bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
     Arm & a = arm(drafter);
-    const double price = catch_up_us({drafter, k_max, 0, n_behind});
+    const double price = catch_up_us(a, n_behind);
     const bool is_first = !a.acceptance.was_seen() && (a.first_text < 0 || a.first_text == text);
     const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_us_);
     std::array<double, PYFLY_MAX_DEPTH> at_depth;
@@ -223,8 +220,8 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
         reached *= is_trial ? 1.0 : at_depth[static_cast<size_t>(k) - 1];
         tokens += reached;
-        const double us = target_.at(n_texts + n_texts * k) + draft_us(a, k) * a.texts.at(n_texts);
-        gain_us = std::max(gain_us, target_.at(n_texts) - settings_.hysteresis * us / tokens);
+        const double us = settings_.hysteresis * step_us(a, k, n_texts);
+        gain_us = std::max(gain_us, target_.at(n_texts) - us / tokens);
     }
     const bool pays = settings_.length * gain_us > n_texts * price;
     if (pays && is_trial && is_first) {
@@ -247,9 +244,9 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
     for (size_t i = 0; i < candidates.size(); i++) {
         for (const Offer & offer : candidates[i].offers) {
             const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
-            const double catch_up = catch_up_us(offer);
+            const double catch_up = catch_up_us(a, offer.n_behind);
             if (a.is_free || choices[i].k > 0 ||
-                !could_pay(offer.drafter, offer.k_max, n_texts, n_texts * catch_up / settings_.stay)) {
+                !could_pay(a, offer.k_max, n_texts, n_texts * catch_up / settings_.stay)) {
                 continue;
             }
             double reached[PYFLY_MAX_DEPTH], tokens = 0.0;

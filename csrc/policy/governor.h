@@ -112,15 +112,15 @@ class Governor : public Policy {
         double speed() const { return tokens / us; }
     };
 
-    const Arm * arm(int32_t drafter) const;
     Arm & arm(int32_t drafter);
     double draft_us(const Arm & arm, int32_t k) const;
-    double catch_up_us(const Offer & offer) const;
+    double step_us(const Arm & arm, int32_t k, int32_t n_texts) const;
+    double catch_up_us(const Arm & arm, int64_t n_behind) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
     Plan plain(size_t n_texts) const;
     std::vector<const Option *> assign(const Options & options, double speed) const;
     Plan walk(std::vector<const Option *> assigned, double speed) const;
-    bool could_pay(int32_t drafter, int32_t k_max, int32_t n_texts, double extra_us) const;
+    bool could_pay(const Arm & arm, int32_t k_max, int32_t n_texts, double extra_us) const;
     void explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices);
 
     Settings settings_;

@@ -119,7 +119,7 @@ void test_one_text_is_close_to_the_best_fixed_length() {
                     Governor governor = make(here, drafters, is_known ? measured(here, drafters) : MeasuredCosts());
                     const double v = decode(here, drafters, texts, 1, governor).speed();
                     (is_known ? of_known : of_unknown) += std::log(v / best) / n_worlds;
-                    assert(v >= (is_known ? 0.75 : 0.5) * best);
+                    assert(v >= (is_known ? 0.77 : 0.6) * best);
                     assert(v >= 0.96 * plain(here, texts)); // a prompt is followed in vain
                 }
             }
@@ -422,7 +422,7 @@ void test_a_drafter_that_lies_and_recovers() {
         assert(decode(here, draft, wrong, 1, governor).speed() >= 0.98 * plain(here, wrong));
         decode(here, draft, texts_of(0.97, 40, 200, 2), 1, governor); // a prompt has to be saved up for
         assert(decode(here, draft, right, 1, governor).speed() >= 0.9 * best_fixed(here, draft, right));
-        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.93 * plain(here, wrong));
+        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.94 * plain(here, wrong));
     }
 }
 
