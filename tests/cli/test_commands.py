@@ -119,7 +119,8 @@ def test_complete_without_a_prompt_is_usage(run):
 
 
 def test_complete_json(run):
-    result = json.loads(complete(run, "--json", "--draft", DRAFT, "--gate", "margin:0.5", "Natalia sold").out)
+    options = ("--draft", DRAFT, "--draft-max", "4", "--gate", "margin:0.5")
+    result = json.loads(complete(run, "--json", *options, "Natalia sold").out)
     assert result["finish_reason"] == "length"
     assert result["usage"]["completion_tokens"] == 24
     assert result["stats"]["committed"] >= 24  # a window that closes late commits what came behind the limit, too

@@ -73,8 +73,11 @@ def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
     generate(fly, 1)
     lookup, draft = (seconds for _, seconds in fly.stats.governor.catch_up_seconds)
     assert lookup == 0.0 and 0.0 < draft < 1.0
+    native = fly._decoder.drafters[1]
+    before = native.n_evaluated
     generate(fly, 1, PROMPT[40:70])  # all of it is new, though it is shorter
-    assert fly.stats.governor.catch_up_seconds[1][1] != draft
+    has_followed = native.n_evaluated > before  # if that pays on this machine
+    assert (fly.stats.governor.catch_up_seconds[1][1] != draft) == has_followed
 
 
 def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):

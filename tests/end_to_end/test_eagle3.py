@@ -135,7 +135,7 @@ def test_a_head_with_a_token_embedding_of_its_own_drafts_the_same(llm, tmp_path)
 
 def test_a_head_may_be_set_and_replaced_in_the_middle(llm):
     expected = generate(llm, prompts(1)[0])
-    late = FlyLlama(LLAMA, **SETTINGS)
+    late = FlyLlama(LLAMA, adaptive=False, **SETTINGS)
     tokens, out = generate(late, prompts(1)[0], 20)
     late.drafter = Eagle3(EAGLE3)  # it has seen nothing of this sequence
     rest = list(itertools.islice(late.generate([*tokens, *out], temp=0.0), 20))

@@ -96,8 +96,8 @@ def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, reco
     assert which == 0 or adaptive or fly.stats.matched > 100
 
 
-def check_many(model_path, plan, n, n_alone, n_threads, record_property):
-    """Checks n tokens for every question of every (drafter, questions) of the plan."""
+def check_many(model_path, plan, n, n_alone, n_threads, n_least, record_property):
+    """Checks n tokens, n_least over all, for every question of every (drafter, questions) of the plan."""
     fly = FlyLlama(model_path, **{**OPTIONS, "n_threads": n_threads, "n_threads_batch": n_threads}, adaptive=False)
     results = {}
     for drafter, questions in plan:
@@ -110,18 +110,18 @@ def check_many(model_path, plan, n, n_alone, n_threads, record_property):
         assert fly.stats.matched > 20, drafter
     record_property("tokens_gap_noise", results)
     print(results)
-    assert sum(n_checked for n_checked, _, _ in results.values()) >= 2000
+    assert sum(n_checked for n_checked, _, _ in results.values()) >= n_least
 
 
 def test_greedy_on_smollm2(smollm2, record_property):
-    """2,000 committed tokens on a real model (Q4_1), over three drafters. The draft model is the target's own file,
+    """1,000 committed tokens on a real model (Q4_1), over three drafters. The draft model is the target's own file,
     with a p_min that varies the length of its drafts."""
     plan = [
         (PromptLookup(max_ngram_size=3, num_pred_tokens=8), CHATS[:3]),
         (LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=5), CHATS[3:5]),
         (DraftModel(smollm2, draft_max=6, p_min=0.3), CHATS[5:]),
     ]
-    check_many(smollm2, plan, 340, 100, 1, record_property)
+    check_many(smollm2, plan, 170, 40, 1, 1000, record_property)
 
 
 @pytest.mark.model_1b5
@@ -131,7 +131,7 @@ def test_greedy_on_a_model_of_1b5(model_1b5, model_1b5_draft, record_property):
         (PromptLookup(num_pred_tokens=7), CHATS[1:]),
         (DraftModel(model_1b5_draft, draft_max=7), CHATS[1:4]),
     ]
-    check_many(model_1b5, plan, 300, 300, physical_cores(), record_property)
+    check_many(model_1b5, plan, 300, 300, physical_cores(), 2000, record_property)
 
 
 # ---- Sampled ---------------------------------------------------------------------------------------------------------

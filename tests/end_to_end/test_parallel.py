@@ -192,8 +192,8 @@ def test_seeds_of_a_chain(tiny_target_f32):
 
 @pytest.mark.parametrize("kind", ["lookup", "MTP"])
 def test_other_drafters_and_models(kind, tiny_target, tiny_qwen35):
-    path, drafter = (tiny_qwen35, MTP(draft_max=3)) if kind == "MTP" else (tiny_target, PromptLookup())
-    with FlyBatch(path, 3, drafter=drafter, **OPTIONS) as batch:
+    path, drafter = (tiny_qwen35, MTP()) if kind == "MTP" else (tiny_target, PromptLookup())
+    with FlyBatch(path, 3, drafter=drafter, adaptive=False, **OPTIONS) as batch:
         handles = [batch.submit(prompt, trace=True, **GREEDY) for prompt in PROMPTS]
         for prompt, handle in zip(PROMPTS, handles):
             handle.result(60)

@@ -68,7 +68,7 @@ def test_the_text_is_that_of_one_thread(tiny_target, tiny_draft, n_threads):
     plain = load(tiny_target, n_threads=1, n_threads_batch=1)
     expected = plain.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"]
     plain.close()
-    llm = load(tiny_target, drafter=DraftModel(tiny_draft, n_threads=n_threads))
+    llm = load(tiny_target, drafter=DraftModel(tiny_draft, n_threads=n_threads), adaptive=False)
     assert llm.create_completion(prompt, max_tokens=n, temperature=0.0)["choices"][0]["text"] == expected
     assert llm.stats.drafted > 0
     llm.close()
