@@ -5,8 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "drafters/callback_drafter.h"
-#include "drafters/prompt_lookup.h"
 #include "guard.h"
 #include "handles.h"
 #include "measuring.h"
@@ -141,19 +139,6 @@ int32_t pyfly_target_can_rewind(const pyfly_target * target) {
 
 int32_t pyfly_target_n_sequences(const pyfly_target * target) {
     return target->model->n_sequences();
-}
-
-pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
-                                      pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error, [&] {
-        *out = new pyfly_drafter{std::make_unique<pyfly::PromptLookup>(max_ngram, min_ngram, num_pred,
-                                                                       static_cast<pyfly_lookup_match>(match))};
-    });
-}
-
-pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, pyfly_drafter ** out,
-                                        pyfly_error * error) {
-    return guard(error, [&] { *out = new pyfly_drafter{std::make_unique<pyfly::CallbackDrafter>(draft, user)}; });
 }
 
 void pyfly_drafter_free(pyfly_drafter * drafter) {

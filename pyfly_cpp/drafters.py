@@ -1,10 +1,10 @@
 """Drafters: what proposes tokens for the target.
 
 The classes here hold configuration (frozen dataclasses) and know how they are written, which options of the command
-line set their fields, and how they open; the work is done in `csrc/drafters/`. `DRAFTERS`, at the end, is the table
-that settings, presets, the command line and FlyLlama read: a new drafter is a dataclass here, and its word there. A
-`FlyLlama` also takes any `llama_cpp.llama_speculative.LlamaDraftModel`, that is, a callable from token ids to token
-ids.
+line set their fields, and how they open (the name of their constructor in pyfly.h); the work is done in
+`csrc/drafters/`. `DRAFTERS`, at the end, is the table that settings, presets, the command line and FlyLlama read: a new
+drafter is a dataclass here, and its word there. A `FlyLlama` also takes any LlamaDraftModel of llama_cpp, that is, a
+callable from token ids to token ids.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class DraftModel(_WithModel):
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **given}
-        return _native.ModelDrafter(host.target(), str(self.model_path), self.p_min, **settings)
+        return _native.ModelDrafter("draft model", "model", host.target(), str(self.model_path), self.p_min, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"
@@ -199,12 +199,12 @@ class MTP(_WithModel):
         return self.model_path is None
 
     def open(self, host: Host) -> _native.Drafter:
-        path = None if self.model_path is None else str(self.model_path)
-        if path is not None:
+        if (path := None if self.model_path is None else str(self.model_path)) is not None:
             require_gguf(path, "MTP head")
         # Chained heads draft one token each; where no number was asked for, as many as there are.
         k = 1 if self.draft_max is None else host.draft_max
-        return _native.MTPDrafter(host.target(), path, self.p_min, k, host.has_own_head, **host.settings)
+        own = host.has_own_head
+        return _native.ModelDrafter("MTP", "mtp", host.target(), path, self.p_min, k, own, **host.settings)
 
     def __str__(self) -> str:
         return "MTP head" if self.model_path is None else f"MTP head {os.path.basename(self.model_path)}"
@@ -228,8 +228,8 @@ class Eagle3(_WithModel):
     p_min: float = 0.0
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(str(self.model_path), "EAGLE-3 head")
-        return _native.Eagle3Drafter(host.target(), str(self.model_path), self.p_min, **host.settings)
+        require_gguf(path := str(self.model_path), "EAGLE-3 head")
+        return _native.ModelDrafter("EAGLE-3", "eagle3", host.target(), path, self.p_min, **host.settings)
 
     def __str__(self) -> str:
         return f"EAGLE-3 head {os.path.basename(self.model_path)}"
@@ -282,7 +282,7 @@ class PromptLookup(OwnDrafter):
 
     def open(self, host: Host | None = None) -> _native.Drafter:
         sizes = self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens
-        return _native.LookupDrafter(*sizes, MATCHES.index(self.match))
+        return _native.Drafter("prompt lookup", "lookup", *sizes, MATCHES.index(self.match))
 
     def propose(self, history: Sequence[int]) -> list[int]:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyfly_cpp import Exact, Window
-from pyfly_cpp._native import Batch, CallbackDrafter, Costs, LookupDrafter, ScriptedTarget
+from pyfly_cpp import Exact, PromptLookup, Window
+from pyfly_cpp._native import Batch, CallbackDrafter, Costs, ScriptedTarget
 
 N_VOCAB = 50
 
@@ -59,7 +59,7 @@ def decode(batch, n=5, history=(1, 2, 3)):
 def test_the_sizes_that_a_step_can_have(n_texts, k, sizes, sizes_given, recurrent):
     model = Model()
     target = ScriptedTarget(model, N_VOCAB, n_sequences=n_texts, recurrent=recurrent, **sizes)
-    with target, Batch(target) as batch, CallbackDrafter(never) as own, LookupDrafter(4, 1, 10, 0) as lookup:
+    with target, Batch(target) as batch, CallbackDrafter(never) as own, PromptLookup().open() as lookup:
         k = min(k, sizes.get("n_batch", 512) - 1)
         batch.configure([(lookup, min(k, 2)), (own, k)], adaptive=True)
         costs = batch.measure()
@@ -75,7 +75,7 @@ def test_the_sizes_that_a_step_can_have(n_texts, k, sizes, sizes_given, recurren
 
 def test_nothing_is_left_behind_and_nothing_counted():
     target = ScriptedTarget(Model(), N_VOCAB)
-    with target, Batch(target) as batch, LookupDrafter(4, 1, 10, 0) as lookup:
+    with target, Batch(target) as batch, PromptLookup().open() as lookup:
         batch.configure([(lookup, 4)], adaptive=True)
         expected, counters = decode(batch)
         batch.slots[0].reset_counters()
@@ -117,7 +117,7 @@ SOME = Costs(rows=((1, 1000.0), (4, 2000.0)), drafts=((1, 1, 1, 300.0), (1, 1, 4
 
 def test_what_is_expected_is_kept_as_long_as_the_drafters_are_the_same():
     target = ScriptedTarget(Model(), N_VOCAB)
-    with target, Batch(target) as batch, CallbackDrafter(never) as own, LookupDrafter(4, 1, 10, 0) as lookup:
+    with target, Batch(target) as batch, CallbackDrafter(never) as own, PromptLookup().open() as lookup:
         with pytest.raises(ValueError, match="configure the batch before"):
             batch.expect(SOME)
         batch.configure([(lookup, 3), (own, 4)], adaptive=True)
@@ -159,7 +159,7 @@ def test_what_is_expected_is_kept_as_long_as_the_drafters_are_the_same():
 )
 def test_costs_that_cannot_be_change_nothing(wrong):
     target = ScriptedTarget(Model(), N_VOCAB)
-    with target, Batch(target) as batch, CallbackDrafter(never) as own, LookupDrafter(4, 1, 10, 0) as lookup:
+    with target, Batch(target) as batch, CallbackDrafter(never) as own, PromptLookup().open() as lookup:
         batch.configure([(lookup, 3), (own, 4)], adaptive=True)
         batch.expect(SOME)
         known = batch.governor()

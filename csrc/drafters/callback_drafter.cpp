@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "error.h"
+#include "guard.h"
+#include "handles.h"
 
 namespace pyfly {
 
@@ -28,3 +30,9 @@ void CallbackDrafter::propose(const std::vector<DraftRequest> & requests) {
 }
 
 } // namespace pyfly
+
+extern "C" pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, pyfly_drafter ** out,
+                                                   pyfly_error * error) {
+    return pyfly::guard(error,
+                        [&] { *out = new pyfly_drafter{std::make_unique<pyfly::CallbackDrafter>(draft, user)}; });
+}

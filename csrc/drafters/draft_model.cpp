@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "error.h"
+#include "guard.h"
+#include "handles.h"
 #include "llama/model_file.h"
 
 namespace pyfly {
@@ -163,3 +165,10 @@ void DraftModel::draft(std::vector<Job> & jobs) {
 }
 
 } // namespace pyfly
+
+extern "C" pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                                pyfly_drafter ** out, pyfly_error * error) {
+    return pyfly::guard(error, [&] {
+        *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(pyfly::llama_target(target), *config)};
+    });
+}

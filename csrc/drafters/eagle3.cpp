@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "error.h"
+#include "guard.h"
+#include "handles.h"
 #include "llama/llama_ext.h"
 #include "llama/model_file.h"
 
@@ -131,3 +133,10 @@ void Eagle3::make_inputs(const float * rows, size_t n, float * out) {
 }
 
 } // namespace pyfly
+
+extern "C" pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                                 pyfly_drafter ** out, pyfly_error * error) {
+    return pyfly::guard(error, [&] {
+        *out = new pyfly_drafter{std::make_unique<pyfly::Eagle3>(pyfly::llama_target(target), *config)};
+    });
+}

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "error.h"
+#include "guard.h"
+#include "handles.h"
 #include "llama/llama_ext.h"
 #include "llama/model_file.h"
 
@@ -92,3 +94,12 @@ void Mtp::select(int32_t step) {
 }
 
 } // namespace pyfly
+
+extern "C" pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                              int32_t draft_max, int32_t is_loaded, pyfly_drafter ** out,
+                                              pyfly_error * error) {
+    return pyfly::guard(error, [&] {
+        *out = new pyfly_drafter{
+            std::make_unique<pyfly::Mtp>(pyfly::llama_target(target), *config, draft_max, is_loaded != 0)};
+    });
+}

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "error.h"
+#include "guard.h"
+#include "handles.h"
 
 namespace pyfly {
 
@@ -50,3 +52,11 @@ void PromptLookup::propose(const std::vector<DraftRequest> & requests) {
 }
 
 } // namespace pyfly
+
+extern "C" pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
+                                                 pyfly_drafter ** out, pyfly_error * error) {
+    return pyfly::guard(error, [&] {
+        *out = new pyfly_drafter{std::make_unique<pyfly::PromptLookup>(max_ngram, min_ngram, num_pred,
+                                                                       static_cast<pyfly_lookup_match>(match))};
+    });
+}

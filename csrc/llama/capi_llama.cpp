@@ -5,9 +5,6 @@
 #include <vector>
 
 #include "abort_guard.h"
-#include "drafters/draft_model.h"
-#include "drafters/eagle3.h"
-#include "drafters/mtp.h"
 #include "guard.h"
 #include "handles.h"
 #include "llama_ext.h"
@@ -16,18 +13,6 @@
 
 using pyfly::Error;
 using pyfly::guard;
-
-namespace {
-
-pyfly::LlamaTarget & llama_target(pyfly_target * target) {
-    auto * llama = dynamic_cast<pyfly::LlamaTarget *>(target->model.get());
-    if (llama == nullptr) {
-        throw Error(PYFLY_STATUS_INVALID, "a drafter with a model of its own needs a llama target");
-    }
-    return *llama;
-}
-
-} // namespace
 
 extern "C" {
 
@@ -85,26 +70,6 @@ pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memo
                 static_cast<int64_t>(data.context + data.compute);
         }
     });
-}
-
-pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                     pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error,
-                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(llama_target(target), *config)}; });
-}
-
-pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
-                                   int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error, [&] {
-        *out =
-            new pyfly_drafter{std::make_unique<pyfly::Mtp>(llama_target(target), *config, draft_max, is_loaded != 0)};
-    });
-}
-
-pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                      pyfly_drafter ** out, pyfly_error * error) {
-    return guard(error,
-                 [&] { *out = new pyfly_drafter{std::make_unique<pyfly::Eagle3>(llama_target(target), *config)}; });
 }
 
 } // extern "C"

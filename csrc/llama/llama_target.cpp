@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "error.h"
+#include "handles.h"
 #include "llama_ext.h"
 
 namespace pyfly {
@@ -94,6 +96,14 @@ void LlamaTarget::keep(size_t span, size_t n) {
         }
     }
     hidden_[span] = std::move(hidden);
+}
+
+LlamaTarget & llama_target(pyfly_target * target) {
+    auto * llama = dynamic_cast<LlamaTarget *>(target->model.get());
+    if (llama == nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "a drafter with a model of its own needs a llama target");
+    }
+    return *llama;
 }
 
 } // namespace pyfly

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llama_model.h"
+#include "pyfly.h"
 #include "vocabulary.h"
 
 namespace pyfly {
@@ -51,6 +52,9 @@ class LlamaTarget : public LlamaModel {
     std::map<uint32_t, int32_t> n_layer_users_;
     std::map<size_t, Hidden> hidden_; // by span
 };
+
+// What a drafter with a model of its own needs; throws Error(PYFLY_STATUS_INVALID) for another target.
+LlamaTarget & llama_target(pyfly_target * target);
 
 // What `model` knows of its tokens: which end a text, and which only have a meaning to the chat format.
 Vocabulary make_vocabulary(const llama_model * model);

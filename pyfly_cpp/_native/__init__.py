@@ -8,7 +8,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
-from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, Eagle3Drafter, LookupDrafter, ModelDrafter, MTPDrafter
+from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter
 from pyfly_cpp._native.library import require_release, simd_level
 from pyfly_cpp._native.model import (
     ContextMemory,
@@ -29,11 +29,8 @@ __all__ = [
     "Costs",
     "Counters",
     "Drafter",
-    "Eagle3Drafter",
     "GovernorState",
     "LlamaTarget",
-    "LookupDrafter",
-    "MTPDrafter",
     "ModelDrafter",
     "ModelInfo",
     "Progress",

@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens. One class for each constructor of pyfly.h."""
+"""Drafters: what proposes tokens. Opened by a constructor's name in pyfly.h, so that a new one needs nothing here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pyfly_cpp._native.model import LlamaTarget
 
 
 class Drafter(Handle):
-    """What proposes tokens."""
+    """What proposes tokens: what `pyfly_drafter_<kind>_new` of pyfly.h makes of `arguments`. `name`: for people."""
 
-    name = "drafter"
-
-    def __init__(self, new: Callable[..., int], *arguments: Any) -> None:
+    def __init__(self, name: str, kind: str, *arguments: Any) -> None:
+        self.name = name
+        new = getattr(lib, f"pyfly_drafter_{kind}_new")
         super().__init__(new, lib.pyfly_drafter_free, "pyfly_drafter", *arguments)
 
     def propose(self, history: Sequence[int], n_max: int) -> list[int]:
@@ -36,75 +36,39 @@ class Drafter(Handle):
         return int(lib.pyfly_drafter_n_evaluated(self.pointer))
 
 
-class LookupDrafter(Drafter):
-    """Prompt lookup: n-grams of min_ngram_size..max_ngram_size tokens, n_predicted tokens at most. `match` is a
-    `pyfly_lookup_match` of pyfly.h."""
-
-    name = "prompt lookup"
-
-    def __init__(self, max_ngram_size: int, min_ngram_size: int, n_predicted: int, match: int) -> None:
-        super().__init__(lib.pyfly_drafter_lookup_new, max_ngram_size, min_ngram_size, n_predicted, match)
-
-
 class ModelDrafter(Drafter):
-    """A draft model, loaded. `settings`: further fields of `pyfly_draft_model_config` of pyfly.h. Must be closed before
-    its target is, like the drafters below."""
+    """A drafter with a model of its own, loaded: one whose constructor takes a target and a `pyfly_draft_model_config`.
+    Must be closed before its target is.
 
-    name = "draft model"
-
-    def __init__(self, target: LlamaTarget, model_path: str, p_min: float, **settings: int) -> None:
-        self._target = target
-        config, _path = _draft_model_config(model_path, p_min, settings)
-        super().__init__(lib.pyfly_drafter_model_new, target.pointer, config)
-
-
-class MTPDrafter(Drafter):
-    """An MTP head, of the target's own file (`model_path` None) or of a companion. `is_loaded`: the target was loaded
-    with its MTP blocks."""
-
-    name = "MTP"
+    Args:
+        model_path: None where the model is in the target's file.
+        more: What the constructor takes after the config.
+        settings: Further fields of the config.
+    """
 
     def __init__(
         self,
+        name: str,
+        kind: str,
         target: LlamaTarget,
         model_path: str | None,
         p_min: float,
-        draft_max: int,
-        is_loaded: bool,
+        *more: Any,
         **settings: int,
     ) -> None:
         self._target = target
-        config, _path = _draft_model_config(model_path, p_min, settings)
-        super().__init__(lib.pyfly_drafter_mtp_new, target.pointer, config, draft_max, int(is_loaded))
-
-
-class Eagle3Drafter(Drafter):
-    """An EAGLE-3 head, loaded."""
-
-    name = "EAGLE-3"
-
-    def __init__(self, target: LlamaTarget, model_path: str, p_min: float, **settings: int) -> None:
-        self._target = target
-        config, _path = _draft_model_config(model_path, p_min, settings)
-        super().__init__(lib.pyfly_drafter_eagle3_new, target.pointer, config)
-
-
-def _draft_model_config(path: str | None, p_min: float, settings: dict[str, int]) -> tuple[Any, Any]:
-    """A pyfly_draft_model_config, and the buffer of its path, which must live as long."""
-    buffer = ffi.NULL if path is None else ffi.new("char[]", path.encode("utf-8"))
-    given = {"model_path": buffer, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
-    return ffi.new("pyfly_draft_model_config *", given), buffer
+        path = ffi.NULL if model_path is None else ffi.new("char[]", model_path.encode("utf-8"))
+        given = {"model_path": path, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
+        super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *more)
 
 
 class CallbackDrafter(Drafter):
     """A callable from token ids (intc [n]) to token ids, such as a llama_cpp LlamaDraftModel."""
 
-    name = "callable"
-
     def __init__(self, propose: Callable[[Any], Any]) -> None:
         self.propose_callback = propose
         self._self = ffi.new_handle(self)
-        super().__init__(lib.pyfly_drafter_callback_new, lib.pyfly_py_draft, self._self)
+        super().__init__("callable", "callback", lib.pyfly_py_draft, self._self)
 
 
 @ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]

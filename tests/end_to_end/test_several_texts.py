@@ -12,7 +12,7 @@ from heads import EAGLE3
 from teacher_forcing import evaluate, gap
 
 from pyfly_cpp import ContextFullError, Exact, Window
-from pyfly_cpp._native import Batch, CallbackDrafter, Eagle3Drafter, LlamaTarget, ModelDrafter, MTPDrafter
+from pyfly_cpp._native import Batch, CallbackDrafter, LlamaTarget, ModelDrafter
 
 N_TEXTS = 4
 # The rows of a batch and of a fresh evaluation differ by 0.01 at most (F16); a wrong state is off by 0.5.
@@ -119,10 +119,11 @@ def test_recurrent_states_of_texts_with_rows_of_all_lengths(tiny_qwen35, unified
 
 def a_drafter(kind, target, draft):
     if kind == "MTP":
-        return MTPDrafter(target, None, 0.0, 4, True)
+        return ModelDrafter("MTP", "mtp", target, None, 0.0, 4, 1)
     if kind == "EAGLE-3":
-        return Eagle3Drafter(target, str(EAGLE3), 0.0)
-    return ModelDrafter(target, draft, 0.0, **({"n_ctx": 48} if kind == "short draft" else {}))
+        return ModelDrafter("EAGLE-3", "eagle3", target, str(EAGLE3), 0.0)
+    settings = {"n_ctx": 48} if kind == "short draft" else {}
+    return ModelDrafter("draft model", "model", target, draft, 0.0, **settings)
 
 
 @pytest.mark.parametrize("unified", [True, False])

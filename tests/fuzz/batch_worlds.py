@@ -10,8 +10,9 @@ import random
 import numpy as np
 from llama_cpp._internals import LlamaSampler
 
-from pyfly_cpp import AllOf, AnyOf, ContextFullError, Entropy, Exact, Margin, Window
-from pyfly_cpp._native import Batch, CallbackDrafter, LookupDrafter, ScriptedTarget
+from pyfly_cpp import AllOf, AnyOf, ContextFullError, Entropy, Exact, Margin, PromptLookup, Window
+from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
+from pyfly_cpp.drafters import MATCHES
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
 
@@ -197,7 +198,7 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            LookupDrafter(3, 1, 8, rng.randrange(2)) if kind == "lookup" else CallbackDrafter(self.model.draft)
+            PromptLookup(3, 8, rng.choice(MATCHES)).open() if kind == "lookup" else CallbackDrafter(self.model.draft)
             for kind in kinds
         ]
         self.requests = [Request(rng, self) for _ in range(rng.randrange(2, 5 * self.n_slots // 2 + 2))]
