@@ -13,7 +13,8 @@ governor begins with the costs that were measured when its model was loaded (wit
 learns as in a chat. Answers are short or long: each kind gets prompts, in the order of the file, until a number of
 tokens was decoded. A run that is stopped goes on with the next prompt.
 
-Speed is that of decoding: the tokens after the first round over the seconds after it. llama.cpp's tool runs alone, with
+Speed is that of decoding: the tokens after the first round over the seconds after it, and those in which the draft
+model evaluated the prompt: a draft has to earn them. llama.cpp's tool runs alone, with
 its default draft lengths, and is compared with the plain decoders of the same prompt.
 
 `overhead` compares pyfly's own work (drafting by prompt lookup, gate, governor, Python) in three ways to
@@ -92,6 +93,7 @@ class Decoder:
             next(self.stream)  # the first round's other tokens
             self.left -= 1
         self.left -= 1
+        self.caught_up = self.llm.stats.seconds_catch_up
 
     def turn(self, seconds: float) -> bool:
         """Decodes for so long. Returns whether there is more to do."""
@@ -114,7 +116,7 @@ class Decoder:
         stats = self.llm.stats
         out = {
             **known, "drafters": self.drafters, "how": self.how, "k": self.k, "tokens": self.decoded,
-            "seconds": self.seconds, "slowest": self.slowest, "rounds": stats.rounds,
+            "seconds": self.seconds, "caught_up": self.caught_up, "slowest": self.slowest, "rounds": stats.rounds,
             "drafted": stats.drafted, "accepted": stats.matched,
         }  # fmt: skip
         if stats.governor is not None:
@@ -181,7 +183,7 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 def speed_of(records: list[dict[str, Any]]) -> float:
     """Total tokens over total seconds."""
-    seconds = sum(r["seconds"] for r in records)
+    seconds = sum(r["seconds"] + r.get("caught_up", 0.0) for r in records)
     return sum(r["tokens"] for r in records) / seconds if seconds else math.nan
 
 

@@ -123,17 +123,20 @@ size_t Drafting::catch_up(const Text & t, size_t drafter) {
 
 // One batch of what the first drafter that is behind has missed of the prompt.
 void Drafting::prepare(Text & t) {
-    const Stopwatch stopwatch(t.sequence.stats().us_prefill);
+    int64_t us = 0;
     try {
+        const Stopwatch stopwatch(us);
         for (size_t d = 0; d < drafters_.size(); d++) {
             if (n_behind(t, d) > 0) {
                 catch_up(t, d);
-                return;
+                break;
             }
         }
     } catch (...) {
         t.stop(true);
     }
+    t.sequence.stats().us_prefill += us;
+    t.sequence.stats().us_catch_up += us;
 }
 
 // What each text may choose from. Where something is chosen (and not just asked for in turn), free drafters are asked

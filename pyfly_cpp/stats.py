@@ -108,6 +108,8 @@ class Stats:
     """The same of rejected mismatches; NaN where none was measured (`Exact()` measures none)."""
     seconds_prefill: float = 0.0
     """Prompt processing, the first round's batch included if it holds prompt tokens."""
+    seconds_catch_up: float = 0.0
+    """Of these: draft models and heads that evaluated the prompt."""
     seconds_draft: float = 0.0
     """Drafting."""
     seconds_verify: float = 0.0

@@ -333,6 +333,7 @@ typedef struct pyfly_stats {
     double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
     int64_t n_margin_rejected;               /* how many went into it */
     int64_t us_prefill;                      /* prompt batches, the first round's included if it holds prompt tokens */
+    int64_t us_catch_up;                     /* of these: drafters that evaluated the prompt */
     int64_t us_draft;                        /* drafting */
     int64_t us_verify;                       /* the target's batches */
     int64_t us_gate;                         /* rows, gates, windows, sampling, rollback */

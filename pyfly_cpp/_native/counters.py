@@ -15,6 +15,8 @@ _NAMES = (
     "checkpoints",
 )  # fmt: skip
 
+_PARTS = ("prefill", "catch_up", "draft", "verify", "gate")
+
 
 class Counters:
     """What was counted, at one moment. Nothing at first; can be added and subtracted."""
@@ -57,7 +59,7 @@ class Counters:
             "accepted_by": tuple(s.accepted_by),
             "mean_margin_loose": s.sum_margin_loose / s.loose_accepted if s.loose_accepted else math.nan,
             "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
-            **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in ("prefill", "draft", "verify", "gate")},
+            **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in _PARTS},
         }
 
     @property

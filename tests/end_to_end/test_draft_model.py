@@ -231,6 +231,7 @@ def test_statistics_and_trace(gate, window, temperature, tiny_target, tiny_draft
     for part in ("prefill", "draft", "verify", "gate", "python"):
         assert 0 <= getattr(stats, f"seconds_{part}") < 60
     assert stats.seconds_draft > 0 and stats.seconds_verify > 0
+    assert 0 < stats.seconds_catch_up < stats.seconds_prefill
     is_exact = gate == "exact"
     assert (stats.loose_accepted == 0) == is_exact
     if stats.loose_accepted:
