@@ -208,7 +208,7 @@ bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_texts, double e
 }
 
 // If all texts draft with it, every token of each costs less: as much as is believed of the acceptance, or, where that
-// was not seen yet or was saved up for, as much as could be.
+// was not seen yet or was saved up for, as may be hoped.
 bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
     Arm & a = arm(drafter);
     const double price = catch_up_us(a, n_behind);
@@ -218,7 +218,7 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
     a.acceptance.of_all(PYFLY_MAX_DEPTH, at_depth.data());
     double tokens = 1.0, reached = 1.0, gain_us = 0.0;
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        reached *= is_trial ? 1.0 : at_depth[static_cast<size_t>(k) - 1];
+        reached *= is_trial ? settings_.hope : at_depth[static_cast<size_t>(k) - 1];
         tokens += reached;
         const double us = settings_.hysteresis * step_us(a, k, n_texts);
         gain_us = std::max(gain_us, target_.at(n_texts) - us / tokens);

@@ -229,6 +229,8 @@ const std::vector<std::pair<const char *, Change>> & changes() {
         {"length / 2", [](auto & s) { s.length /= 2; }},
         {"length * 2", [](auto & s) { s.length *= 2; }},
         {"length * 4", [](auto & s) { s.length *= 4; }},
+        {"hope 1", [](auto & s) { s.hope = 1.0; }},
+        {"hope 0.9", [](auto & s) { s.hope = 0.9; }},
         {"plain_every off", [](auto & s) { s.plain_every = 1 << 30; }},
         {"plain_every / 2", [](auto & s) { s.plain_every /= 2; }},
         {"plain_every * 2", [](auto & s) { s.plain_every *= 2; }},
