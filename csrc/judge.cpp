@@ -83,7 +83,8 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
     const bool is_safe =
         !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
     if (keeps_shaped_rows(gate_, measures_)) {
-        const Mismatch mismatch = judge_mismatch(gate_, sampler_->shaped_row(), n_vocab, token, is_safe);
+        const Mismatch mismatch =
+            judge_mismatch(gate_, sampler_->shaped_row(), n_vocab, token, is_safe, answer_, position);
         reason = mismatch.rejected;
         record.entropy = mismatch.entropy;
         record.margin = mismatch.margin;
@@ -115,6 +116,7 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
                                           static_cast<double>(sampler_->shaped_row()[choice]));
         sampler_->accept(token);
         transcript.push(loose, row, {});
+        answer_.accept_loosely(position, record.margin);
         return true;
     }
 
@@ -141,6 +143,7 @@ void Judge::conclude(const Window::Outcome & outcome, Transcript & transcript, p
         int64_t rolled_back = 0;
         pyfly_record choice;
         sampler_ = transcript.roll_back(*outcome, rolled_back, choice);
+        answer_.truncate(outcome->position);
         stats.rollbacks++;
         stats.rolled_back += rolled_back;
         count_rejection(choice, stats);
@@ -152,7 +155,7 @@ void Judge::conclude(const Window::Outcome & outcome, Transcript & transcript, p
 void Judge::measure(pyfly_record & record) const {
     const float * row = sampler_->shaped_row();
     const RowStats stats = row_stats(row, static_cast<size_t>(vocabulary_->n()), gate_.n_top());
-    record.entropy = stats.n_top > 0 ? stats.top_entropy(stats.n_top) : stats.entropy;
+    record.entropy = reported_entropy(gate_, stats);
     record.margin = static_cast<double>(stats.max.logit) - static_cast<double>(row[record.token]);
     record.logprob = stats.log_prob(row[record.token]);
 }

@@ -4,7 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "gates.h"
+#include "answer.h"
+#include "rules/gate.h"
 #include "sampler.h"
 #include "transcript.h"
 #include "vocabulary.h"
@@ -20,12 +21,12 @@ struct Draft {
 
 class Judge {
   public:
-    // A text begins. `measures`: entropy, margin and probability of every token, not only of mismatches. Throws
-    // Error(PYFLY_STATUS_INVALID) for a malformed window.
-    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures,
+    // A text begins, whose answer may have begun before. `measures`: entropy, margin and probability of every token,
+    // not only of mismatches. Throws Error(PYFLY_STATUS_INVALID) for a malformed window.
+    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures, Answer answer,
           std::unique_ptr<Sampler> sampler)
         : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(window), measures_(measures),
-          sampler_(std::move(sampler)) {}
+          answer_(std::move(answer)), sampler_(std::move(sampler)) {}
 
     // Settles position i of a round (i = draft.tokens.size(): the bonus), `row` [n_vocab] being the target's logits
     // there. Returns whether the round goes on. Positions come one after the other, because what the sampler does at
@@ -38,6 +39,13 @@ class Judge {
 
     // Position of the oldest undecided mismatch, if there is one.
     std::optional<int64_t> oldest_open() const { return window_.oldest_open(); }
+
+    // As it is before `position`.
+    Answer answer(int64_t position) const {
+        Answer answer = answer_;
+        answer.truncate(position);
+        return answer;
+    }
 
     // Whether the sampler has to keep the row as gates see it (make_sampler).
     static bool keeps_shaped_rows(const Gate & gate, bool measures) { return measures || !gate.is_exact(); }
@@ -53,6 +61,7 @@ class Judge {
     Gate gate_;
     Window window_;
     bool measures_;
+    Answer answer_;
     std::unique_ptr<Sampler> sampler_;
 };
 

@@ -25,12 +25,18 @@ void Sequence::require_text(const std::vector<int32_t> & history) const {
 
 void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                      std::unique_ptr<Sampler> sampler) {
+    Answer answer(static_cast<int64_t>(history.size()));
+    begin(std::move(config), std::move(history), n_evaluated, std::move(answer), std::move(sampler));
+}
+
+void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
+                     Answer answer, std::unique_ptr<Sampler> sampler) {
     if (history.empty() || (n_evaluated && *n_evaluated >= history.size())) {
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_text(history);
-    auto judge =
-        std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, std::move(sampler)); // throws
+    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, std::move(answer),
+                                         std::move(sampler)); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
     memory_.forget_other_checkpoint(history.data(), n_held);
@@ -64,7 +70,7 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
     history.insert(history.end(), tokens, tokens + n_tokens);
     require_text(history);
     std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
-    begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()),
+    begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer(static_cast<int64_t>(n_keep)),
           then ? std::move(then) : judge_->take_sampler());
 }
 

@@ -36,13 +36,14 @@ class Sequence {
     Sequence(Model & target, const Vocabulary & vocabulary, int32_t slot, Evaluate evaluate)
         : target_(&target), vocabulary_(&vocabulary), memory_(target, slot), evaluate_(std::move(evaluate)) {}
 
-    // A text begins. n_evaluated: how many of its tokens the target's memory holds, what lies behind them goes; without
-    // it, as many as it is known to hold. An error changes nothing, unless the target's memory could not be cut.
+    // A text begins, and its answer behind it. n_evaluated: how many of its tokens the target's memory holds, what lies
+    // behind them goes; without it, as many as it is known to hold. An error changes nothing, unless the target's
+    // memory could not be cut.
     void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                std::unique_ptr<Sampler> sampler);
 
-    // It goes on behind its first n_keep tokens, the last of which the last round committed, with tokens[n] of the
-    // caller.
+    // It and its answer go on behind its first n_keep tokens, the last of which the last round committed, with
+    // tokens[n] of the caller.
     void resume(size_t n_keep, const int32_t * tokens, size_t n_tokens);
 
     // The target's memory holds the first n_keep positions now, for others to look at between two rounds.
@@ -94,6 +95,8 @@ class Sequence {
   private:
     enum class Planned { nothing, prompt, round };
 
+    void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated, Answer answer,
+               std::unique_ptr<Sampler> sampler);
     bool is_limited() const { return target_->is_limited(); }
     int64_t draft_max() const;
     void require_text(const std::vector<int32_t> & history) const;

@@ -8,21 +8,27 @@
 
 namespace pyfly {
 
-Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe) {
+double reported_entropy(const Gate & gate, const RowStats & stats) {
+    const int32_t n = gate.n_top_entropy();
+    return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
+}
+
+Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe,
+                        const Answer & answer, int64_t position) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
-    const GateInput input = {stats, n_vocab, draft_logit};
+    const Evidence evidence = {stats, n_vocab, draft_token, draft_logit, answer.n(position), answer.given_away()};
     Mismatch mismatch;
-    mismatch.entropy = gate.n_top() > 0 ? stats.top_entropy(std::min(gate.n_top(), stats.n_top)) : stats.entropy;
-    mismatch.margin = margin(input);
+    mismatch.entropy = reported_entropy(gate, stats);
+    mismatch.margin = evidence.margin();
     mismatch.log_sum_exp = stats.log_sum_exp;
     if (!is_safe || std::isinf(draft_logit)) {
         mismatch.rejected = PYFLY_REASON_SAFETY;
     } else {
-        mismatch.rejected = gate(input) == Verdict::defer ? PYFLY_REASON_LOOSE : PYFLY_REASON_GATE;
+        mismatch.rejected = gate.defers(evidence) ? PYFLY_REASON_LOOSE : PYFLY_REASON_GATE;
     }
     return mismatch;
 }
@@ -64,7 +70,8 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
 } // namespace
 
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const int32_t * choices,
-                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected) {
+                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected,
+                   Answer answer) {
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
                     "verification of one round cannot look across rounds; set across_rounds to 0");
@@ -86,8 +93,12 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         decision.choice = choice_at(i);
         const bool is_safe =
             !is_protected[static_cast<size_t>(draft[i])] && !is_protected[static_cast<size_t>(decision.choice)];
-        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i], is_safe);
+        const Mismatch mismatch =
+            judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i], is_safe, answer, static_cast<int64_t>(i));
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
+        if (decision.reason == PYFLY_REASON_LOOSE) {
+            answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);
+        }
         decision.entropy = mismatch.entropy;
         decision.margin = mismatch.margin;
     }

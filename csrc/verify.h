@@ -6,7 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "gates.h"
+#include "answer.h"
+#include "rules/gate.h"
 #include "window.h"
 
 namespace pyfly {
@@ -14,23 +15,30 @@ namespace pyfly {
 // What one mismatch looks like before its window is considered.
 struct Mismatch {
     pyfly_reason rejected; // SAFETY or GATE: rejected now; LOOSE: deferred
-    double entropy;        // nats: the top-n entropy if the gate measures that, else the full one
+    double entropy;        // reported_entropy()
     double margin;         // nats; +inf for a forbidden draft token
     double log_sum_exp;    // of the row; NaN where it was not measured
 };
 
+// Of a row, nats: the top-n entropy if the gate measures that, else the full one.
+double reported_entropy(const Gate & gate, const RowStats & stats);
+
 // Safety first, then the gate. `row` is the target's row after everything that forbids tokens and before temperature
 // and truncation; `is_safe` says that neither the draft token nor the target's choice is protected and that the draft
-// token could have been drawn. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
-Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe);
+// token could have been drawn; `position` is that of the token, behind what `answer` knows. Throws
+// Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe,
+                        const Answer & answer, int64_t position);
 
 struct Round {
     std::vector<pyfly_decision> decisions; // one for each drafted position, each judged on its own
     std::vector<int32_t> tokens;           // what is emitted: accepted drafts and the target's own token
 };
 
-// One round on its own, see pyfly_verify. logits[n_draft + 1][n_vocab]; choices[n_draft + 1] or null for the argmax.
+// One round on its own, see pyfly_verify. logits[n_draft + 1][n_vocab]; choices[n_draft + 1] or null for the argmax;
+// `answer`: what came before, the round begins at position 0.
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const int32_t * choices,
-                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected);
+                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected,
+                   Answer answer);
 
 } // namespace pyfly

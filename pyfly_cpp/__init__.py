@@ -18,7 +18,20 @@ try:
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
-    from pyfly_cpp.rules import AllOf, AnyOf, Entropy, Exact, Gate, Margin, parse_gate
+    from pyfly_cpp.rules import (
+        AllOf,
+        AnyOf,
+        Budget,
+        Entropy,
+        Exact,
+        ExactFirst,
+        Gate,
+        Margin,
+        Ratio,
+        Relaxed,
+        Typical,
+        parse_gate,
+    )
     from pyfly_cpp.stats import Record, Round, Stats
     from pyfly_cpp.verify import Decision, Verification, verify
     from pyfly_cpp.windows import Window
@@ -34,6 +47,7 @@ __all__ = [
     "MTP",
     "AllOf",
     "AnyOf",
+    "Budget",
     "BusyError",
     "ContextFullError",
     "Decision",
@@ -42,6 +56,7 @@ __all__ = [
     "Eagle3",
     "Entropy",
     "Exact",
+    "ExactFirst",
     "FlyBatch",
     "FlyLlama",
     "Gate",
@@ -52,9 +67,12 @@ __all__ = [
     "NotFiniteError",
     "PromptLookup",
     "PyflyError",
+    "Ratio",
     "Record",
+    "Relaxed",
     "Round",
     "Stats",
+    "Typical",
     "Verification",
     "VersionMismatchError",
     "Window",

@@ -75,6 +75,8 @@ def verify(
     protected: Iterable[int] = frozenset(),
     target_tokens: npt.ArrayLike | None = None,
     draft_logits: npt.ArrayLike | None = None,
+    n_answered: int = 0,
+    given_away: float = 0.0,
 ) -> Verification:
     """Verifies one round.
 
@@ -88,6 +90,9 @@ def verify(
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row.
         draft_logits: float32 [K, V], the draft's rows, for gates that look at them. None of today's does.
+        n_answered: Tokens of the answer before this round, >= 0, for guards.
+        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
+            defers counts as given away.
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.
@@ -104,7 +109,8 @@ def verify(
         if len(rows) != len(draft):  # type: ignore[arg-type]
             raise ValueError(f"draft_logits must have one row for each of the {len(draft)} draft tokens.")  # type: ignore[arg-type]
     in_round = replace(window, across_rounds=False)
-    raw, tokens = _native.verify(logits, draft, gate.nodes(), in_round.config(), protected, target_tokens)
+    before = n_answered, given_away
+    raw, tokens = _native.verify(logits, draft, gate.nodes(), in_round.config(), protected, target_tokens, *before)
     decisions = []
     for i, d in enumerate(raw):
         reason = REASONS[d.reason]

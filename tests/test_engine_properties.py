@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import ContextFullError, Exact, Margin, NotFiniteError, Window
+from pyfly_cpp import AllOf, Budget, ContextFullError, Exact, ExactFirst, Margin, NotFiniteError, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -50,13 +50,16 @@ class Script:
 class Oracle:
     """Decides every deferred mismatch by simulating what comes after it if it stands."""
 
-    def __init__(self, script, tau, window, k, n_ctx, falls_back=False):
+    def __init__(self, script, tau, window, k, n_ctx, falls_back=False, n_exact=0):
         self.script, self.tau, self.window, self.k, self.n_ctx = script, tau, window, k, n_ctx
+        self.n_exact = n_exact
         self.outlives_round = window.outlives_round and not falls_back
 
     def defers(self, text, token, choice, n_left):
         row = self.script.row(text)
         if {token, choice} & {EOG, PROTECTED} or not row.max() - row[token] < self.tau:
+            return False
+        if len(text) - len(PROMPT) < self.n_exact:
             return False
         w = self.window
         needed = 0 if w.outlives_round else (w.size if w.rule == "agree" else min(w.size, 1))
@@ -179,6 +182,44 @@ def test_commits_what_the_oracle_commits(script, tau, window, k):
     m = min(len(engine), len(oracle))
     assert m >= min(n, len(oracle))
     assert engine[:m] == oracle[:m]
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), st.integers(0, 20))
+def test_the_first_tokens_exact(script, tau, window, k, n_exact):
+    n = 25
+    engine = run_engine(script, AllOf(Margin(tau), ExactFirst(n_exact)), window, k, n)
+    oracle = Oracle(script, tau, window, k, 4096, n_exact=n_exact).run(n)
+    m = min(len(engine), len(oracle))
+    assert m >= min(n, len(oracle))
+    assert engine[:m] == oracle[:m]
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.floats(0, 200), windows, st.integers(0, 10))
+def test_the_budget_holds_at_every_token(script, nats, window, k):
+    """What an answer gives away stays in its budget at each of its tokens, whatever was rolled back."""
+    text = list(PROMPT)
+    given = 0.0
+    for token in run_engine(script, AllOf(Margin(9.0), Budget(nats)), window, k, 40):
+        row = script.row(text)
+        margin = float(row.max()) - float(row[token])
+        given += margin
+        assert margin == 0.0 or given < nats / 100 * (len(text) - len(PROMPT) + 1) + 1e-6
+        text.append(token)
+
+
+def test_a_budget_is_used():
+    script = Script(5, 0.5, -9.0)
+    given = {}
+    for nats in (0.0, 5.0, 100.0):
+        text, given[nats] = list(PROMPT), 0.0
+        for token in run_engine(script, AllOf(Margin(9.0), Budget(nats)), Window(0), 6, 100):
+            row = script.row(text)
+            given[nats] += float(row.max()) - float(row[token])
+            text.append(token)
+    assert given[0.0] == 0.0
+    assert 3.0 < given[5.0] < 5.1 and given[100.0] > 2 * given[5.0]
 
 
 @settings(max_examples=100, deadline=None)

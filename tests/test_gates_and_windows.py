@@ -11,11 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import AllOf, AnyOf, DraftModel, Entropy, Exact, Margin, PromptLookup, Window, parse_gate, verify
+from pyfly_cpp import (
+    AllOf,
+    AnyOf,
+    Budget,
+    DraftModel,
+    Entropy,
+    Exact,
+    ExactFirst,
+    Margin,
+    PromptLookup,
+    Ratio,
+    Relaxed,
+    Typical,
+    Window,
+    parse_gate,
+    verify,
+)
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
+from pyfly_cpp.rules.guards import Guard
 from pyfly_cpp.windows import RULES
 
 
@@ -66,6 +83,16 @@ def test_unreadable_gates(text):
         lambda: Entropy(0.3, top=0),
         lambda: Entropy(0.3, top=33),
         lambda: Entropy(0.3, top=2.5),
+        lambda: Ratio(0.0),
+        lambda: Ratio(1.1),
+        lambda: Typical(epsilon=math.nan),
+        lambda: Typical(delta=1.5),
+        lambda: Relaxed(0),
+        lambda: Relaxed(33),
+        lambda: Relaxed(2, -0.1),
+        lambda: ExactFirst(-1),
+        lambda: ExactFirst(2.0),
+        lambda: Budget(math.inf),
         lambda: AllOf(),
         lambda: AnyOf(3),
         lambda: Window(-1),
@@ -97,7 +124,15 @@ def test_defaults_of_across_rounds():
 
 
 gates = st.recursive(
-    st.just(Exact()) | st.builds(Margin, st.floats(0, 3)) | st.builds(Entropy, st.floats(0, 1), st.none() | st.just(3)),
+    st.one_of(
+        st.just(Exact()),
+        st.builds(Margin, st.floats(0, 3)),
+        st.builds(Entropy, st.floats(0, 1), st.none() | st.just(3)),
+        st.builds(Ratio, st.floats(0, 1, exclude_min=True)),
+        st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
+        st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
+        st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
+    ),
     lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
     max_leaves=6,
 )
@@ -122,6 +157,16 @@ def test_every_window_reads_back_onto_a_gates_own(gate, window):
 
 def test_the_table_of_forms():
     for form in FORMS:
+        if issubclass(form.rule, Guard):
+            assert form.example not in examples()
+            gate = parse_gate(f"all(exact,{form.example})")
+            assert isinstance(gate.gates[1], form.rule) and gate.window == Window()
+            for alone in (form.example, f"all({form.example})"):
+                with pytest.raises(ValueError, match=r"only restricts other rules.* as in all\(margin:0.3,"):
+                    parse_gate(alone)
+            with pytest.raises(ValueError, match="not in an any"):
+                parse_gate(f"any(exact,{form.example})")
+            continue
         example = form.example.replace("...", "margin")
         gate = parse_gate(example)
         assert isinstance(gate, form.rule) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")

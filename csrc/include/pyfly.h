@@ -73,14 +73,20 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_ENTROPY_NORMALIZED = 2, /* defers when entropy / ln n_vocab >= threshold (in [0, 1]); paper, Eq. 5-6 */
     PYFLY_GATE_MARGIN = 3,             /* defers when ln p(top 1) - ln p(draft) < threshold (nats, >= 0) */
     PYFLY_GATE_ALL = 4,                /* defers when its `n` operands all do */
-    PYFLY_GATE_ANY = 5                 /* defers when one of its `n` operands does */
+    PYFLY_GATE_ANY = 5,                /* defers when one of its `n` operands does */
+    PYFLY_GATE_TYPICAL = 6,     /* defers when p(draft) > min(threshold, second * exp(-entropy)); both in [0, 1] */
+    PYFLY_GATE_RELAXED = 7,     /* defers one of the n most probable, with p(top 1) - p(draft) <= threshold */
+    PYFLY_GATE_EXACT_FIRST = 8, /* defers nothing among the first n >= 0 tokens of an answer, all behind them */
+    PYFLY_GATE_BUDGET = 9       /* defers while the margins of the answer's loosely accepted tokens and this one
+                                   stay under threshold / 100 (nats, >= 0) for each of its tokens and this one */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP: n of the top-n, 1..32; ALL and ANY: operands, >= 1; else 0 */
-    double threshold; /* see the kinds */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST: >= 0; ALL, ANY: operands, >= 1; else 0 */
+    double threshold; /* see the kinds; 0 where they have none */
+    double second;
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
@@ -119,12 +125,15 @@ typedef struct pyfly_decision {
  * bonus token.
  *
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; target_tokens[n_draft + 1] or NULL for the argmax of each row;
- * protected_tokens[n_protected] are never accepted loosely. Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens.
- * window->across_rounds must be 0: one round is all there is here. */
+ * protected_tokens[n_protected] are never accepted loosely. What came before in the answer: n_answered >= 0 tokens, and
+ * given_away >= 0, the nats of margin of the loosely accepted ones among them; here those that the gate defers count.
+ * Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is
+ * here. */
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
                           const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
-                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          int64_t n_answered, double given_away, pyfly_decision * decisions, int32_t * tokens,
+                          size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 

@@ -11,7 +11,7 @@ import llama_cpp  # loads libllama, which the extension below resolves to
 
 from pyfly_cpp.errors import VersionMismatchError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 def require_release(compiled: str, installed: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pyfly_cpp._native.boundary import check, float_pointer, floats, token_pointer, tokens
 from pyfly_cpp._native.library import ffi, lib
 
-GateNodes = Sequence[tuple[int, int, float]]
-"""(kind, n, threshold) of a gate's nodes in reverse Polish order: `pyfly_gate_node` of pyfly.h."""
+GateNodes = Sequence[tuple[int, int, float, float]]
+"""(kind, n, threshold, second) of a gate's nodes in reverse Polish order: `pyfly_gate_node` of pyfly.h."""
 
 WindowConfig = tuple[int, int, int, bool]
 """(size, rule, tail or -1, across_rounds): `pyfly_window_config` of pyfly.h."""
@@ -25,7 +25,14 @@ class RawDecision(NamedTuple):
 
 
 def verify(
-    logits: Any, draft: Any, gate: GateNodes, window: WindowConfig, protected: Iterable[int], target_tokens: Any | None
+    logits: Any,
+    draft: Any,
+    gate: GateNodes,
+    window: WindowConfig,
+    protected: Iterable[int],
+    target_tokens: Any | None,
+    n_answered: int,
+    given_away: float,
 ) -> tuple[list[RawDecision], list[int]]:
     """One round, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
     draft_array = tokens("draft", draft)
@@ -40,7 +47,7 @@ def verify(
         lib.pyfly_verify, float_pointer(rows), rows.shape[1], token_pointer(draft_array), n_draft,
         ffi.NULL if choices is None else token_pointer(choices), gate_array(gate), len(gate),
         ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
-        decisions, emitted, n_emitted,
+        n_answered, given_away, decisions, emitted, n_emitted,
     )  # fmt: skip
     judged = [RawDecision(d.reason, d.choice, d.entropy, d.margin) for d in decisions[0:n_draft]]
     return judged, list(emitted[0 : n_emitted[0]])

@@ -159,6 +159,21 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
     return config;
 }
 
+pyfly_gate_node loose_gate() {
+    switch (random_int(0, 4)) {
+        case 0:
+            return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
+        case 1:
+            return {PYFLY_GATE_RELAXED, random_int(1, 32), 0.6, 0.0};
+        case 2:
+            return {PYFLY_GATE_EXACT_FIRST, random_int(0, 9), 0.0, 0.0};
+        case 3:
+            return {PYFLY_GATE_BUDGET, 0, 50.0, 0.0};
+        default:
+            return {PYFLY_GATE_MARGIN, 0, 1.0, 0.0};
+    }
+}
+
 pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_node & gate) {
     pyfly_request request = {};
     request.history = text.data();
@@ -192,7 +207,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         pyfly_costs costs;
         assert(pyfly_batch_measure(batch, &costs, &error) == PYFLY_OK && costs.n_drafts == 0);
         assert(pyfly_batch_expect(batch, &costs, &error) == PYFLY_OK);
-        const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, margin = {PYFLY_GATE_MARGIN, 0, 1.0};
+        const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0, 0.0}, loose = loose_gate();
         const bool is_exact = seed % 4 < 2;
         std::vector<std::vector<int32_t>> texts(static_cast<size_t>(n_slots));
         int32_t n_begun = 0, n_ended = 0;
@@ -204,7 +219,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
                 }
                 const int32_t slot = pyfly_batch_find_slot(batch, text.data(), text.size());
                 if (slot >= 0) {
-                    const pyfly_request request = request_of(text, is_exact ? exact : margin);
+                    const pyfly_request request = request_of(text, is_exact ? exact : loose);
                     assert(pyfly_batch_begin(batch, slot, &request, &error) == PYFLY_OK);
                     texts[static_cast<size_t>(slot)] = text;
                     n_begun++;
@@ -277,8 +292,8 @@ void test_threads() {
 void test_bad_arguments() {
     const float row[2] = {0.0f, 1.0f};
     const int32_t draft[1] = {5};
-    const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0}, wrong = {PYFLY_GATE_MARGIN, 0, -1.0},
-                          open = {PYFLY_GATE_ALL, 2, 0};
+    const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0, 0.0}, wrong = {PYFLY_GATE_MARGIN, 0, -1.0, 0.0},
+                          open = {PYFLY_GATE_ALL, 2, 0.0, 0.0};
     const pyfly_window_config window = {6, PYFLY_WINDOW_AGREE, -1, 0}, bad_window = {-1, PYFLY_WINDOW_AGREE, -1, 0};
     pyfly_decision decisions[1];
     int32_t tokens[2];
@@ -286,7 +301,7 @@ void test_bad_arguments() {
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
         const pyfly_status s =
-            pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, decisions, tokens, &n_tokens, &error);
+            pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };

@@ -10,7 +10,21 @@ import random
 import numpy as np
 from llama_cpp._internals import LlamaSampler
 
-from pyfly_cpp import AllOf, AnyOf, ContextFullError, Entropy, Exact, Margin, PromptLookup, Window
+from pyfly_cpp import (
+    AllOf,
+    AnyOf,
+    Budget,
+    ContextFullError,
+    Entropy,
+    Exact,
+    ExactFirst,
+    Margin,
+    PromptLookup,
+    Ratio,
+    Relaxed,
+    Typical,
+    Window,
+)
 from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
 from pyfly_cpp.drafters import MATCHES
 
@@ -71,6 +85,11 @@ class Request:
         self.prompt = [*stem[: rng.randrange(len(stem) + 1)], *own][: world.n_ctx]
         gates = [Margin(rng.choice([0.0, 0.3, 1.0, 5.0])), Entropy(rng.choice([0.3, 0.9]), top=rng.choice([3, None]))]
         self.gate = rng.choice([Exact(), *gates, AllOf(*gates), AnyOf(*gates)])
+        other = random.Random(str(self.prompt))  # apart from what the seeds of found bugs draw
+        if other.random() < 0.4:
+            others = [Ratio(0.3), Typical(0.3, 0.5), Relaxed(4, 0.5)]
+            guards = [ExactFirst(other.randrange(30)), Budget(other.choice([0.0, 20.0, 100.0]))]
+            self.gate = other.choice([*others, *(AllOf(self.gate, guard) for guard in guards)])
         self.window = Window(
             rng.randrange(9), rule=rng.choice(["agree", "reconverge"]), tail=rng.choice([None, None, rng.randrange(6)]),
             across_rounds=rng.choice([None, True, False]),

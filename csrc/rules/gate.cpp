@@ -1,0 +1,55 @@
+#include "gate.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "rules.h"
+
+namespace pyfly {
+
+Gate Gate::exact() {
+    const pyfly_gate_node node = {PYFLY_GATE_EXACT, 0, 0.0, 0.0};
+    return {&node, 1};
+}
+
+Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
+    size_t depth = 0;
+    for (const pyfly_gate_node * node = nodes; node != nodes + n_nodes; node++) {
+        if (node->kind == PYFLY_GATE_ALL || node->kind == PYFLY_GATE_ANY) {
+            require(node->n >= 1 && static_cast<size_t>(node->n) <= depth,
+                    "a gate that combines others needs at least one operand");
+            depth -= static_cast<size_t>(node->n) - 1;
+            nodes_.push_back({node->kind, node->n, nullptr});
+            continue;
+        }
+        const auto known = std::find_if(std::begin(rule_kinds), std::end(rule_kinds),
+                                        [&](const RuleKind & k) { return k.kind == node->kind; });
+        require(known != std::end(rule_kinds), "unknown gate kind " + std::to_string(node->kind));
+        nodes_.push_back({node->kind, 0, known->make(*node)});
+        const Rule & rule = *nodes_.back().rule;
+        n_top_ = std::max(n_top_, rule.n_top());
+        n_top_entropy_ = std::max(n_top_entropy_, rule.reports_top_entropy() ? rule.n_top() : 0);
+        depth++;
+    }
+    require(depth == 1, "a gate expression must leave exactly one verdict");
+}
+
+bool Gate::defers(const Evidence & evidence) const {
+    std::vector<bool> stack;
+    for (const Node & node : nodes_) {
+        if (node.rule) {
+            stack.push_back(node.rule->defers(evidence));
+            continue;
+        }
+        const bool is_any = node.kind == PYFLY_GATE_ANY;
+        bool result = !is_any;
+        for (int32_t i = 0; i < node.n; i++) {
+            result = is_any ? result || stack.back() : result && stack.back();
+            stack.pop_back();
+        }
+        stack.push_back(result);
+    }
+    return stack.back();
+}
+
+} // namespace pyfly

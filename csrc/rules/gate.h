@@ -1,0 +1,39 @@
+// A gate: the rules of a request, combined. From the evidence at a mismatch to strict (reject now) or defer (let the
+// window decide). No llama.h.
+#pragma once
+
+#include <vector>
+
+#include "rule.h"
+
+namespace pyfly {
+
+class Gate {
+  public:
+    static Gate exact();
+
+    // Throws Error(PYFLY_STATUS_INVALID) for a malformed expression or a number outside its range.
+    Gate(const pyfly_gate_node * nodes, size_t n_nodes);
+
+    bool defers(const Evidence & evidence) const;
+
+    // Never defers: the row at a mismatch need not be measured.
+    bool is_exact() const { return nodes_.size() == 1 && nodes_[0].kind == PYFLY_GATE_EXACT; }
+
+    // Most probable tokens that its rules look at, and how many of them the entropy that is reported counts; 0: the
+    // whole row.
+    int32_t n_top() const { return n_top_; }
+    int32_t n_top_entropy() const { return n_top_entropy_; }
+
+  private:
+    struct Node {
+        int32_t kind;
+        int32_t n;                        // operands
+        std::shared_ptr<const Rule> rule; // null: it combines the operands before it
+    };
+
+    std::vector<Node> nodes_; // reverse Polish order
+    int32_t n_top_ = 0, n_top_entropy_ = 0;
+};
+
+} // namespace pyfly

@@ -1,0 +1,29 @@
+// The drafted token is almost as likely as the target's favourite: ln p(top 1) - ln p(drafted) < tau. Source: the
+// llama.cpp variant of FLy.
+
+#include <cmath>
+
+#include "rules.h"
+
+namespace pyfly {
+
+namespace {
+
+class Margin : public Rule {
+  public:
+    explicit Margin(double tau) : tau_(tau) {
+        require(std::isfinite(tau) && tau >= 0.0, "the margin gate's tau must be a finite number of nats >= 0");
+    }
+    bool defers(const Evidence & evidence) const override { return evidence.margin() < tau_; }
+
+  private:
+    double tau_;
+};
+
+} // namespace
+
+std::unique_ptr<Rule> make_margin(const pyfly_gate_node & node) {
+    return std::make_unique<Margin>(node.threshold);
+}
+
+} // namespace pyfly

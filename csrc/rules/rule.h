@@ -1,0 +1,45 @@
+// Rules: what may happen to a drafted token that is not the target's choice. One file each; rules.h lists them. No
+// llama.h.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "pyfly.h"
+#include "rows.h"
+
+namespace pyfly {
+
+// What a rule may look at, at a mismatch. Nothing of it outlives the question.
+struct Evidence {
+    const RowStats & target; // of the target's row, after what forbids or reweighs tokens and before temperature; with
+                             // top-n for the rule's n_top()
+    size_t n_vocab;
+    int32_t drafted;     // token
+    float drafted_logit; // in the target's row; -inf if it is forbidden
+    int64_t n_answered;  // tokens of this answer before it, >= 0
+    double given_away;   // nats: the margins of the loosely accepted ones among them, >= 0
+
+    // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
+    double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
+    double p_top() const;     // p(top 1)
+    double p_drafted() const; // p(drafted)
+};
+
+class Rule {
+  public:
+    virtual ~Rule() = default;
+
+    // Whether the window may decide; else the drafted token is rejected now.
+    virtual bool defers(const Evidence & evidence) const = 0;
+
+    virtual int32_t n_top() const { return 0; } // most probable tokens that it looks at, 0..max_top
+
+    // Whether entropies that are reported are the top-n ones, with n = n_top().
+    virtual bool reports_top_entropy() const { return false; }
+};
+
+// Throws Error(PYFLY_STATUS_INVALID) unless `condition` holds.
+void require(bool condition, const std::string & message);
+
+} // namespace pyfly

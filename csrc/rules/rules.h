@@ -1,0 +1,30 @@
+// All rules by the kind of their node: a new one is a file of its own, and its line here. Each makes the rule of a
+// node, and throws Error(PYFLY_STATUS_INVALID) for a number outside its range.
+#pragma once
+
+#include "rule.h"
+
+namespace pyfly {
+
+using MakeRule = std::unique_ptr<Rule>(const pyfly_gate_node & node);
+
+MakeRule make_exact, make_entropy_top, make_entropy_normalized, make_margin, make_typical, make_relaxed,
+    make_exact_first, make_budget;
+
+struct RuleKind {
+    int32_t kind; // pyfly_gate_kind
+    MakeRule * make;
+};
+
+constexpr RuleKind rule_kinds[] = {
+    {PYFLY_GATE_EXACT, make_exact},
+    {PYFLY_GATE_ENTROPY_TOP, make_entropy_top},
+    {PYFLY_GATE_ENTROPY_NORMALIZED, make_entropy_normalized},
+    {PYFLY_GATE_MARGIN, make_margin},
+    {PYFLY_GATE_TYPICAL, make_typical},
+    {PYFLY_GATE_RELAXED, make_relaxed},
+    {PYFLY_GATE_EXACT_FIRST, make_exact_first},
+    {PYFLY_GATE_BUDGET, make_budget},
+};
+
+} // namespace pyfly

@@ -1,0 +1,42 @@
+"""Rules, or gates: what may happen to a draft token that is not the target's choice.
+
+A gate looks at the target's row at a mismatch and says *strict* (reject now) or *defer* (let the window decide). All
+logarithms are natural; p = softmax(row) over the whole vocabulary, after everything that forbids or reweighs tokens
+(grammar, logit bias, logits processors, penalties) and before temperature and truncation.
+
+Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
+in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
+`all(margin:0.5,exact-first:8)`. Guards only restrict other rules, with which they stand in an `all(...)`. `FORMS` (in
+`written.py`) is the table that everything which reads, lists or explains them looks into. A gate brings its own window,
+which applies where none is given.
+"""
+
+from __future__ import annotations
+
+from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.rules.combined import AllOf, AnyOf
+from pyfly_cpp.rules.fly import Entropy, Exact, Margin
+from pyfly_cpp.rules.gate import Gate, GateNode
+from pyfly_cpp.rules.guards import Budget, ExactFirst
+from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
+
+__all__ = [
+    "FORMS",
+    "THRESHOLDS",
+    "AllOf",
+    "AnyOf",
+    "Budget",
+    "Entropy",
+    "Exact",
+    "ExactFirst",
+    "Gate",
+    "GateNode",
+    "Margin",
+    "Ratio",
+    "Relaxed",
+    "Typical",
+    "examples",
+    "parse_gate",
+    "require_gate",
+    "why_strict",
+]

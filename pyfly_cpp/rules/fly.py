@@ -1,0 +1,98 @@
+"""Exact matching, and the gates of FLy: the target is undecided, or finds the token almost as likely."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pyfly_cpp.rules.gate import (
+    ENTROPY_NORMALIZED,
+    ENTROPY_TOP,
+    EXACT,
+    MARGIN,
+    MAX_TOP,
+    Gate,
+    GateNode,
+    threshold,
+    written,
+)
+from pyfly_cpp.windows import Window
+
+
+@dataclass(frozen=True)
+class Exact(Gate):
+    """Never defers: only the target's own choices are kept. Lossless; standard speculative decoding."""
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode(EXACT),)
+
+    @property
+    def is_lossless(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "exact"
+
+
+@dataclass(frozen=True)
+class Entropy(Gate):
+    """Defers where the target is undecided.
+
+    With `top=n`: H_n = -sum over the n most probable tokens of p ln p (not renormalised, nats) >= theta. Source: the
+    FLy reference code (AMD-AGI/FLy, `fly/models/FLy.py`), with n = 3.
+
+    With `top=None`: h = -sum p ln p / ln V >= theta, h in [0, 1]. Source: the FLy paper (arXiv 2511.22972), Eq. 5-6.
+
+    The two differ: 0.3 nats of top-3 entropy is a loose gate; 0.3 of the normalised entropy asks for 3.5 nats at a
+    vocabulary of 128k and is nearly always strict. A theta for one does not carry over to the other.
+    """
+
+    theta: float = 0.3
+    """Threshold: nats >= 0 with `top=n`, in [0, 1] with `top=None`. 0 defers everything."""
+
+    top: int | None = 3
+    """n of the top-n entropy, 1..32, or None for the normalised entropy of the whole row."""
+
+    def __post_init__(self) -> None:
+        if self.top is not None and (
+            isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_TOP
+        ):
+            raise ValueError(
+                f"top must be an integer in 1..{MAX_TOP}, or None for the normalised entropy, not {self.top!r}."
+            )
+        object.__setattr__(self, "theta", threshold("theta", self.theta, 1.0 if self.top is None else math.inf))
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        if self.top is None:
+            return (GateNode(ENTROPY_NORMALIZED, 0, self.theta),)
+        return (GateNode(ENTROPY_TOP, self.top, self.theta),)
+
+    def __str__(self) -> str:
+        if self.top is None:
+            return f"entropy-normalized:{written(self.theta)}"
+        return f"entropy:{written(self.theta)}" + ("" if self.top == 3 else f":{self.top}")
+
+
+@dataclass(frozen=True)
+class Margin(Gate):
+    """Defers where the draft token is almost as likely as the target's favourite: ln p(top 1) - ln p(draft) < tau.
+
+    Source: the llama.cpp variant of FLy. tau = 0 is exact matching.
+    """
+
+    tau: float = 0.3
+    """Threshold in nats, >= 0: 0.3 lets a token pass that has over 74 % (exp -0.3) of the favourite's probability."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tau", threshold("tau", self.tau))
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode(MARGIN, 0, self.tau),)
+
+    @property
+    def window(self) -> Window:
+        """As in the llama.cpp variant: it gains with short drafts, in whose rounds `agree` cannot hold."""
+        return Window(rule="reconverge")
+
+    def __str__(self) -> str:
+        return f"margin:{written(self.tau)}"

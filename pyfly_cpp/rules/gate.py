@@ -1,0 +1,65 @@
+"""What all gates have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from pyfly_cpp.windows import Window
+
+EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET = range(10)
+"""`pyfly_gate_kind` of pyfly.h."""
+
+MAX_TOP = 32
+"""Largest n of a top-n entropy."""
+
+
+class GateNode(NamedTuple):
+    """One node of a gate in reverse Polish order (`pyfly_gate_node` of pyfly.h)."""
+
+    kind: int
+    n: int = 0
+    threshold: float = 0.0
+    second: float = 0.0
+
+
+def threshold(name: str, value: float, upper: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, not {value!r}.")
+    if not math.isfinite(value) or not 0.0 <= value <= upper:
+        allowed = "a finite number >= 0" if upper == math.inf else f"in [0, {upper:g}]"
+        raise ValueError(f"{name} must be {allowed}, not {value!r}.")
+    return float(value)
+
+
+def count(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer in {low}..{high}, not {value!r}.")
+
+
+def written(x: float) -> str:
+    """The shortest form that reads back as x."""
+    return repr(x)[:-2] if repr(x).endswith(".0") else repr(x)
+
+
+class Gate:
+    """The base of all gates."""
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        """The gate in reverse Polish order."""
+        raise NotImplementedError
+
+    @property
+    def window(self) -> Window:
+        """The gate's own window: what a mismatch that it defers needs to stand, where nobody says otherwise."""
+        return Window()
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether it never defers, by its kind."""
+        return False
+
+    @property
+    def is_guard(self) -> bool:
+        """Whether it only says where others may not defer."""
+        return False
