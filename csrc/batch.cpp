@@ -63,6 +63,7 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     for (const int32_t k : config.draft_max) {
         drafting_.require_draft_max(k);
     }
+    drafting_.require_rows(config);
     const bool had_text = t.sequence.has_text();
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
     has_freed_ = has_freed_ || had_text; // there may be room for one that waits

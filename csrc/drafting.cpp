@@ -80,6 +80,20 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     governor_->expect_costs(costs);
 }
 
+void Drafting::require_rows(const RequestConfig & config) const {
+    bool is_asked = false, has_rows = false;
+    for (size_t d = 0; d < drafters_.size(); d++) {
+        const bool may_draft = config.draft_max[d] > 0;
+        is_asked = is_asked || may_draft;
+        has_rows = has_rows || (may_draft && drafters_[d].drafter->has_rows());
+    }
+    if (config.gate.needs_draft_rows() && is_asked && !has_rows) {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "the gate compares the draft's distribution with the target's, and this drafter "
+                    "has none; use a draft model or a head, or another gate");
+    }
+}
+
 int32_t Drafting::n_running() const {
     return static_cast<int32_t>(
         std::count_if(texts_.begin(), texts_.end(), [](const Text & t) { return t.is_running(); }));
@@ -160,8 +174,8 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
         for (size_t i = 0; i < turns.size(); i++) {
             if (k_max[i][d] > 0) {
                 const Sequence & sequence = turns[i].text->sequence;
-                requests.push_back(
-                    {turns[i].text->slot(), &sequence.transcript().history(), k_max[i][d], &turns[i].free[d]});
+                requests.push_back({turns[i].text->slot(), &sequence.transcript().history(), k_max[i][d],
+                                    &turns[i].free[d], sequence.config().gate.needs_draft_rows()});
             }
         }
         ask(d, requests);
@@ -241,7 +255,8 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             continue;
         }
         t.n_asked = is_governed ? choices[i].k : 0;
-        requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal});
+        requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
+                            t.sequence.config().gate.needs_draft_rows()});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;
@@ -282,6 +297,7 @@ void Drafting::choose(Turns & turns) {
     }
     for (Turn & d : turns) {
         d.draft.tokens = std::move(d.proposal.tokens);
+        d.draft.rows = std::move(d.proposal.rows);
         d.text->proposal_class = d.proposal.proposal_class;
         for (size_t i = 0; i < d.free.size(); i++) {
             d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());

@@ -39,6 +39,9 @@ class Drafting {
     // Throws Error(PYFLY_STATUS_INVALID) unless it is 0..n_batch - 1.
     void require_draft_max(int32_t k) const;
 
+    // Throws Error(PYFLY_STATUS_INVALID) where the gate needs rows of a drafter and none that is asked has them.
+    void require_rows(const RequestConfig & config) const;
+
     void begin_text(int32_t slot) { policy_->begin_text(slot); }
 
     // Tokens of the text that a drafter which will be asked soon has to evaluate, before the text's first round.

@@ -83,8 +83,8 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
     const bool is_safe =
         !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
     if (keeps_shaped_rows(gate_, measures_)) {
-        const Mismatch mismatch =
-            judge_mismatch(gate_, sampler_->shaped_row(), n_vocab, token, is_safe, answer_, position);
+        const Mismatch mismatch = judge_mismatch(gate_, sampler_->shaped_row(), n_vocab, token, draft.row(i, n_vocab),
+                                                 is_safe, answer_, position);
         reason = mismatch.rejected;
         record.entropy = mismatch.entropy;
         record.margin = mismatch.margin;

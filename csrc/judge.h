@@ -17,6 +17,9 @@ namespace pyfly {
 struct Draft {
     int32_t drafter = -1; // index, -1: none
     std::vector<int32_t> tokens;
+    std::vector<float> rows = {}; // [tokens][n_vocab], the drafter's own; empty: it has none, or no rule needs them
+
+    const float * row(size_t i, size_t n_vocab) const { return rows.empty() ? nullptr : rows.data() + i * n_vocab; }
 };
 
 class Judge {

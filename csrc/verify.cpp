@@ -13,14 +13,15 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
     return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
 }
 
-Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token, bool is_safe,
-                        const Answer & answer, int64_t position) {
+Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
+                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
-    const Evidence evidence = {stats, n_vocab, draft_token, draft_logit, answer.n(position), answer.given_away()};
+    const Evidence evidence = {
+        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away()};
     Mismatch mismatch;
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
@@ -69,12 +70,16 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
 
 } // namespace
 
-Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const int32_t * choices,
-                   const Gate & gate, const pyfly_window_config & window, const std::vector<bool> & is_protected,
-                   Answer answer) {
+Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
+                   const float * draft_logits, const int32_t * choices, const Gate & gate,
+                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer) {
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
                     "verification of one round cannot look across rounds; set across_rounds to 0");
+    }
+    if (gate.needs_draft_rows() && draft_logits == nullptr && n_draft > 0) {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "the gate compares the draft's distribution with the target's; give draft_logits");
     }
     const Window validated(window); // also where there is no mismatch to judge
     (void) validated;
@@ -93,8 +98,9 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         decision.choice = choice_at(i);
         const bool is_safe =
             !is_protected[static_cast<size_t>(draft[i])] && !is_protected[static_cast<size_t>(decision.choice)];
-        const Mismatch mismatch =
-            judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i], is_safe, answer, static_cast<int64_t>(i));
+        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
+                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
+                                                 static_cast<int64_t>(i));
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         if (decision.reason == PYFLY_REASON_LOOSE) {
             answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy.typing as npt
 
@@ -89,7 +88,7 @@ def verify(
             all there is; for that reason `across_rounds` must not be True, either.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row.
-        draft_logits: float32 [K, V], the draft's rows, for gates that look at them. None of today's does.
+        draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's: `Fuzzy`.
         n_answered: Tokens of the answer before this round, >= 0, for guards.
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
             defers counts as given away.
@@ -104,13 +103,11 @@ def verify(
     gate = require_gate(gate)
     if window.across_rounds:
         raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
-    if draft_logits is not None:
-        rows: Any = draft_logits
-        if len(rows) != len(draft):  # type: ignore[arg-type]
-            raise ValueError(f"draft_logits must have one row for each of the {len(draft)} draft tokens.")  # type: ignore[arg-type]
     in_round = replace(window, across_rounds=False)
     before = n_answered, given_away
-    raw, tokens = _native.verify(logits, draft, gate.nodes(), in_round.config(), protected, target_tokens, *before)
+    raw, tokens = _native.verify(
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, *before
+    )
     decisions = []
     for i, d in enumerate(raw):
         reason = REASONS[d.reason]

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import AllOf, Budget, ContextFullError, Exact, ExactFirst, Margin, NotFiniteError, Window
+from pyfly_cpp import AllOf, Budget, ContextFullError, Exact, ExactFirst, Fuzzy, Margin, NotFiniteError, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -33,6 +33,16 @@ class Script:
 
     def choice(self, history):
         return int(self.row(history).argmax())
+
+    def draft_row(self, history):
+        return self.row(history) + 0.7 * np.roll(self.row(history), 1)
+
+    def draft_rows(self, history, tokens):
+        text, rows = [int(t) for t in history], []
+        for token in tokens:
+            rows.append(self.draft_row(text))
+            text.append(token)
+        return np.array(rows, dtype=np.float32).reshape(-1, N_VOCAB)
 
     def draft(self, history, k):
         """Up to k tokens: often the target's choice, often its second, sometimes anything."""
@@ -55,9 +65,12 @@ class Oracle:
         self.n_exact = n_exact
         self.outlives_round = window.outlives_round and not falls_back
 
-    def defers(self, text, token, choice, n_left):
+    def passes(self, text, token):
         row = self.script.row(text)
-        if {token, choice} & {EOG, PROTECTED} or not row.max() - row[token] < self.tau:
+        return row.max() - row[token] < self.tau
+
+    def defers(self, text, token, choice, n_left):
+        if {token, choice} & {EOG, PROTECTED} or not self.passes(text, token):
             return False
         if len(text) - len(PROMPT) < self.n_exact:
             return False
@@ -128,12 +141,26 @@ class Oracle:
         return out
 
 
+class FuzzyOracle(Oracle):
+    """Defers by the total variation of the two rows."""
+
+    def passes(self, text, token):
+        rows = self.script.row(text), self.script.draft_row(text)
+        p, q = (np.exp(row - row.max(), dtype=np.float64) for row in rows)
+        return np.abs(p / p.sum() - q / q.sum()).sum() / 2 <= self.tau
+
+
 def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_max=None, limit=None, park=()):
     """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: of a
     recurrent memory; `park`: after which rounds the memory is to hold the committed tokens but the last."""
     with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch, recurrent=limit) as target:
         target.protect([PROTECTED], [EOG])
-        with CallbackDrafter(lambda h: script.draft(h, k)) as drafter, Engine(target) as engine:
+
+        def draft(history):
+            tokens = script.draft(history, k)
+            return tokens, script.draft_rows(history, tokens)
+
+        with CallbackDrafter(draft, N_VOCAB) as drafter, Engine(target) as engine:
             engine.configure(gate, window, [(drafter, k if draft_max is None else draft_max)])
             engine.begin(PROMPT)
             while engine.prefill():
@@ -193,6 +220,29 @@ def test_the_first_tokens_exact(script, tau, window, k, n_exact):
     m = min(len(engine), len(oracle))
     assert m >= min(n, len(oracle))
     assert engine[:m] == oracle[:m]
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.sampled_from([0.0, 0.3, 0.4, 1.0]), windows, st.integers(0, 10))
+def test_fuzzy_commits_what_the_oracle_commits(script, threshold, window, k):
+    """The drafter's rows come with its tokens, through windows and rollbacks."""
+    n = 25
+    engine = run_engine(script, Fuzzy("tv", threshold), window, k, n)
+    oracle = FuzzyOracle(script, threshold, window, k, 4096).run(n)
+    m = min(len(engine), len(oracle))
+    assert m >= min(n, len(oracle))
+    assert engine[:m] == oracle[:m]
+
+
+def test_a_drafter_without_rows_cannot_be_compared():
+    gate = Fuzzy("js", 0.1)
+    with ScriptedTarget(Script(0, 0.5, -9.0).row, N_VOCAB, 64, 16) as target, CallbackDrafter(lambda h: [3]) as drafter:
+        engine = Engine(target)
+        engine.configure(gate, Window(0), [(drafter, 2)])
+        with pytest.raises(ValueError, match="this drafter has none; use a draft model or a head"):
+            engine.begin(PROMPT)
+        engine.configure(gate, Window(0), [])
+        engine.begin(PROMPT)
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,6 +19,7 @@ from pyfly_cpp import (
     Entropy,
     Exact,
     ExactFirst,
+    Fuzzy,
     Margin,
     PromptLookup,
     Ratio,
@@ -32,6 +33,7 @@ from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
+from pyfly_cpp.rules.fuzzy import KINDS
 from pyfly_cpp.rules.guards import Guard
 from pyfly_cpp.windows import RULES
 
@@ -90,6 +92,10 @@ def test_unreadable_gates(text):
         lambda: Relaxed(0),
         lambda: Relaxed(33),
         lambda: Relaxed(2, -0.1),
+        lambda: Fuzzy("jsd"),
+        lambda: Fuzzy("js", -0.1),
+        lambda: Fuzzy("js", math.nan),
+        lambda: Fuzzy("tv", 0.1, top=0),
         lambda: ExactFirst(-1),
         lambda: ExactFirst(2.0),
         lambda: Budget(math.inf),
@@ -131,6 +137,7 @@ gates = st.recursive(
         st.builds(Ratio, st.floats(0, 1, exclude_min=True)),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
+        st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99)),
         st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
     ),
     lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
@@ -167,11 +174,12 @@ def test_the_table_of_forms():
             with pytest.raises(ValueError, match="not in an any"):
                 parse_gate(f"any(exact,{form.example})")
             continue
-        example = form.example.replace("...", "margin")
+        example = (form.example or f"{form.word}:0.5:9").replace("...", "margin")
         gate = parse_gate(example)
         assert isinstance(gate, form.rule) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
         if form.numbers is not None:
             assert form.example in examples(combined=False)
+            assert all(hasattr(form.rule, field) for field in form.numbers)
     with pytest.raises(ValueError, match=r"Exact\(\), Margin\(.* or AnyOf\(\.\.\.\), not 3"):
         require_gate(3)
 
@@ -204,7 +212,8 @@ def test_a_lossless_gate_never_defers(gate):
     """Of the most undecided row, with the draft second by a hair; a gate that is not lossless may still be strict."""
     row = np.zeros((2, 4))
     row[:, 1] = 1e-3
-    loose = verify(row, [0], gate=gate, window=Window(0)).decisions[0].reason == "loose"
+    decisions = verify(row, [0], gate=gate, window=Window(0), draft_logits=row[:1]).decisions
+    loose = decisions[0].reason == "loose"
     assert not (loose and gate.is_lossless)
 
 

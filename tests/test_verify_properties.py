@@ -16,6 +16,7 @@ from pyfly_cpp import (
     Entropy,
     Exact,
     ExactFirst,
+    Fuzzy,
     Margin,
     NotFiniteError,
     Ratio,
@@ -24,6 +25,7 @@ from pyfly_cpp import (
     Window,
     verify,
 )
+from pyfly_cpp.rules.fuzzy import KINDS
 
 
 def log_softmax(row):
@@ -35,7 +37,28 @@ def far(value, limit):
     return math.inf if value == limit == 0.0 else abs(value - limit) / max(abs(limit), 1e-3)
 
 
-def measure(gate, lp, draft, answered=0, given=0.0):
+def divergence(gate, lp, lq):
+    if gate.top is not None and gate.top < lp.size:
+        order = np.argsort(-lp, kind="stable")
+        rest = [np.log(np.exp(x[order[gate.top :]]).sum()) for x in (lp, lq)]
+        lp, lq = (np.append(x[order[: gate.top]], r) for x, r in zip((lp, lq), rest))
+    p, q = np.exp(lp), np.exp(lq)
+    lm = np.log(np.where(p + q > 0, p + q, 1) / 2)
+
+    def kl(la, lb):
+        a = np.exp(la)
+        return float(np.where(a > 0, a * (np.where(a > 0, la, 0) - np.where(a > 0, lb, 0)), 0).sum())
+
+    return {
+        "kl": lambda: kl(lq, lp),
+        "kl-target": lambda: kl(lp, lq),
+        "js": lambda: (kl(lp, lm) + kl(lq, lm)) / 2,
+        "js-code": lambda: (kl(lm, lp) + kl(lm, lq)) / 2,
+        "tv": lambda: float(np.abs(p - q).sum() / 2),
+    }[gate.kind]()
+
+
+def measure(gate, lp, draft, answered=0, given=0.0, lq=None):
     """The gate's verdict and how far it is from flipping (nats or, normalised, a share)."""
     p = np.exp(lp)
     terms = np.where(p > 0, -p * np.where(p > 0, lp, 0), 0)
@@ -52,6 +75,9 @@ def measure(gate, lp, draft, answered=0, given=0.0):
     if isinstance(gate, Relaxed):
         is_near = draft in np.argsort(-lp, kind="stable")[: gate.k]
         return is_near and p.max() - p[draft] <= gate.delta, far(p.max() - p[draft], gate.delta)
+    if isinstance(gate, Fuzzy):
+        value = divergence(gate, lp, lq)
+        return value <= gate.threshold, far(value, gate.threshold)
     if isinstance(gate, ExactFirst):
         return answered >= gate.n, math.inf
     if isinstance(gate, Budget):
@@ -60,18 +86,18 @@ def measure(gate, lp, draft, answered=0, given=0.0):
     if isinstance(gate, Entropy):
         h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
         return h >= gate.theta, abs(h - gate.theta)
-    verdicts = [measure(g, lp, draft, answered, given) for g in gate.gates]
+    verdicts = [measure(g, lp, draft, answered, given, lq) for g in gate.gates]
     combine = all if isinstance(gate, AllOf) else any
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
 
-def oracle(rows, draft, gate, window, protected, answered=0, given=0.0):
+def oracle(rows, draft, gate, window, protected, answered=0, given=0.0, draft_rows=None):
     """Reasons of all positions, each judged on its own; None where float32 and float64 may disagree."""
     k, tokens = len(draft), rows.argmax(axis=1)
     gated = []
     for i, d in enumerate(draft):
         lp = log_softmax(rows[i])
-        defers, slack = measure(gate, lp, d, answered + i, given)
+        defers, slack = measure(gate, lp, d, answered + i, given, log_softmax(draft_rows[i]))
         if slack < 1e-4:
             return None
         forbidden = d in protected or tokens[i] in protected or np.isneginf(lp[d])
@@ -112,6 +138,7 @@ gates = st.recursive(
         st.floats(0.05, 1).map(Ratio),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
+        st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 40)),
     ),
     lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
     max_leaves=4,
@@ -135,8 +162,9 @@ def test_verify_equals_the_oracle(gate, window, k, v, seed):
     draft = np.where(rng.random(k) < 0.6, rows[:k].argmax(axis=1), rng.integers(0, v, k))
     protected = frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist())
     before = {"n_answered": int(rng.integers(0, 9)), "given_away": float(rng.choice([0.0, 1.0]))}
-    expected = oracle(rows, draft, gate, window, protected, *before.values())
-    result = verify(rows, draft, gate=gate, window=window, protected=protected, **before)
+    draft_rows = (rows[:k] + rng.normal(scale=rng.choice([0.1, 1.0]), size=(k, v))).astype(np.float32)
+    expected = oracle(rows, draft, gate, window, protected, *before.values(), draft_rows)
+    result = verify(rows, draft, gate, window, protected, draft_logits=draft_rows, **before)
     if expected is None:
         return
     assert [d.reason for d in result.decisions] == expected
@@ -186,7 +214,8 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.array([["a"]]), "draft": []}, "array of numbers"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "window": Window(across_rounds=True)}, "one round"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": "margn:0.3"}, "Did you mean 'margin'"),
-        ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, "one row for each"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, r"shape \[1, 3\]"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Fuzzy("js", 0.1)}, "give draft_logits"),
     ],
 )
 def test_bad_input(arguments, message):

@@ -125,13 +125,14 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
-        jobs.push_back({request.text, *request.history, n_max - 1}); // the last draft is not evaluated
+        jobs.push_back({request.text, *request.history, n_max - 1, request.wants_rows}); // the last is not evaluated
     }
     while (catch_up(jobs) > 0) {
     }
     draft(jobs);
     for (size_t i = 0; i < jobs.size(); i++) {
         requests[i].out->tokens = std::move(jobs[i].drafted);
+        requests[i].out->rows = std::move(jobs[i].rows);
     }
 }
 
@@ -152,6 +153,9 @@ void DraftModel::draft(std::vector<Job> & jobs) {
             const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, "draft model");
             if (token) {
                 job.drafted.push_back(*token);
+                if (job.wants_rows) {
+                    job.rows.insert(job.rows.end(), row, row + own_.n_vocab());
+                }
             }
             job.is_done = !token || job.drafted.size() > job.n_more;
         });

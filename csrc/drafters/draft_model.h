@@ -21,6 +21,7 @@ class DraftModel : public Drafter {
     size_t prepare(int32_t text, const std::vector<int32_t> & history) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
+    bool has_rows() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
@@ -30,7 +31,9 @@ class DraftModel : public Drafter {
         int32_t text;
         const std::vector<int32_t> & history;
         size_t n_more; // tokens that its memory is to hold behind the last one
+        bool wants_rows = false;
         std::vector<int32_t> drafted = {};
+        std::vector<float> rows = {};
         bool is_done = false;
     };
 

@@ -13,6 +13,10 @@ namespace pyfly {
 struct Proposal {
     std::vector<int32_t> tokens;
 
+    // [tokens][n_vocab], the drafter's own logits, of which each token is the argmax; empty where they were not asked
+    // for, or it has none.
+    std::vector<float> rows;
+
     // 0..7: proposals of one class are about equally likely to be right. The governor keeps acceptance by class.
     int32_t proposal_class = 0;
 };
@@ -23,6 +27,7 @@ struct DraftRequest {
     const std::vector<int32_t> * history;
     int32_t n_max;  // >= 1
     Proposal * out; // empty on entry
+    bool wants_rows = false;
 };
 
 // A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
@@ -58,6 +63,9 @@ class Drafter {
 
     // Answers all requests, of different texts, together. On an Error no request is answered.
     virtual void propose(const std::vector<DraftRequest> & requests) = 0;
+
+    // Whether its proposals can have rows.
+    virtual bool has_rows() const { return false; }
 
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }

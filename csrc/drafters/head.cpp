@@ -180,7 +180,8 @@ void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
             if (!at(request.text).seen.has_row_before(next_entry(request.text))) {
                 restart_at_rows(request.text);
             }
-            jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max)});
+            jobs.push_back(
+                {request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows});
             texts.push_back(request.text);
             n_new += request.history->size() - next_entry(request.text) + jobs.back().n_max - 1;
         }
@@ -256,6 +257,9 @@ void HeadDrafter::draft(std::vector<Job> & jobs) {
             const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, shape_.name);
             if (token) {
                 job.drafted.push_back(*token);
+                if (job.wants_rows) {
+                    job.out->rows.insert(job.out->rows.end(), row, row + own_.n_vocab());
+                }
             }
             job.is_done = !token || job.drafted.size() == job.n_max;
             if (!job.is_done) {

@@ -23,6 +23,7 @@ class HeadDrafter : public Drafter {
     int32_t n_texts() const override { return memories_.n(); }
     void observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
+    bool has_rows() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
 
   protected:
@@ -74,6 +75,7 @@ class HeadDrafter : public Drafter {
         const std::vector<int32_t> & history;
         Proposal * out;
         size_t n_max;
+        bool wants_rows;
         size_t entry = 0;                 // the first of the next batch
         std::vector<int32_t> tokens = {}; // of the next batch
         std::vector<float> inputs = {};

@@ -77,14 +77,22 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_TYPICAL = 6,     /* defers when p(draft) > min(threshold, second * exp(-entropy)); both in [0, 1] */
     PYFLY_GATE_RELAXED = 7,     /* defers one of the n most probable, with p(top 1) - p(draft) <= threshold */
     PYFLY_GATE_EXACT_FIRST = 8, /* defers nothing among the first n >= 0 tokens of an answer, all behind them */
-    PYFLY_GATE_BUDGET = 9       /* defers while the margins of the answer's loosely accepted tokens and this one
+    PYFLY_GATE_BUDGET = 9,      /* defers while the margins of the answer's loosely accepted tokens and this one
                                    stay under threshold / 100 (nats, >= 0) for each of its tokens and this one */
+    /* Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): defers when a divergence of the target's row
+     * p and the draft's row q is <= threshold (nats, >= 0); with n > 0 over the target's n most probable tokens and all
+     * others as one. m = (p + q) / 2. */
+    PYFLY_GATE_FUZZY_KL = 10,        /* KL(q || p) */
+    PYFLY_GATE_FUZZY_KL_TARGET = 11, /* KL(p || q) */
+    PYFLY_GATE_FUZZY_JS = 12,        /* KL(p || m) / 2 + KL(q || m) / 2, at most ln 2 */
+    PYFLY_GATE_FUZZY_JS_CODE = 13,   /* KL(m || p) / 2 + KL(m || q) / 2: what the reference code calls "js" */
+    PYFLY_GATE_FUZZY_TV = 14         /* sum |p - q| / 2, at most 1 */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST: >= 0; ALL, ANY: operands, >= 1; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; ALL, ANY: operands, >= 1; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -124,16 +132,16 @@ typedef struct pyfly_decision {
  * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
  * bonus token.
  *
- * logits[n_draft + 1][n_vocab]; draft[n_draft]; target_tokens[n_draft + 1] or NULL for the argmax of each row;
- * protected_tokens[n_protected] are never accepted loosely. What came before in the answer: n_answered >= 0 tokens, and
- * given_away >= 0, the nats of margin of the loosely accepted ones among them; here those that the gate defers count.
- * Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is
- * here. */
+ * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
+ * target_tokens[n_draft + 1] or NULL for the argmax of each row; protected_tokens[n_protected] are never accepted
+ * loosely. What came before in the answer: n_answered >= 0 tokens, and given_away >= 0, the nats of margin of the
+ * loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft], tokens[n_draft +
+ * 1], *n_tokens. window->across_rounds must be 0: one round is all there is here. */
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                          const int32_t * target_tokens, const pyfly_gate_node * gate, size_t n_gate,
-                          const pyfly_window_config * window, const int32_t * protected_tokens, size_t n_protected,
-                          int64_t n_answered, double given_away, pyfly_decision * decisions, int32_t * tokens,
-                          size_t * n_tokens, pyfly_error * error);
+                          const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
+                          size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
+                          size_t n_protected, int64_t n_answered, double given_away, pyfly_decision * decisions,
+                          int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -266,11 +274,12 @@ typedef enum pyfly_lookup_match {
 pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
                                       pyfly_drafter ** out, pyfly_error * error);
 
-/* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`. It
- * returns how many, or a negative number to stop (PYFLY_STATUS_CALLBACK). */
+/* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`, and
+ * where `rows` is not NULL the logits [capacity][n_vocab] of which they are the argmax. It returns how many tokens, or
+ * a negative number to stop (PYFLY_STATUS_CALLBACK). n_vocab: the target's, 0: it never has rows. */
 typedef int32_t (*pyfly_draft_callback)(void * user, const int32_t * history, size_t n_history, int32_t * out,
-                                        size_t capacity);
-pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, pyfly_drafter ** out,
+                                        float * rows, size_t capacity);
+pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, int32_t n_vocab, pyfly_drafter ** out,
                                         pyfly_error * error);
 
 void pyfly_drafter_free(pyfly_drafter * drafter);

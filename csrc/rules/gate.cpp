@@ -29,6 +29,7 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
         const Rule & rule = *nodes_.back().rule;
         n_top_ = std::max(n_top_, rule.n_top());
         n_top_entropy_ = std::max(n_top_entropy_, rule.reports_top_entropy() ? rule.n_top() : 0);
+        needs_draft_rows_ = needs_draft_rows_ || rule.needs_draft_row();
         depth++;
     }
     require(depth == 1, "a gate expression must leave exactly one verdict");

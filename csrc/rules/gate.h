@@ -25,6 +25,9 @@ class Gate {
     int32_t n_top() const { return n_top_; }
     int32_t n_top_entropy() const { return n_top_entropy_; }
 
+    // Whether one of its rules looks at the drafter's rows.
+    bool needs_draft_rows() const { return needs_draft_rows_; }
+
   private:
     struct Node {
         int32_t kind;
@@ -34,6 +37,7 @@ class Gate {
 
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
+    bool needs_draft_rows_ = false;
 };
 
 } // namespace pyfly

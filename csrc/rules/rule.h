@@ -14,11 +14,13 @@ namespace pyfly {
 struct Evidence {
     const RowStats & target; // of the target's row, after what forbids or reweighs tokens and before temperature; with
                              // top-n for the rule's n_top()
+    const float * row;       // [n_vocab], this row
     size_t n_vocab;
-    int32_t drafted;     // token
-    float drafted_logit; // in the target's row; -inf if it is forbidden
-    int64_t n_answered;  // tokens of this answer before it, >= 0
-    double given_away;   // nats: the margins of the loosely accepted ones among them, >= 0
+    int32_t drafted;         // token
+    float drafted_logit;     // in the target's row; -inf if it is forbidden
+    const float * draft_row; // [n_vocab], the drafter's own; null if it has none
+    int64_t n_answered;      // tokens of this answer before it, >= 0
+    double given_away;       // nats: the margins of the loosely accepted ones among them, >= 0
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
@@ -34,6 +36,9 @@ class Rule {
     virtual bool defers(const Evidence & evidence) const = 0;
 
     virtual int32_t n_top() const { return 0; } // most probable tokens that it looks at, 0..max_top
+
+    // Whether it looks at the drafter's row. Without one it does not defer.
+    virtual bool needs_draft_row() const { return false; }
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().
     virtual bool reports_top_entropy() const { return false; }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyfly_cpp._native.boundary import Handle, check, keep_failure, token_pointer, tokens
+from pyfly_cpp._native.boundary import Handle, check, floats, keep_failure, token_pointer, tokens
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp._native.model import LlamaTarget
 
@@ -63,19 +63,25 @@ class ModelDrafter(Drafter):
 
 
 class CallbackDrafter(Drafter):
-    """A callable from token ids (intc [n]) to token ids, such as a llama_cpp LlamaDraftModel."""
+    """A callable from token ids (intc [n]) to token ids, such as a llama_cpp LlamaDraftModel. With n_vocab > 0 it
+    returns token ids and their rows, float32 [tokens, n_vocab]."""
 
-    def __init__(self, propose: Callable[[Any], Any]) -> None:
+    def __init__(self, propose: Callable[[Any], Any], n_vocab: int = 0) -> None:
         self.propose_callback = propose
+        self.n_vocab = n_vocab
         self._self = ffi.new_handle(self)
-        super().__init__("callable", "callback", lib.pyfly_py_draft, self._self)
+        super().__init__("callable", "callback", lib.pyfly_py_draft, self._self, n_vocab)
 
 
 @ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
-def pyfly_py_draft(user: Any, history: Any, n_history: int, out: Any, capacity: int) -> int:
+def pyfly_py_draft(user: Any, history: Any, n_history: int, out: Any, rows: Any, capacity: int) -> int:
     """The proposal of a CallbackDrafter."""
     drafter: CallbackDrafter = ffi.from_handle(user)
     seen = np.frombuffer(ffi.buffer(history, n_history * 4), dtype=np.int32).astype(np.intc)
-    proposal = tokens("the drafter's proposal", drafter.propose_callback(seen))[:capacity]
+    proposed = drafter.propose_callback(seen)
+    proposal = tokens("the drafter's proposal", proposed[0] if drafter.n_vocab else proposed)[:capacity]
     ffi.memmove(out, proposal, proposal.nbytes)
+    if rows != ffi.NULL:
+        given = floats("the drafter's rows", proposed[1][: len(proposal)], (len(proposal), drafter.n_vocab))
+        ffi.memmove(rows, given, given.nbytes)
     return int(proposal.shape[0])

@@ -27,6 +27,7 @@ class RawDecision(NamedTuple):
 def verify(
     logits: Any,
     draft: Any,
+    draft_logits: Any | None,
     gate: GateNodes,
     window: WindowConfig,
     protected: Iterable[int],
@@ -40,11 +41,13 @@ def verify(
     rows = floats("logits", logits, (n_draft + 1, None))
     protected_array = tokens("protected", sorted(protected))
     choices = None if target_tokens is None else tokens("target_tokens", target_tokens, n_draft + 1)
+    draft_rows = None if draft_logits is None else floats("draft_logits", draft_logits, (n_draft, rows.shape[1]))
     decisions = ffi.new("pyfly_decision[]", max(n_draft, 1))
     emitted = ffi.new("int32_t[]", n_draft + 1)
     n_emitted = ffi.new("size_t *")
     check(
         lib.pyfly_verify, float_pointer(rows), rows.shape[1], token_pointer(draft_array), n_draft,
+        ffi.NULL if draft_rows is None else float_pointer(draft_rows),
         ffi.NULL if choices is None else token_pointer(choices), gate_array(gate), len(gate),
         ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
         n_answered, given_away, decisions, emitted, n_emitted,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
+from pyfly_cpp.rules.fuzzy import Fuzzy
 from pyfly_cpp.rules.gate import Gate, GateNode
 from pyfly_cpp.rules.guards import Budget, ExactFirst
 from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
@@ -29,6 +30,7 @@ __all__ = [
     "Entropy",
     "Exact",
     "ExactFirst",
+    "Fuzzy",
     "Gate",
     "GateNode",
     "Margin",

@@ -9,7 +9,7 @@ from pyfly_cpp.rules.gate import MARGIN, MAX_TOP, RELAXED, TYPICAL, Gate, GateNo
 from pyfly_cpp.windows import Window
 
 
-class _AtOnce(Gate):
+class AtOnce(Gate):
     """What the literature uses without a window: what it defers stands at once."""
 
     @property
@@ -18,7 +18,7 @@ class _AtOnce(Gate):
 
 
 @dataclass(frozen=True)
-class Ratio(_AtOnce):
+class Ratio(AtOnce):
     """Defers where p(draft) / p(top 1) > r: the margin gate with tau = -ln r, by default without a window."""
 
     r: float = 0.74
@@ -37,7 +37,7 @@ class Ratio(_AtOnce):
 
 
 @dataclass(frozen=True)
-class Typical(_AtOnce):
+class Typical(AtOnce):
     """Typical acceptance: defers where p(draft) > min(epsilon, delta exp(-H)), H being the entropy of the whole row.
 
     Source: Medusa (arXiv 2401.10774), section 2.3.1. There p has the temperature of the request; here it has none, and
@@ -62,7 +62,7 @@ class Typical(_AtOnce):
 
 
 @dataclass(frozen=True)
-class Relaxed(_AtOnce):
+class Relaxed(AtOnce):
     """Relaxed acceptance: defers one of the target's k most probable tokens where p(top 1) - p(draft) <= delta.
 
     Source: TensorRT-LLM (`relaxed_topk`, `relaxed_delta`), which does so inside think blocks only.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pyfly_cpp.windows import Window
 
-EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET = range(10)
-"""`pyfly_gate_kind` of pyfly.h."""
+EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
+"""`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
 MAX_TOP = 32
 """Largest n of a top-n entropy."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
+from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.rules.gate import Gate
 from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard
 from pyfly_cpp.windows import Window
@@ -22,24 +23,29 @@ class Form(NamedTuple):
 
     word: str
     example: str
+    """For people; empty: one of its kind is enough for them."""
     rule: type[Gate]
-    numbers: tuple[Callable[[str], float], ...] | None = ()
-    """What reads the numbers behind the word, each of which may be left out from the end on; None: gates in
-    parentheses."""
+    numbers: dict[str, Callable[[str], float]] | None = {}  # noqa: RUF012 - never changed
+    """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
+    None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """Fields that the word says."""
 
 
+_FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
+
 FORMS = (
     Form("exact", "exact", Exact),
-    Form("margin", "margin:0.3", Margin, (float,)),
-    Form("entropy", "entropy:0.3", Entropy, (float, int)),
-    Form("typical", "typical:0.09:0.3", Typical, (float, float)),
-    Form("relaxed", "relaxed:10:0.6", Relaxed, (int, float)),
-    Form("ratio", "ratio:0.74", Ratio, (float,)),
-    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, (float,), {"top": None}),
-    Form("exact-first", "exact-first:8", ExactFirst, (int,)),
-    Form("budget", "budget:2", Budget, (float,)),
+    Form("margin", "margin:0.3", Margin, {"tau": float}),
+    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
+    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
+    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
+    Form("ratio", "ratio:0.74", Ratio, {"r": float}),
+    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
+    Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
+    *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
+    Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
+    Form("budget", "budget:2", Budget, {"nats": float}),
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
@@ -52,7 +58,7 @@ THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 def examples(last: str = "or", combined: bool = True) -> str:
     """How gates that can stand alone are written, for people: `exact, margin:0.3, ... or any(...,...)`."""
     forms = (form for form in FORMS if not issubclass(form.rule, Guard))
-    texts = [form.example for form in forms if combined or form.numbers is not None]
+    texts = [form.example for form in forms if form.example and (combined or form.numbers is not None)]
     return f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
 
@@ -62,7 +68,7 @@ def require_gate(gate: object) -> Gate:
         return parse_gate(gate)
     if isinstance(gate, Gate):
         return _require_rule(gate)
-    *kinds, last = dict.fromkeys(f"{form.rule.__name__}({'' if form.numbers == () else '...'})" for form in FORMS)
+    *kinds, last = dict.fromkeys(f"{form.rule.__name__}({'' if form.numbers == {} else '...'})" for form in FORMS)
     raise ValueError(f"gate must be {', '.join(kinds)} or {last}, not {gate!r}.")
 
 
@@ -88,7 +94,8 @@ def _parse(text: str, n_levels: int) -> Gate:
                 return form.rule(*(_parse(part, n_levels - 1) for part in _split(text[len(form.word) + 1 : -1])))
         elif name == form.word and len(numbers) <= len(form.numbers):
             try:
-                return form.rule(*(read(number) for read, number in zip(form.numbers, numbers)), **form.fixed)
+                given = {field: read(number) for (field, read), number in zip(form.numbers.items(), numbers)}
+                return form.rule(**given, **form.fixed)
             except ValueError as error:
                 raise ValueError(f"cannot read the gate {text!r}: {error}") from None
     near = difflib.get_close_matches(name, [form.word for form in FORMS], n=1)

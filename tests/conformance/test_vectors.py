@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyfly_cpp import Entropy, Margin, PromptLookup, Window, verify
+from pyfly_cpp import Entropy, Fuzzy, Margin, PromptLookup, Window, verify
 
 HERE = Path(__file__).parent
 CODES = {"match": 0, "loose": 1, "gate": 2, "window": 3, "boundary": 4, "safety": 5}
@@ -97,3 +97,43 @@ def test_ngram():
                     assert lookup.propose(history.tolist()) == expected, (case, point)
                 n_runs += 1
     assert n_runs == 7200 - 532
+
+
+FUZZY = {"kl_div": "kl", "kl_div_reversed": "kl-target", "js_div": "js-code", "tv_div": "tv"}
+
+
+def test_fsd():
+    """Fuzzy speculative decoding judges matches, too: here every position is made a mismatch, by another choice. The
+    divergences are within 1e-5: just above its own a position passes, just below it does not."""
+    data = np.load(HERE / "fsd.npz")
+    n_runs = 0
+    for group in data["groups"]:
+        get = {name: data[f"{group}.{name}"] for name in ("p_logits", "q_logits", "draft", "thresholds", "divergence")}
+        n_accepted, emitted = data[f"{group}.n_accepted"], data[f"{group}.emitted"]
+        kinds = []
+        for name in data[f"{group}.div_names"]:
+            plain = str(name).replace("top_k_", "")
+            kinds.append((FUZZY[plain], None if plain == name else int(data["top_k"])))
+        for case, draft in enumerate(get["draft"]):
+            p, q = get["p_logits"][case], get["q_logits"][case]
+            other = [*((token + 1) % p.shape[1] for token in draft), int(p[-1].argmax())]
+            for d, (kind, top) in enumerate(kinds):
+
+                def passes(threshold, kind=kind, top=top, p=p, q=q, draft=draft, other=other):
+                    gate = Fuzzy(kind, threshold, top)
+                    decisions = verify(p, draft, gate, Window(0), target_tokens=other, draft_logits=q).decisions
+                    return np.array([decision.accepted for decision in decisions])
+
+                for t, threshold in enumerate(get["thresholds"][d]):
+                    accepted = passes(float(threshold))
+                    n = int(np.argmin([*accepted, False]))
+                    assert n == n_accepted[case, d, t]
+                    tokens = emitted[case, d, t]
+                    assert tokens[tokens >= 0].tolist() == [*draft[:n], int(p[n].argmax())]
+                    n_runs += 1
+                value = get["divergence"][case, d]
+                slack = 1e-5 * np.maximum(value, 1e-3)
+                for i in (int(np.argmin(value)), int(np.argmax(value))):
+                    assert passes(float(value[i] + slack[i]))[i]
+                    assert value[i] <= slack[i] or not passes(float(value[i] - slack[i]))[i]
+    assert n_runs == 4845

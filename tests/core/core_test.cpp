@@ -142,8 +142,11 @@ int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out
     return 0;
 }
 
-int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, size_t capacity) {
+int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, float * rows, size_t capacity) {
     const int32_t n = random_int(0, static_cast<int32_t>(capacity));
+    for (size_t i = 0; rows != nullptr && i < capacity * n_vocab; i++) {
+        rows[i] = static_cast<float>(random_int(-4, 4));
+    }
     for (int32_t i = 0; i < n; i++) {
         out[i] = random_int(0, n_vocab - 1);
     }
@@ -159,8 +162,11 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
     return config;
 }
 
-pyfly_gate_node loose_gate() {
-    switch (random_int(0, 4)) {
+pyfly_gate_node loose_gate(bool has_rows) {
+    switch (random_int(0, has_rows ? 6 : 4)) {
+        case 5:
+        case 6:
+            return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
         case 1:
@@ -197,17 +203,19 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         pyfly_drafter *drafter = nullptr, *lookup = nullptr;
         pyfly_batch * batch = nullptr;
         const pyfly_scripted_config model = random_model(n_slots, n_slots == 1 ? 200 : random_int(210, 200 * n_slots));
+        const bool has_rows = seed % 3 != 0;
         assert(pyfly_target_scripted_new(&model, scripted_row, &seed, &target, &error) == PYFLY_OK);
-        assert(pyfly_drafter_callback_new(random_draft, nullptr, &drafter, &error) == PYFLY_OK);
+        assert(pyfly_drafter_callback_new(random_draft, nullptr, has_rows ? model.n_vocab : 0, &drafter, &error) ==
+               PYFLY_OK);
         assert(pyfly_drafter_lookup_new(3, 1, 6, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_batch_new(target, &batch, &error) == PYFLY_OK);
         const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
-        const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(0, 9)}};
+        const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(1, 9)}};
         assert(pyfly_batch_configure(batch, &config, drafters, 2, &error) == PYFLY_OK);
         pyfly_costs costs;
         assert(pyfly_batch_measure(batch, &costs, &error) == PYFLY_OK && costs.n_drafts == 0);
         assert(pyfly_batch_expect(batch, &costs, &error) == PYFLY_OK);
-        const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0, 0.0}, loose = loose_gate();
+        const pyfly_gate_node exact = {PYFLY_GATE_EXACT, 0, 0.0, 0.0}, loose = loose_gate(has_rows);
         const bool is_exact = seed % 4 < 2;
         std::vector<std::vector<int32_t>> texts(static_cast<size_t>(n_slots));
         int32_t n_begun = 0, n_ended = 0;
@@ -300,8 +308,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s =
-            pyfly_verify(row, 2, d, 0, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions, tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions,
+                                            tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -315,7 +323,7 @@ void test_bad_arguments() {
     assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
     assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
-    assert(pyfly_drafter_callback_new(nullptr, nullptr, &drafter, &error) == PYFLY_STATUS_INVALID);
+    assert(pyfly_drafter_callback_new(nullptr, nullptr, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
 }
 
 } // namespace

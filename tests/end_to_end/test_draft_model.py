@@ -10,7 +10,7 @@ import llama_cpp
 import pytest
 from llama_cpp import GGML_TYPE_Q8_0
 
-from pyfly_cpp import DraftModel, Entropy, FlyLlama, Margin, PromptLookup, Record, Window
+from pyfly_cpp import DraftModel, Entropy, FlyLlama, Fuzzy, Margin, PromptLookup, Record, Window
 
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -368,3 +368,38 @@ def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
         generate(fly, 9)
         assert len(strict_warnings(caught)) == 2
     fly.close()
+
+
+# ---- Its distribution ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_drafts_for_itself_is_never_far_off(tiny_target):
+    """The rows that fuzzy gates compare are those of the drafted tokens: here they are the target's own, and whatever
+    is drawn in place of a draft, the gate lets the draft pass."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_target, draft_max=4), gate=Fuzzy("js", 1e-4), **OPTIONS)
+    generate(fly, 100, temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    stats = fly.stats
+    assert stats.loose_accepted > 10
+    assert stats.rejected_gate == 0
+
+
+def test_fuzzy_with_a_draft_model(tiny_target, tiny_draft, plain):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    loose = {}
+    for threshold in (0.0, 0.02, 0.7):  # the last is more than a Jensen-Shannon divergence can be
+        fly.gate = Fuzzy("js", threshold)
+        fly.reset_stats()
+        out = generate(fly, 200)
+        loose[threshold] = fly.stats.loose_accepted
+        if threshold == 0.0:
+            assert out == plain[:200]
+    assert 0 == loose[0.0] < loose[0.02] < loose[0.7]
+    assert fly.stats.rejected_gate == 0
+
+
+def test_fuzzy_needs_a_distribution(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=PromptLookup(), gate="fuzzy-js:0.1", **OPTIONS)
+    with pytest.raises(ValueError, match="this drafter has none; use a draft model or a head"):
+        generate(fly, 5)
+    fly.drafter = [PromptLookup(), DraftModel(tiny_draft)]  # what prompt lookup drafts is judged exactly
+    generate(fly, 5)

@@ -23,7 +23,19 @@ from heads import (
     worst_gap,
 )
 
-from pyfly_cpp import DraftModel, Eagle3, Entropy, FlyLlama, IncompatibleDraftError, Margin, PromptLookup, Window
+from pyfly_cpp import (
+    MTP,
+    DraftModel,
+    Eagle3,
+    Entropy,
+    Exact,
+    FlyLlama,
+    Fuzzy,
+    IncompatibleDraftError,
+    Margin,
+    PromptLookup,
+    Window,
+)
 
 TOOL_ACCEPTANCE = 0.520  # llama.cpp's draft-eagle3 on these prompts, 3 drafts a round
 
@@ -226,3 +238,15 @@ def test_a_head_of_another_vocabulary(tmp_path):
     head = edit_gguf(EAGLE3, tmp_path / "foreign.gguf", other_token(EAGLE3, "pyfly"))
     with pytest.raises(IncompatibleDraftError, match=r"EAGLE-3 head .*vocabulary: token 700 is"):
         FlyLlama(LLAMA, drafter=Eagle3(head), adaptive=False, **SETTINGS)
+
+
+def test_heads_have_distributions(llm):
+    """At a Jensen-Shannon divergence that no two rows exceed, a fuzzy gate refuses nothing."""
+    mtp = FlyLlama(HYBRID, drafter=MTP(), adaptive=False, **SETTINGS)
+    for fly in (llm, mtp):
+        fly.gate = Fuzzy("js", 0.7)
+        fly.reset_stats()
+        generate(fly, prompts(1)[0])
+        assert fly.stats.loose_accepted > 0 and fly.stats.rejected_gate == 0
+        fly.gate = Exact()
+    mtp.close()

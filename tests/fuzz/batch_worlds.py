@@ -18,6 +18,7 @@ from pyfly_cpp import (
     Entropy,
     Exact,
     ExactFirst,
+    Fuzzy,
     Margin,
     PromptLookup,
     Ratio,
@@ -27,6 +28,7 @@ from pyfly_cpp import (
 )
 from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
 from pyfly_cpp.drafters import MATCHES
+from pyfly_cpp.rules.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
 
@@ -75,6 +77,14 @@ class Model:
             self.drafts[key] = text[len(key) :]
         return self.drafts[key]
 
+    def draft_and_rows(self, history):
+        tokens, text, rows = self.draft(history), history.tolist(), []
+        for token in tokens:
+            row = self.true_row(tuple(text[-3:]))
+            rows.append(row + 0.5 * np.roll(row, 1))
+            text.append(token % N_VOCAB)
+        return tokens, np.array(rows, dtype=np.float32).reshape(-1, N_VOCAB)
+
 
 class Request:
     """One text: its prompt, how it is decoded, and what happens to it after so many committed tokens."""
@@ -99,6 +109,8 @@ class Request:
         self.n_wanted = rng.choice([1, 5, 20, 40, 10**6]) if rng.random() < 0.5 else rng.randrange(1, 60)
         lengths = [min(rng.choice([0, 1, 3, 10]), world.n_batch - 1) for _ in world.drafters]
         self.draft_max = rng.choice([None, lengths])
+        if world.has_rows and self.draft_max is None and not world.is_adaptive and other.random() < 0.3:
+            self.gate = Fuzzy(other.choice(KINDS), other.choice([0.02, 0.1, 0.5]), other.choice([None, 3]))
         self.sampler_seed = rng.randrange(2**31) if rng.random() < 0.3 else None
         self.penalty = rng.choice([1.0, 1.3])
         self.options = {
@@ -217,9 +229,12 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            PromptLookup(3, 8, rng.choice(MATCHES)).open() if kind == "lookup" else CallbackDrafter(self.model.draft)
+            PromptLookup(3, 8, rng.choice(MATCHES)).open()
+            if kind == "lookup"
+            else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
         ]
+        self.has_rows = "callback" in kinds and self.draft_max > 0
         self.requests = [Request(rng, self) for _ in range(rng.randrange(2, 5 * self.n_slots // 2 + 2))]
         for request in self.requests:
             n, u = len(request.prompt) + rng.randrange(30), rng.random()

@@ -1,0 +1,49 @@
+"""Fuzzy speculative decoding: the gate compares the draft's distribution with the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyfly_cpp.rules.at_once import AtOnce
+from pyfly_cpp.rules.gate import FUZZY, GateNode, count, threshold, written
+
+KINDS = ("kl", "kl-target", "js", "js-code", "tv")
+"""In the order of the `PYFLY_GATE_FUZZY` kinds of pyfly.h."""
+
+
+@dataclass(frozen=True)
+class Fuzzy(AtOnce):
+    """Defers where a divergence of the two rows is at most a threshold, whatever the token is.
+
+    With p the target's distribution, q the draft's, m = (p + q) / 2, in nats: `"kl"` KL(q || p), `"kl-target"`
+    KL(p || q), `"js"` the Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2, `"js-code"` with the arguments
+    swapped, (KL(m || p) + KL(m || q)) / 2, which the reference code calls js, and `"tv"` sum |p - q| / 2.
+
+    Source: Holsman et al. 2025, "Fuzzy Speculative Decoding" (arXiv 2502.20704), section 3 and appendix C, and its code
+    (maxholsman/fsd). Here a match is always accepted, and a protected token never loosely. The target's row is that
+    after grammar and biases: under a grammar `"kl"` and `"js-code"` are nearly always infinite.
+
+    Needs a drafter with distributions: a draft model or a head.
+    """
+
+    kind: str = "js"
+    """One of `KINDS`."""
+
+    threshold: float = 0.1
+    """>= 0."""
+
+    top: int | None = None
+    """Compare only so many of the target's most probable tokens, and the rest as one; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}.")
+        object.__setattr__(self, "threshold", threshold("threshold", self.threshold))
+        if self.top is not None:
+            count("top", self.top, 1, 2**31 - 1)
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode(FUZZY + KINDS.index(self.kind), self.top or 0, self.threshold),)
+
+    def __str__(self) -> str:
+        return f"fuzzy-{self.kind}:{written(self.threshold)}" + ("" if self.top is None else f":{self.top}")
