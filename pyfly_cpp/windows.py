@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class WindowRule(NamedTuple):
@@ -76,6 +76,12 @@ class Window:
         """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
         return self.size, list(RULES).index(self.rule), -1 if self.tail is None else self.tail, self.outlives_round
 
+    def but(self, **fields: Any) -> Window:
+        """This window with other fields. One without positions gets the usual number of them with a rule for them."""
+        if self.size == 0 and "rule" in fields and "size" not in fields:
+            fields["size"] = Window().size
+        return replace(self, **fields)
+
     def with_word(self, word: str) -> Window | None:
         """This window with what one word of a written window says; None if it is no such word.
 
@@ -84,7 +90,7 @@ class Window:
         """
         name, separator, value = word.replace("=", ":", 1).partition(":")
         if name in RULES:
-            return replace(self, rule=name, size=whole(word, value) if separator else self.size)
+            return self.but(rule=name, size=whole(word, value)) if separator else self.but(rule=name)
         if name == "tail" and separator:
             return replace(self, tail=whole(word, value))
         if name == "window" and separator:

@@ -162,6 +162,13 @@ def test_every_window_reads_back_onto_a_gates_own(gate, window):
     assert read == window
 
 
+def test_a_rule_for_a_gate_without_a_window():
+    assert Typical().window == Window(0)
+    assert Typical().window.with_word("reconverge") == Window(6, "reconverge")
+    assert Typical().window.with_word("agree:0") == Window(0)
+    assert Margin(0.3).window.with_word("agree") == Window(6, "agree")
+
+
 def test_the_table_of_forms():
     for form in FORMS:
         if issubclass(form.rule, Guard):

@@ -110,7 +110,7 @@ class Options:
         changes = {field: getattr(self, name) for name, field in WINDOW_OPTIONS.items()}
         changes["rule"] = None if self.window_rule == "auto" else self.window_rule
         given = {field: value for field, value in changes.items() if value is not None}
-        return replace(gate.window, **given) if given else None
+        return gate.window.but(**given) if given else None
 
     def sampling(self) -> dict[str, Any]:
         """Keyword arguments of `create_completion` and `create_chat_completion`."""
