@@ -2,7 +2,8 @@
 against llama.cpp's own server.
 
     python benchmarks/throughput.py --target MODEL --prompts FILE... [--draft DRAFT] [--parallel 1,8,16]
-    python benchmarks/throughput.py ... --server PATH/TO/llama-server [--server-args "-md DRAFT --spec-type draft-simple --spec-draft-n-max 3"]
+    python benchmarks/throughput.py ... --server PATH/TO/llama-server
+                                        [--server-args "-md DRAFT --spec-type draft-simple --spec-draft-n-max 3"]
 
 All ways take turns on the same prompts (who begins changes), greedy, in the model's chat format. "decode" is tokens per
 second of the steps' time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts
