@@ -247,7 +247,6 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
     Args:
         gate: The default of --gate, in its written form.
     """
-    lossy = " (may differ from plain decoding; `exact` never does)" if gate != LOSSLESS else " (lossless)"
     options: list[Callable[[Any], Any]] = [
         click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                      "[default: the demo model]"),
@@ -262,7 +261,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=_GateType(), default=gate, show_default=True,
-                     help=examples(combined=False) + lossy + "."),
+                     help=f"{examples(combined=False)}; all but exact may differ from plain decoding. With guards: "
+                          "all(margin:0.3,exact-first:8,budget:2)."),
         click.option("--window", metavar="N", type=_SIZE,
                      help="Positions W that decide on a mismatch.  [default: the gate's own]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
