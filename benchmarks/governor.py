@@ -6,7 +6,7 @@
     python benchmarks/governor.py overhead --target MODEL
 
 `run` decodes every prompt greedily with prompt lookup, the draft model and both, each governed, as FlyLlama(target,
-drafter=...) is by itself, and with fixed draft lengths (unless `--without-fixed`). Settings that are compared decode in
+drafter=...) is by itself, and with fixed draft lengths (none with `--fixed ''`). Settings that are compared decode in
 lockstep with plain decoding: each has a model of its own, and they take turns of a round or a few, so that what else
 the machine does slows all of them alike. A second plain decoder takes part; the ratio of the two is the noise. The
 governor begins with the costs that were measured when its model was loaded (with PYFLY_COSTS=1, in this very run) and

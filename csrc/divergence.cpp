@@ -48,43 +48,41 @@ double term(Divergence kind, double p, double ln_p, double q, double ln_q) {
                                   : 0.5 * (kl(m, ln_m, ln_p) + kl(m, ln_m, ln_q));
 }
 
-// Moves the shares of the n_top most probable tokens of the target to the front, and the rest as one behind them.
-void keep_top(const float * p_row, Shares & p, Shares & q, size_t n_top) {
+// Over the target's n_top most probable tokens, and all others as one.
+double of_top(Divergence kind, const float * p_row, const Shares & p, const Shares & q, size_t n_top) {
     std::vector<size_t> order(p.p.size());
     std::iota(order.begin(), order.end(), 0);
-    const auto end = order.begin() + static_cast<std::ptrdiff_t>(n_top);
-    std::nth_element(order.begin(), end, order.end(),
+    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(n_top), order.end(),
                      [&](size_t a, size_t b) { return p_row[a] != p_row[b] ? p_row[a] > p_row[b] : a < b; });
-    for (Shares * shares : {&p, &q}) {
-        Shares top;
-        double rest = 0.0;
-        for (auto i = order.begin(); i != order.end(); i++) {
-            if (i < end) {
-                top.p.push_back(shares->p[*i]);
-                top.ln_p.push_back(shares->ln_p[*i]);
-            } else {
-                rest += shares->p[*i];
-            }
+    double sum = 0.0, p_rest = 0.0, q_rest = 0.0;
+    for (size_t rank = 0; rank < order.size(); rank++) {
+        const size_t i = order[rank];
+        if (rank < n_top) {
+            sum += term(kind, p.p[i], p.ln_p[i], q.p[i], q.ln_p[i]);
+        } else {
+            p_rest += p.p[i];
+            q_rest += q.p[i];
         }
-        top.p.push_back(rest);
-        top.ln_p.push_back(std::log(rest));
-        *shares = std::move(top);
     }
+    return sum + term(kind, p_rest, std::log(p_rest), q_rest, std::log(q_rest));
+}
+
+double of_all(Divergence kind, const Shares & p, const Shares & q) {
+    double sum = 0.0;
+    for (size_t i = 0; i < p.p.size(); i++) {
+        sum += term(kind, p.p[i], p.ln_p[i], q.p[i], q.ln_p[i]);
+    }
+    return sum;
 }
 
 } // namespace
 
 double divergence(Divergence kind, const float * p_row, const float * q_row, size_t n_vocab, int32_t n_top) {
-    thread_local Shares p, q; // a judged row costs no allocation
+    thread_local Shares p, q; // kept from row to row: they are large
     p.read(p_row, n_vocab);
     q.read(q_row, n_vocab);
-    if (n_top > 0 && static_cast<size_t>(n_top) < n_vocab) {
-        keep_top(p_row, p, q, static_cast<size_t>(n_top));
-    }
-    double sum = 0.0;
-    for (size_t i = 0; i < p.p.size(); i++) {
-        sum += term(kind, p.p[i], p.ln_p[i], q.p[i], q.ln_p[i]);
-    }
+    const size_t n = static_cast<size_t>(n_top);
+    const double sum = n > 0 && n < n_vocab ? of_top(kind, p_row, p, q, n) : of_all(kind, p, q);
     return std::max(sum, 0.0); // rounding
 }
 

@@ -1,8 +1,6 @@
 // A guard: the margins that an answer gives away, that is, how much less likely its loosely accepted tokens are than
 // the target's favourites, stay under a number of nats for every 100 tokens. What is not given away is saved up.
 
-#include <cmath>
-
 #include "rules.h"
 
 namespace pyfly {
@@ -11,9 +9,7 @@ namespace {
 
 class Budget : public Rule {
   public:
-    explicit Budget(double nats) : nats_(nats) {
-        require(std::isfinite(nats) && nats >= 0.0, "the budget must be a finite number of nats >= 0");
-    }
+    explicit Budget(double nats) : nats_(nats) { require_nats(nats, "the budget"); }
     bool defers(const Evidence & evidence) const override {
         const double allowed = nats_ / 100.0 * static_cast<double>(evidence.n_answered + 1);
         return evidence.given_away + evidence.margin() < allowed;

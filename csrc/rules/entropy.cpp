@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "rules.h"
 
@@ -14,9 +13,8 @@ namespace {
 class EntropyTop : public Rule {
   public:
     EntropyTop(int32_t n, double theta) : n_(n), theta_(theta) {
-        require(n >= 1 && n <= max_top,
-                "the entropy gate's top must be in 1.." + std::to_string(max_top) + ", not " + std::to_string(n));
-        require(std::isfinite(theta) && theta >= 0.0, "the entropy gate's theta must be a finite number of nats >= 0");
+        require_top(n, "the entropy gate's top");
+        require_nats(theta, "the entropy gate's theta");
     }
     bool defers(const Evidence & evidence) const override {
         return evidence.target.top_entropy(std::min(n_, evidence.target.n_top)) >= theta_;
@@ -33,7 +31,7 @@ class EntropyTop : public Rule {
 class EntropyNormalized : public Rule {
   public:
     explicit EntropyNormalized(double theta) : theta_(theta) {
-        require(theta >= 0.0 && theta <= 1.0, "the normalised entropy gate's theta must be in [0, 1]");
+        require_share(theta, "the normalised entropy gate's theta");
     }
     bool defers(const Evidence & evidence) const override {
         // One token has nothing to be uncertain about.

@@ -1,8 +1,6 @@
 // The drafted token is almost as likely as the target's favourite: ln p(top 1) - ln p(drafted) < tau. Source: the
 // llama.cpp variant of FLy.
 
-#include <cmath>
-
 #include "rules.h"
 
 namespace pyfly {
@@ -11,9 +9,7 @@ namespace {
 
 class Margin : public Rule {
   public:
-    explicit Margin(double tau) : tau_(tau) {
-        require(std::isfinite(tau) && tau >= 0.0, "the margin gate's tau must be a finite number of nats >= 0");
-    }
+    explicit Margin(double tau) : tau_(tau) { require_nats(tau, "the margin gate's tau"); }
     bool defers(const Evidence & evidence) const override { return evidence.margin() < tau_; }
 
   private:

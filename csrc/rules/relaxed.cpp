@@ -3,7 +3,6 @@
 // only. At a tie for the last place the lower token has it.
 
 #include <algorithm>
-#include <string>
 
 #include "rules.h"
 
@@ -14,9 +13,8 @@ namespace {
 class Relaxed : public Rule {
   public:
     Relaxed(int32_t k, double delta) : k_(k), delta_(delta) {
-        require(k >= 1 && k <= max_top,
-                "relaxed acceptance's k must be in 1.." + std::to_string(max_top) + ", not " + std::to_string(k));
-        require(delta >= 0.0 && delta <= 1.0, "relaxed acceptance's delta must be in [0, 1]");
+        require_top(k, "relaxed acceptance's k");
+        require_share(delta, "relaxed acceptance's delta");
     }
     bool defers(const Evidence & evidence) const override {
         const auto begin = evidence.target.top.begin(), end = begin + std::min(k_, evidence.target.n_top);

@@ -47,4 +47,9 @@ class Rule {
 // Throws Error(PYFLY_STATUS_INVALID) unless `condition` holds.
 void require(bool condition, const std::string & message);
 
+// The same where a number is outside its range; `what` names it.
+void require_nats(double value, const std::string & what);  // finite, >= 0
+void require_share(double value, const std::string & what); // in [0, 1]
+void require_top(int32_t n, const std::string & what);      // in 1..max_top
+
 } // namespace pyfly

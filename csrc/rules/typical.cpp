@@ -14,8 +14,8 @@ namespace {
 class Typical : public Rule {
   public:
     Typical(double epsilon, double delta) : epsilon_(epsilon), delta_(delta) {
-        require(epsilon >= 0.0 && epsilon <= 1.0, "typical acceptance's epsilon must be in [0, 1]");
-        require(delta >= 0.0 && delta <= 1.0, "typical acceptance's delta must be in [0, 1]");
+        require_share(epsilon, "typical acceptance's epsilon");
+        require_share(delta, "typical acceptance's delta");
     }
     bool defers(const Evidence & evidence) const override {
         return evidence.p_drafted() > std::min(epsilon_, delta_ * std::exp(-evidence.target.entropy));

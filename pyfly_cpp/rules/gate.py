@@ -24,6 +24,7 @@ class GateNode(NamedTuple):
 
 
 def threshold(name: str, value: float, upper: float = math.inf) -> float:
+    """`value` as a float; raises ValueError unless it is a finite number in [0, upper]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, not {value!r}.")
     if not math.isfinite(value) or not 0.0 <= value <= upper:
@@ -33,6 +34,7 @@ def threshold(name: str, value: float, upper: float = math.inf) -> float:
 
 
 def count(name: str, value: int, low: int, high: int) -> None:
+    """Raises ValueError unless `value` is an integer in low..high."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name} must be an integer in {low}..{high}, not {value!r}.")
 

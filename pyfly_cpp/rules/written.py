@@ -49,7 +49,7 @@ FORMS = (
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
-"""Every way to write a gate. A new rule is a dataclass above, and its words here."""
+"""Every way to write a gate. A new rule is a dataclass in a file beside this one, and its words here."""
 
 THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 """The words of gates with a threshold."""
