@@ -5,7 +5,7 @@ A setting is a gate and, in any order, words for what else it fixes:
 a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`), and the drafter:
 `lookup`, `draft[:FILE]`, `mtp[:FILE]`, `eagle3[:FILE]` or `both` (quotes around a FILE with spaces). What is not said
 of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are those of the tables
-in rules.py, windows.py and drafters.py.)
+in rules/, windows.py and drafters/.)
 """
 
 from __future__ import annotations

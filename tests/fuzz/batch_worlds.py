@@ -27,7 +27,7 @@ from pyfly_cpp import (
     Window,
 )
 from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
-from pyfly_cpp.drafters import MATCHES
+from pyfly_cpp.drafters.prompt_lookup import MATCHES
 from pyfly_cpp.rules.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99

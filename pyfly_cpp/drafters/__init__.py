@@ -1,0 +1,97 @@
+"""Drafters: what proposes tokens for the target.
+
+The classes here hold configuration (frozen dataclasses) and know how they are written, which options of the command
+line set their fields, and how they open (the name of their constructor in pyfly.h); the work is done in
+`csrc/drafters/`. `DRAFTERS`, at the end, is the table that settings, presets, the command line and FlyLlama read: a new
+drafter is a dataclass in a file of its own, and a place there. A `FlyLlama` also takes any LlamaDraftModel of llama_cpp,
+that is, a callable from token ids to token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Union
+
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+from pyfly_cpp import _native
+from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.drafters.heads import MTP, Eagle3
+from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.prompt_lookup import PromptLookup
+
+__all__ = [
+    "DRAFTERS",
+    "MTP",
+    "WORDS",
+    "AnyDrafter",
+    "DraftModel",
+    "Drafter",
+    "Eagle3",
+    "Host",
+    "Option",
+    "OwnDrafter",
+    "PromptLookup",
+    "as_given",
+    "has_head",
+    "has_own_head",
+    "open_drafter",
+    "options_of",
+    "require_drafters",
+]
+
+DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3)}
+"""All drafters by their words."""
+
+WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
+    **{word: (kind,) for word, kind in DRAFTERS.items()},
+    "both": (PromptLookup, DraftModel),
+}
+"""These, and words for several together, the cheapest first."""
+
+Drafter = Union[OwnDrafter, LlamaDraftModel]
+
+AnyDrafter = Union[Drafter, tuple[Drafter, ...]]
+"""One drafter, or several, the cheapest first."""
+
+
+def require_drafters(drafter: object) -> tuple[Drafter, ...]:
+    """The drafters that `drafter` names: one, a sequence of them, or None for none; raises ValueError otherwise."""
+    if drafter is None:
+        return ()
+    if isinstance(drafter, (list, tuple)):
+        if not drafter:
+            raise ValueError("the list of drafters is empty; give at least one, or None for plain decoding.")
+        return tuple(d for one in drafter for d in require_drafters(one))
+    if isinstance(drafter, OwnDrafter) or callable(drafter):
+        return (drafter,)
+    names = ", ".join(f"{kind.__name__}(...)" for kind in DRAFTERS.values())
+    raise ValueError(
+        f"drafter must be {names}, a llama_cpp LlamaDraftModel (a callable from tokens to tokens), a list of these, or "
+        f"None, not {drafter!r}."
+    )
+
+
+def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
+    """One drafter, several as a tuple, or None: what `require_drafters` takes apart."""
+    return drafters[0] if len(drafters) == 1 else tuple(drafters) or None
+
+
+def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[Option, ...]:
+    """Their options, each once."""
+    return tuple({option.name: option for kind in kinds for option in kind.options}.values())
+
+
+def has_head(drafter: object) -> bool:
+    """Whether one of the drafters reads the target's hidden states."""
+    return any(isinstance(one, OwnDrafter) and one.is_head for one in require_drafters(drafter))
+
+
+def has_own_head(drafter: object) -> bool:
+    """Whether one of the drafters is read from the target's own file."""
+    return any(isinstance(one, OwnDrafter) and one.in_target for one in require_drafters(drafter))
+
+
+def open_drafter(drafter: Drafter, host: Host) -> _native.Drafter:
+    """Loads a drafter; raises ValueError or IncompatibleDraftError."""
+    return drafter.open(host) if isinstance(drafter, OwnDrafter) else _native.CallbackDrafter(drafter)

@@ -1,0 +1,86 @@
+"""What all drafters are: their base, and their fields as options of the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from pyfly_cpp import _native
+
+
+def require_integer(name: str, value: object, low: int, high: int = 2**31 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = f">= {low}" if high == 2**31 - 1 else f"in {low}..{high}"
+        raise ValueError(f"{name} must be an integer {limit}, not {value!r}.")
+
+
+def require_probability(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
+
+
+class Option(NamedTuple):
+    """A field of a drafter as an option of the command line."""
+
+    name: str
+    """As in Python; drafters whose options have one name share it."""
+    field: str
+    low: float
+    """Least value."""
+    help: str
+    high: float | None = None
+    """Largest value; None: 2**31 - 1."""
+    default: float | None = None
+    """None: the drafter's own; the help says what that is. A float makes it an option that takes fractions."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The FlyLlama that a drafter is opened for."""
+
+    target: Callable[[], _native.LlamaTarget]
+    """Opens the target, if it is not yet."""
+    draft_max: int
+    """Most tokens that the drafter will be asked for in a round."""
+    has_own_head: bool
+    """Whether the target was loaded with the MTP head of its file."""
+    settings: Mapping[str, int]
+    """Fields of `pyfly_draft_model_config` of pyfly.h that a model of the drafter's own takes from the target."""
+
+
+class OwnDrafter:
+    """The base of all drafters but the callables."""
+
+    word: ClassVar[str]
+    """In settings, in presets and for --drafter."""
+    noun: ClassVar[str]
+    """For people, with its article."""
+    needs_file: ClassVar[bool] = False
+    """Whether it cannot be without a file of its own, `model_path`."""
+    takes_file: ClassVar[bool] = False
+    is_head: ClassVar[bool] = False
+    """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
+    options: ClassVar[tuple[Option, ...]] = ()
+    draft_max: int | None = None
+    """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
+    the governor just as many."""
+    draft_most: int
+    """Of a draft model 8, of a head 3, of prompt lookup `num_pred_tokens`."""
+
+    @property
+    def in_target(self) -> bool:
+        """Whether it is read from the target's own file, together with the target."""
+        return False
+
+    @classmethod
+    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> Any:
+        """The drafter with these fields; `model_path` and `draft_max` count where it has such fields."""
+        if model_path is not None and cls.takes_file:
+            fields["model_path"] = model_path
+        return cls(**fields)
+
+    def open(self, host: Host) -> _native.Drafter:
+        """Loads it; raises ValueError or IncompatibleDraftError."""
+        raise NotImplementedError
