@@ -35,6 +35,11 @@ class Drafter(Handle):
         """Tokens evaluated on a model of the drafter's own so far."""
         return int(lib.pyfly_drafter_n_evaluated(self.pointer))
 
+    @property
+    def n_batches(self) -> int:
+        """In how many batches."""
+        return int(lib.pyfly_drafter_n_batches(self.pointer))
+
 
 class ModelDrafter(Drafter):
     """A drafter with a model of its own, loaded: one whose constructor takes a target and a `pyfly_draft_model_config`.

@@ -18,6 +18,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "Host",
+    "MultiLevel",
     "Option",
     "OwnDrafter",
     "PromptLookup",
@@ -40,7 +42,9 @@ __all__ = [
     "require_drafters",
 ]
 
-DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3)}
+DRAFTERS: dict[str, type[OwnDrafter]] = {
+    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, MTP, Eagle3)
+}
 """All drafters by their words."""
 
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
