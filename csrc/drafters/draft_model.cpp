@@ -6,23 +6,27 @@
 #include "guard.h"
 #include "handles.h"
 #include "llama/model_file.h"
-#include "prompt_lookup.h"
 #include "stopwatch.h"
 
 namespace pyfly {
 
 namespace {
 
-ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated) {
     ModelFile(config.model_path ? config.model_path : "").require_model();
-    return load_draft(target, config, "draft model", false);
+    ModelPointer model = load_draft(config, "draft model", false);
+    if (!is_translated) {
+        require_vocabulary(target, model.get(), config, "draft model",
+                           "use one of the same model family, or CrossVocabulary(DraftModel(...))");
+    }
+    return model;
 }
 
 } // namespace
 
 DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
-                       std::unique_ptr<Lookahead> ahead)
-    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config)),
+                       std::unique_ptr<Lookahead> ahead, bool is_translated)
+    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
       offsets_(static_cast<size_t>(memories_.n()), 0), ahead_(std::move(ahead)) {
@@ -263,14 +267,11 @@ pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_mo
     });
 }
 
-pyfly_status pyfly_drafter_multi_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t max_ngram,
-                                     int32_t min_ngram, int32_t num_pred, int32_t match, pyfly_drafter ** out,
-                                     pyfly_error * error) {
+pyfly_status pyfly_drafter_multi_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                     const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error) {
     return pyfly::guard(error, [&] {
-        auto lookup = std::make_unique<pyfly::PromptLookup>(max_ngram, min_ngram, num_pred,
-                                                            static_cast<pyfly_lookup_match>(match));
-        *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(
-            pyfly::llama_target(target), *config, std::make_unique<pyfly::Lookahead>(std::move(lookup)))};
+        *out = new pyfly_drafter{
+            std::make_unique<pyfly::DraftModel>(pyfly::llama_target(target), *config, pyfly::make_lookahead(lookup))};
     });
 }
 

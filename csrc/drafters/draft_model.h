@@ -19,9 +19,12 @@ namespace pyfly {
 class DraftModel : public Drafter {
   public:
     // Loads the model; without `ahead` it drafts one token after the other. Throws Error: NATIVE if llama.cpp cannot,
-    // INCOMPATIBLE if the vocabularies differ, INVALID for a Lookahead where its memory cannot be rolled back.
+    // INCOMPATIBLE if the vocabularies differ (unless is_translated: what it is asked is in its own), INVALID for a
+    // Lookahead where its memory cannot be rolled back.
     DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
-               std::unique_ptr<Lookahead> ahead = nullptr);
+               std::unique_ptr<Lookahead> ahead = nullptr, bool is_translated = false);
+
+    const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
     int32_t n_texts() const override { return memories_.n(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history) override;

@@ -1,8 +1,22 @@
 #include "lookahead.h"
 
+#include "prompt_lookup.h"
+
 namespace pyfly {
 
-Lookahead::Lookahead(std::unique_ptr<Drafter> drafter) : drafter_(std::move(drafter)) {
+namespace {
+
+// Proposals that are followed without being tried tell as much as those that are, so nothing has to be hoped for.
+GovernorSettings careful() {
+    GovernorSettings settings;
+    settings.hysteresis = 1.1;
+    settings.acceptance.first = 0.4;
+    return settings;
+}
+
+} // namespace
+
+Lookahead::Lookahead(std::unique_ptr<Drafter> drafter) : drafter_(std::move(drafter)), governor_(careful()) {
     governor_.expect(0, true, 0.0);
 }
 
@@ -60,6 +74,14 @@ void Lookahead::learn(int32_t text, const std::vector<int32_t> & tried, size_t n
     State & state = at(text);
     state.outcomes.learn(governor_, text, tried.empty() ? -1 : 0, state.proposal_class, tried, 0, n_before, so_far,
                          is_over);
+}
+
+std::unique_ptr<Lookahead> make_lookahead(const pyfly_lookup_config * lookup) {
+    if (lookup == nullptr) {
+        return nullptr;
+    }
+    return std::make_unique<Lookahead>(std::make_unique<PromptLookup>(
+        lookup->max_ngram, lookup->min_ngram, lookup->num_pred, static_cast<pyfly_lookup_match>(lookup->match)));
 }
 
 } // namespace pyfly

@@ -54,4 +54,7 @@ class Lookahead {
     std::vector<State> texts_;
 };
 
+// With prompt lookup; null for null. Throws Error(PYFLY_STATUS_INVALID) as PromptLookup does.
+std::unique_ptr<Lookahead> make_lookahead(const pyfly_lookup_config * lookup);
+
 } // namespace pyfly

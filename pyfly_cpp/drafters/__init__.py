@@ -15,6 +15,7 @@ from typing import Union
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
+from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
@@ -26,6 +27,7 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "CrossVocabulary",
     "DraftModel",
     "Drafter",
     "Eagle3",
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
-    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, MTP, Eagle3)
+    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3)
 }
 """All drafters by their words."""
 

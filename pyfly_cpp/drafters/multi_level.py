@@ -62,7 +62,7 @@ class MultiLevel(OwnDrafter):
         return replace(self, draft=self.draft.but(**changes), lookup=self.lookup.but(**of_lookup))
 
     def open(self, host: Host) -> _native.Drafter:
-        return self.draft.open_as("multi-level", "multi", host, *self.lookup.native)
+        return self.draft.open_as("multi-level", "multi", host, [self.lookup.native])
 
     def __str__(self) -> str:
         return f"{self.draft} with {self.lookup}"
