@@ -279,13 +279,13 @@ typedef struct pyfly_lookup_config {
     int32_t max_ngram, min_ngram, num_pred, match;
 } pyfly_lookup_config;
 
-/* A draft model as of pyfly_drafter_model_new that verifies what prompt lookup proposes while it drafts, where that pays:
- * its drafts are its own greedy ones, with fewer evaluations. INVALID where its memory cannot be rolled back. */
+/* A draft model as of pyfly_drafter_model_new that verifies what prompt lookup proposes while it drafts, where that
+ * pays: its drafts are its own greedy ones, with fewer evaluations. INVALID where its memory cannot be rolled back. */
 pyfly_status pyfly_drafter_multi_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error);
 
-/* A draft model of another vocabulary: it goes by the text. `lookup`: as of pyfly_drafter_multi_new, NULL: it drafts one
- * token after the other. INCOMPATIBLE where a vocabulary does not give back the text that it is given. */
+/* A draft model of another vocabulary: it goes by the text. `lookup`: as of pyfly_drafter_multi_new, NULL: it drafts
+ * one token after the other. INCOMPATIBLE where a vocabulary does not give back the text that it is given. */
 pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error);
 

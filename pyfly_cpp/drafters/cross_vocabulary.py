@@ -57,9 +57,10 @@ class CrossVocabulary(OwnDrafter):
         return replace(self, draft=self.draft.but(**changes))
 
     def open(self, host: Host) -> _native.Drafter:
-        levels = self.draft if isinstance(self.draft, MultiLevel) else None
-        draft = self.draft if levels is None else levels.draft  # type: ignore[union-attr]
-        return draft.open_as("cross-vocabulary", "cross", host, None if levels is None else [levels.lookup.native])
+        if isinstance(self.draft, MultiLevel):
+            draft, lookup = self.draft.draft, [self.draft.lookup.native]
+            return draft.open_as("cross-vocabulary", "cross", host, lookup)
+        return self.draft.open_as("cross-vocabulary", "cross", host, None)
 
     def __str__(self) -> str:
         return f"{self.draft} of another vocabulary"
