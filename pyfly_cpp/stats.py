@@ -65,7 +65,8 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens that came out for good."""
+    """Tokens that came out for good, an end-of-text token included. What the last round accepted behind the end of the
+    answer (a stop text, a limit) does not count, but while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Of these: drafted, and the target's own choice."""
     loose_accepted: int = 0

@@ -123,7 +123,7 @@ def test_complete_json(run):
     result = json.loads(complete(run, "--json", *options, "Natalia sold").out)
     assert result["finish_reason"] == "length"
     assert result["usage"]["completion_tokens"] == 24
-    assert result["stats"]["committed"] >= 24  # a window that closes late commits what came behind the limit, too
+    assert result["stats"]["committed"] == 24  # not what a window that closed late accepted behind the limit
     assert result["stats"]["drafted"] > 0
     assert result["settings"]["gate"] == "margin:0.5"
     assert result["settings"]["window_rule"] == "reconverge"
