@@ -23,6 +23,7 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.drafters import as_given, require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
@@ -36,9 +37,10 @@ HELP = """Finds gate, threshold, window, K and drafter with the highest speed wh
 Example:
   pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
 
-Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
+Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; another wording of the same lowers it. Every drafter that is there is tried (the model's MTP head, --draft,
+order; another wording of the same lowers it. What is lossy is written only if it is surely faster than what is lossless
+when both are measured once more. Every drafter that is there is tried (the model's MTP head, --draft,
 prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama.from_preset` and by --preset."""
 
 
@@ -94,7 +96,7 @@ def command(
         show_table("The choice, measured afresh", *report.speed_cells(fresh))
         chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
         claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
-        click.echo(claim)
+        write(claim + "\n")
         preset = make_preset(tuned.chosen.setting, models.model, drafters)
         facts = {
             "sentence": claim,
@@ -141,17 +143,29 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
 def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt_file: str) -> str:
     """What is claimed, and on what it rests."""
     c = tuned.chosen
-    if c.setting.is_plain:
+    rejected = rejection_sentence(tuned)
+    if c.setting.is_plain and not rejected:
         return (
             f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
             f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
             "machine, drafting does not pay."
         )
-    return (
+    return rejected + (
         f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
         f"the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It "
         "was chosen on these very prompts: expect a little less of speed and agreement on others, and nothing is known "
         "about other kinds."
+    )
+
+
+def rejection_sentence(tuned: tuning.Tuned) -> str:
+    """Why the choice is not the fastest setting of the search, with a space behind it; empty where it is."""
+    if tuned.chosen == tuned.fastest:
+        return ""
+    return (
+        f"{tuned.fastest.setting} was the fastest in the search, but measured afresh its speed is "
+        f"{interval(tuned.over_lossless)} x that of {tuned.chosen.setting}, which is lossless: not surely more, so the "
+        "preset is lossless. "
     )
 
 

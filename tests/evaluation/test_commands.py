@@ -275,7 +275,7 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "all.json").read_text())["candidates"]
     refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
     prompts.write_text('{"prompt": "a"}\n')
-    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 4")
+    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
     assert not (tmp_path / "q.json").exists()
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "--ctx", 512, models=False)
     assert used.exit_code == 0, used.output
@@ -327,7 +327,7 @@ def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HEAD_DEPTHS", (2,))
     monkeypatch.setattr(module, "SIZES", ())
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(4)))
+    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
     files = ["--prompts", prompts, "--max-tokens", 12, "--json", tmp_path / "all.json", "-o", tmp_path / "p.json"]
     result = run(tune, *heads[0], *files, models=False)
     assert result.exit_code == 0, result.output
