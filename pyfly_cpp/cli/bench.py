@@ -13,6 +13,7 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.cli.kinds import ParallelCounts
 from pyfly_cpp.cli.measuring import (
     Models,
     Session,
@@ -22,7 +23,6 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.cli.options import ParallelCounts
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically

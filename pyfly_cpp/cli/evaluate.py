@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT
 from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
@@ -17,7 +18,6 @@ from pyfly_cpp.cli.measuring import (
     show_table,
     terminal_width,
 )
-from pyfly_cpp.cli.options import PARALLEL_COUNT
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask

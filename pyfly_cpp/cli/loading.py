@@ -14,8 +14,10 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from pyfly_cpp import _native
+from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import embedded_model, resolve_model
 
@@ -70,6 +72,10 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         ValueError, PyflyError: a file is missing, unfit, or an option does not fit the model.
     """
     path = model_path(options.model)
+    if options.lora is not None:
+        require_gguf(options.lora, "LoRA adapter")
+    if options.cache_type_v not in ("f32", "f16", "bf16") and not options.flash_attn:
+        raise ValueError(f"--cache-type-v {options.cache_type_v} needs flash attention; add --flash-attn.")
     log = None if options.verbose else silence()
     n_ctx = options.n_ctx
     if n_ctx is None:
@@ -96,6 +102,10 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 n_gpu_layers=options.n_gpu_layers,
                 n_threads=options.n_threads,
                 n_threads_batch=options.n_threads,
+                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
+                lora_path=options.lora,
+                type_k=CACHE_WORDS[options.cache_type_k],
+                type_v=CACHE_WORDS[options.cache_type_v],
                 flash_attn=options.flash_attn,
                 chat_format=options.chat_format,
                 verbose=options.verbose,

@@ -16,8 +16,9 @@ import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli import describe
+from pyfly_cpp.cli.kinds import THREAD_COUNT
 from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
-from pyfly_cpp.cli.options import THREAD_COUNT, THREADS_HELP
+from pyfly_cpp.cli.options import THREADS_HELP
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError

@@ -98,6 +98,40 @@ def test_complete_takes_an_argument_or_stdin(run):
     assert complete(run, "-", stdin="Natalia sold\n").out == by_argument.out
 
 
+def test_complete_joins_what_is_piped_in_files_and_the_prompt(run, tmp_path):
+    (tmp_path / "a.txt").write_text("Tom has 3 apples.")
+    expected = complete(run, "Tom has 3 apples.\nNatalia sold").out
+    assert complete(run, "Natalia sold", stdin="Tom has 3 apples.\n").out == expected
+    assert complete(run, "-f", tmp_path / "a.txt", "Natalia sold").out == expected
+    both = complete(run, "Tom has 3 apples.\nNatalia\nsold").out
+    assert complete(run, "sold", "--file", tmp_path / "a.txt", stdin="Natalia").out == both
+    for bad, message in (
+        (tmp_path / "none.txt", "none.txt' cannot be read (No such file"),
+        (TARGET, "is not UTF-8 at"),
+    ):
+        result = run("complete", "-m", TARGET, "-f", bad, "x")
+        assert result.code == 1 and message in result.err and len(result.err.splitlines()) == 1
+
+
+def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
+    plain = complete(run, "Natalia sold").out
+    assert complete(run, "--lora", lora, "Natalia sold").out != plain
+    assert complete(run, "--tensor-split", "3,1", "Natalia sold").out == plain
+    quantised = json.loads(
+        complete(run, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "--json", "Natalia sold").out
+    )
+    assert quantised["text"] and quantised["settings"]["cache_type_k"] == "q8_0"
+    for arguments, code, message in (
+        (["--lora", tmp_path / "none.gguf"], 1, "LoRA adapter '"),
+        (["--cache-type-v", "q8_0"], 1, "needs flash attention; add --flash-attn"),
+        (["--cache-type-k", "q9"], 2, "'q9' is not one of"),
+        (["--tensor-split", "1,x"], 2, "write one number for each GPU"),
+        (["--tensor-split", "0,0"], 2, "write one number for each GPU"),
+    ):
+        result = run("complete", "-m", TARGET, *arguments, "x")
+        assert result.code == code and message in result.err, result.err
+
+
 def test_utf8_that_was_read_as_ascii_is_right():
     read = "caf\u00e9 \U0001f600".encode().decode("ascii", "surrogateescape")
     assert repaired(read, "the message") == "caf\u00e9 \U0001f600"
@@ -145,6 +179,8 @@ def test_complete_grammar_and_schema(run, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}')
     assert "n" in json.loads(complete(run, "--json-schema", schema, "A number:").out)
+    assert "n" in json.loads(complete(run, "--json-schema", schema.read_text(), "A number:").out)
+    assert run("complete", "-m", TARGET, "--json-schema", "{", "x").code == 1
     schema.write_text("{")
     assert run("complete", "-m", TARGET, "--json-schema", schema, "x").code == 1
     assert run("complete", "-m", TARGET, "--json-schema", schema, "--grammar", grammar, "x").code == 2
