@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp import _native, extra_buffers, states
@@ -23,6 +25,9 @@ from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
 _MOST_SNAPSHOTS = 16
+
+# llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
+_logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 

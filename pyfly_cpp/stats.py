@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.words import counted
 
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
@@ -164,7 +165,7 @@ class Stats:
         """One line for people."""
         if not self.rounds:
             return "no tokens yet"
-        parts = [f"{self.committed} tokens in {self.rounds} rounds"]
+        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
         if self.seconds_decode > 0:
             parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
         parts.append(f"{self.mean_accepted:.2f} tokens per round")

@@ -143,7 +143,7 @@ def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, s
     if len(rendered.tokens) + n_answers > room:
         raise ValueError(
             f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
-            f"in the context of {room}; raise --ctx, or lower --max-tokens."
+            f"in the context of {room}; raise --n-ctx, or lower --max-tokens."
         )
     return rendered
 

@@ -13,7 +13,7 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
-from pyfly_cpp.cli.kinds import ParallelCounts
+from pyfly_cpp.cli.kinds import Int, ParallelCounts
 from pyfly_cpp.cli.measuring import (
     Models,
     Session,
@@ -26,35 +26,40 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
+from pyfly_cpp.words import counted
 
 HELP = f"""Measures the speed of plain, exact and loose decoding on the same prompts.
 
 \b
 Example:
   pyfly-cpp bench -m target.gguf -d draft.gguf -s margin:0.3 -s entropy:0.3
-  pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
+  pyfly-cpp bench -m target.gguf -s "exact lookup" \\
+      --prompts spec_bench.jsonl --limit 24 --json speed.json
 
 {written("adaptive (the governor, as in chat), ")}
 Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
-without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
+without --prompts, twelve of our own. With --json, what is measured is kept as it comes: interrupted, the same command
+goes on where it stopped. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 
 @click.command("bench", help=HELP)
 @click.option(
-    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
+    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
 )
 @click.option("--without-plain", is_flag=True, help="Leave plain decoding out.")
 @click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve of our own]")
-@click.option("--limit", type=click.IntRange(1), help="Take N prompts, evenly over the categories.")
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
-@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Passes over the prompts.")
+@click.option("--limit", metavar="N", type=Int(1), help="Take N prompts, evenly over the categories.")
+@click.option(
+    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
+)
+@click.option("--repeats", metavar="N", type=Int(1), default=1, show_default=True, help="Passes over the prompts.")
 @click.option(
     "--parallel",
     "counts",
     metavar="N,N,...",
     type=ParallelCounts(),
-    help="Measure throughput and latency of so many texts at once, each of --ctx tokens, instead of one alone.",
+    help="Measure throughput and latency of so many texts at once, each of --n-ctx tokens, instead of one alone.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write every measurement, with machine, versions and hashes.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables.")
@@ -91,7 +96,8 @@ def command(
         found = _measure_parallel(what, counts) if counts else _measure(what)
         title = f"Speed of {Path(models.model).name}"
         facts = [
-            f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
+            f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
+            f"{max_tokens} tokens, greedy",
             *found.facts,
             *session.facts(),
         ]

@@ -19,15 +19,16 @@ from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.chat_settings import options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
-from pyfly_cpp.cli.loading import load
+from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
+from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.rules import examples, parse_gate
 from pyfly_cpp.stats import Stats
+from pyfly_cpp.words import counted
 
 HELP = f"""\
 /help         this list
@@ -44,7 +45,7 @@ Ctrl-C stops an answer. A message that begins with a slash: write //."""
 @click.command(
     "chat",
     short_help="Talk to a model.",
-    epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf --system 'Answer in one sentence.'",
+    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
 @click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
@@ -160,8 +161,7 @@ class Chat:
         interrupted, finish_reason = False, None
         view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
-            with Bar() as bar:
-                llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+            with reading(llm) as bar:
                 for piece, reason in self._stream(turn):
                     bar.stop()
                     finish_reason = reason or finish_reason
@@ -178,8 +178,6 @@ class Chat:
             if said:
                 write("\n")
             raise
-        finally:
-            llm.on_prefill = None
         answer = "".join(said)
         if interrupted and not answer:
             write("\n")
@@ -221,7 +219,8 @@ class Chat:
         message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
             raise ValueError(
-                f"the message has {count(message)} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+                f"the message has {count(message)} tokens and the context holds "
+                f"{context_words(llm, self._options.n_ctx)}; shorten it, or raise --n-ctx."
             )
         n_turns = turn.shorten(n_room, count)
         if n_turns:
@@ -252,7 +251,7 @@ class Chat:
         elif name == "/save":
             path = _file(name, rest)
             conversations.save(path, self._conversation, settings_of(self._llm, self._options))
-            note(f"(saved {len(self._conversation.messages)} messages in {path})")
+            note(f"(saved {counted(len(self._conversation.messages), 'message')} in {path})")
         elif name == "/load":
             self._load(_file(name, rest))
         else:
@@ -263,7 +262,7 @@ class Chat:
     def _show_stats(self) -> None:
         stats = self._llm.stats
         n_turns = sum(message["role"] == "assistant" for message in self._conversation.messages)
-        note(f"{n_turns} answers in this conversation; since the start: {stats.summary()}")
+        note(f"{counted(n_turns, 'answer')} in this conversation; since the start: {stats.summary()}")
         if stats.rounds:
             note(
                 f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
@@ -283,7 +282,7 @@ class Chat:
         window = options.make_window(gate)
         self._llm.gate, self._llm.window = gate, window
         self._options, self._conversation = options, conversation
-        note(f"(loaded {len(conversation.messages)} messages from {path})")
+        note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
         if isinstance(model, str) and model != Path(self._llm.model_path).name:
             warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")

@@ -8,9 +8,9 @@ from typing import Any
 import click
 from llama_cpp.llama_grammar import LlamaGrammar
 
-from pyfly_cpp.cli.loading import load
+from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
-from pyfly_cpp.cli.terminal import Bar, note, write
+from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import TEXT, file_text, piped_text
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
@@ -20,7 +20,7 @@ from pyfly_cpp.response_format import schema_grammar
 @click.command(
     "complete",
     short_help="Complete a prompt: argument or stdin to stdout.",
-    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete --model target.gguf --max-tokens 200",
+    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete -m target.gguf -n 200",
 )
 @click.argument("prompt", required=False, type=TEXT)
 @click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
@@ -58,7 +58,7 @@ def command(
     llm = load(options)
     try:
         request = {**options.sampling(), "stop": list(stop), "grammar": rules}
-        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json)
+        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json, options.n_ctx)
         if as_json:
             result = {
                 "text": text,
@@ -77,7 +77,7 @@ def command(
 
 
 def _run(
-    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool
+    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, n_ctx: int | None
 ) -> tuple[str, str, dict[str, int]]:
     """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
     complete: Any = llm.create_completion
@@ -87,8 +87,7 @@ def _run(
         what = [{"role": "system", "content": system}] if system else []
         what.append({"role": "user", "content": prompt})
     texts: list[str] = []
-    with Bar() as bar:
-        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+    with reading(llm) as bar:
         try:
             if quiet:
                 response = complete(what, **request)
@@ -102,9 +101,10 @@ def _run(
                 write(texts[-1])
         except ValueError as error:
             if "exceed context window" in str(error):
-                n_prompt, n_ctx = str(error).partition("(")[2].partition(")")[0], llm.n_ctx()
+                n_prompt = str(error).partition("(")[2].partition(")")[0]
                 raise ValueError(
-                    f"the prompt has {n_prompt} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+                    f"the prompt has {n_prompt} tokens and the context holds {context_words(llm, n_ctx)}; shorten it, "
+                    "or raise --n-ctx."
                 ) from error
             raise
     return "".join(texts), choice["finish_reason"], {}

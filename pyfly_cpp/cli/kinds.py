@@ -43,6 +43,19 @@ THREAD_COUNT = CountOrAuto("threads", "threads")
 PARALLEL_COUNT = CountOrAuto("parallel", "texts")
 
 
+class Renamed(click.Option):
+    """An option that still takes its old names, which the help does not show: all but the first long one."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        every = self.opts
+        first = next(name for name in every if name.startswith("--"))
+        self.opts = [name for name in every if name == first or not name.startswith("--")]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+
 class Shares(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Numbers with commas between them, none below 0."""
 
@@ -96,3 +109,4 @@ class Real(click.FloatRange):
 
 COUNT = Int(min=1)
 SIZE = Int(min=0)
+SEED: Any = click.IntRange(0, 2**32 - 1)

@@ -16,7 +16,8 @@ from llama_cpp import llama_chat_format
 from pyfly_cpp import _native
 from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
-from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
+from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
+from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import embedded_model, resolve_model
@@ -81,6 +82,8 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
     if n_ctx is None:
         trained = _training_context(path)
         n_ctx = min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
+    else:
+        warn_of_long_context(path, n_ctx)
     with Bar() as bar, leave_on_interrupt():
 
         def on_load(fraction: float) -> None:
@@ -115,6 +118,34 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         return llm
 
 
+def warn_of_long_context(path: Path, n_ctx: int) -> None:
+    """Says, before anything is loaded, if the context is longer than what the model was trained on."""
+    trained = _training_context(path)
+    if trained is not None and n_ctx > trained:
+        warn(
+            f"Warning: {path.name} was trained on contexts of {trained} tokens, and --n-ctx asks for {n_ctx}: it takes "
+            "memory for all of them, and what it answers beyond is often nonsense."
+        )
+
+
+def context_words(llm: FlyLlama, n_ctx: int | None) -> str:
+    """How many tokens the context holds, and why not what was asked for."""
+    n = llm.n_ctx()
+    return f"{n}" if n_ctx in (None, 0, n) else f"{n} ({n_ctx}, rounded up)"
+
+
+@contextlib.contextmanager
+def reading(llm: FlyLlama) -> Iterator[Bar]:
+    """Shows that a prompt is read, and how far, until the bar is stopped or the first tokens are there."""
+    with Bar() as bar:
+        bar.update("reading", 0, None)
+        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+        try:
+            yield bar
+        finally:
+            llm.on_prefill = None
+
+
 def require_chat_format(llm: FlyLlama) -> None:
     """Raises ValueError if neither the model nor llama-cpp-python has a chat format of the name that was given."""
     known = {**llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers, **llm._chat_handlers}
@@ -126,9 +157,11 @@ def require_chat_format(llm: FlyLlama) -> None:
 
 @contextlib.contextmanager
 def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words into the errors that would refer to its log."""
+    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
     try:
         yield
+    except IncompatibleDraftError as error:
+        raise IncompatibleDraftError(str(error).replace("as MTP(model_path=...)", "with --draft")) from error
     except ValueError as error:
         if log is not None and log.errors and "verbose=True" in str(error):
             raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
@@ -160,11 +193,7 @@ def metadata(model: Any, key: str) -> str | None:
 
 
 def _training_context(path: Path) -> int | None:
-    if path.is_dir():
-        return None
-    with open(path, "rb") as file:
-        if file.read(4) != b"GGUF":
-            return None  # FlyLlama says it better
-    with open_metadata(path, vocab_only=True) as model:
-        text = metadata(model, "{arch}.context_length") if model else None
-    return int(text) if text and text.isdigit() else None
+    try:
+        return (_native.inspect_model(str(path)).n_ctx_train or None) if path.is_file() else None
+    except ValueError:
+        return None  # FlyLlama says it better

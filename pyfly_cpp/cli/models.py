@@ -14,7 +14,7 @@ from pyfly_cpp.fetching import fetch as fetch_model
 @click.group(
     "models",
     short_help="List and fetch models by name.",
-    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat --model smollm2-135m",
+    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat -m smollm2-135m",
 )
 def command() -> None:
     """Models by name: --model and --draft take these names as well as paths.

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
-from pyfly_cpp.cli.kinds import COUNT, SHARES, SIZE, THREAD_COUNT, GateType, Int, Real
+from pyfly_cpp.cli.kinds import COUNT, SEED, SHARES, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -161,6 +161,7 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
     return {**out, "preset_drafter": as_given(parts)}
 
 
+TEMPERATURE_HELP = "0 takes the most probable token; more is more varied (0.7 is usual)."
 THREADS_HELP = "Threads; auto: the physical cores, fewer while other programs use some."
 
 
@@ -224,7 +225,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
         click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
-                     help="0 takes the most probable token; more is more varied (0.7 is usual)."),
+                     help=TEMPERATURE_HELP),
         click.option("--top-k", metavar="N", type=Int(), default=40, show_default=True, help="0: off."),
         click.option("--top-p", metavar="X", type=Real(0, 1), default=0.95, show_default=True,
                      help="1: off."),
@@ -233,7 +234,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
         click.option("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
         click.option("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), help="Seed of the sampling."),
+        click.option("--seed", metavar="N", type=SEED, help="Seed of the sampling."),
         click.option("-n", "--max-tokens", metavar="N", type=SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),
         click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),

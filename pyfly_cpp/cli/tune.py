@@ -15,6 +15,7 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
+from pyfly_cpp.cli.kinds import Int, Real
 from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
@@ -30,12 +31,14 @@ from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
+from pyfly_cpp.words import counted
 
 HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 
 \b
 Example:
-  pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
+  pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl \\
+      --agreement 0.8 -o mine.preset.json
 
 Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
@@ -46,14 +49,16 @@ prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama
 
 @click.command("tune", help=HELP)
 @click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
-@click.option("--limit", type=click.IntRange(1), default=16, show_default=True, help="Take at most N of them.")
-@click.option("--agreement", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
+@click.option("--limit", metavar="N", type=Int(1), default=16, show_default=True, help="Take at most N of them.")
+@click.option("--agreement", metavar="X", type=Real(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
 @click.option(
-    "--lost-answers", type=click.IntRange(0), default=0, show_default=True, help="Most answers that may be lost."
+    "--lost-answers", metavar="N", type=Int(0), default=0, show_default=True, help="Most answers that may be lost."
 )
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
 @click.option(
-    "--output", "-o", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
+    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
+)
+@click.option(
+    "-o", "--output", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
 )
 @click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
 @click.option("--json", "json_file", metavar="FILE", help="Write everything that was measured.")
@@ -211,8 +216,9 @@ def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
     axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
     axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
     axis.set_xlabel("agreement with the exact output")
-    axis.set_ylabel("speed over exact, 95 % interval")
-    axis.set_title(f"{tuned.n_prompts} prompts")
+    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
+    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
+    axis.set_title(counted(tuned.n_prompts, "prompt"))
     axis.legend()
     figure.tight_layout()
     buffer = io.BytesIO()

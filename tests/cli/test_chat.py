@@ -89,7 +89,7 @@ def test_commands(run):
     assert result.code == 0
     assert "/save FILE" in result.err and "Alt-Enter" in result.err
     assert "gate: exact" in result.err
-    assert "1 answers in this conversation" in result.err
+    assert "1 answer in this conversation" in result.err
     assert "forgotten" in result.err
     assert result.err.count("tokens per round") == 2
 
@@ -423,7 +423,7 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("stopped")
     t.wait_for(PROMPT)
     t.send("/stats\r")
-    t.wait_for("1 answers in this conversation")  # what was said stays
+    t.wait_for("1 answer in this conversation")  # what was said stays
     t.wait_for(PROMPT)
     t.send("\x04")
     t.wait_for("Goodbye.")

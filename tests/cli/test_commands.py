@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -153,7 +154,7 @@ def test_complete_without_a_prompt_is_usage(run):
 
 
 def test_complete_json(run):
-    options = ("--draft", DRAFT, "--draft-max", "4", "--gate", "margin:0.5")
+    options = ("--draft", DRAFT, "--draft-max", "4", "--no-adaptive", "--gate", "margin:0.5")
     result = json.loads(complete(run, "--json", *options, "Natalia sold").out)
     assert result["finish_reason"] == "length"
     assert result["usage"]["completion_tokens"] == 24
@@ -224,6 +225,49 @@ def test_closed_streams_are_no_traceback(command, closed):
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert bool(done.stdout.strip()) == (">&-" not in closed.split() and not ("chat" in command and "<&-" in closed))
+
+
+def test_a_context_that_is_too_long_or_rounded_up_says_so(run):
+    result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "-c", 3000, "Natalia sold")
+    assert result.code == 0
+    (line,) = result.err.splitlines()
+    assert line.startswith(
+        "Warning: tiny-llama-target-f16.gguf was trained on contexts of 2048 tokens, and --n-ctx asks"
+    )
+    for command in (("complete",), ("complete", "--chat")):
+        result = run(*command, "-m", TARGET, *ONE_THREAD, "--n-ctx", 64, "many words " * 100)
+        assert result.code == 1 and "holds 256 (64, rounded up)" in result.err, result.err
+
+
+def test_a_head_that_is_not_there_is_told_in_the_words_of_the_command_line(run):
+    result = run("complete", "-m", TARGET, "--drafter", "mtp", "x")
+    assert result.code == 1 and "has no MTP head" in result.err
+    assert "give a companion file with --draft or choose another drafter" in result.err
+
+
+def test_an_interrupt_is_one_line(run, monkeypatch):
+    from pyfly_cpp.cli import complete
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(complete, "load", interrupted)
+    result = run("complete", "-m", TARGET, "x")
+    assert (result.code, result.err) == (130, "Interrupted.\n")
+
+
+LONG_NAMES = {"-m": "--model", "-d": "--draft", "-c": "--n-ctx", "-t": "--n-threads", "-n": "--max-tokens",
+              "-o": "--output", "-f": "--file"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_one_name_for_one_option_on_every_command(run, name):
+    text = run(name, "--help").out
+    assert max(map(len, text.splitlines())) <= 80
+    for short, long in re.findall(r"^  (-\w), (--[\w-]+)", text, re.MULTILINE):
+        assert LONG_NAMES.get(short, long) == long
+    for old in ("--ctx", "--threads", "--gpu-layers"):
+        assert not re.search(rf"^  .*(?<!\w){old}\b", text, re.MULTILINE), "old names are taken, but not shown"
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

