@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from pyfly_cpp._native import GovernorState, RawRecord
 from pyfly_cpp.words import counted
@@ -160,6 +161,15 @@ class Stats:
         for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Stats:
+        """What `as_dict` made, without what the governor has learned; None becomes NaN."""
+        kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        values.update(lists, accepted_by_drafter=tuple(data["accepted_by_drafter"].items()))
+        return cls(**values)
 
     def summary(self) -> str:
         """One line for people."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import Measured, measure, measure_memory, summarise
+from pyfly_cpp.bench.journal import Journal
+from pyfly_cpp.bench.measure import Key, Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.cli.kinds import Int, ParallelCounts
@@ -23,7 +25,7 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
 from pyfly_cpp.words import counted
@@ -81,7 +83,8 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors("Nothing was written."):
+    kept = f"What was measured is kept beside {json_file}; the same command goes on from here."
+    with one_sentence_errors(kept if json_file else "Nothing was written; with --json it would go on from here."):
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
@@ -92,7 +95,15 @@ def command(
                 raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
             require_enough(prompts, counts)
         session: Session[Any] = models.open_parallel(chosen, counts[-1]) if counts else models.open(chosen)
-        what = Work(session, prompts, chosen, max_tokens, repeats)
+        journal = None
+        if json_file:
+            machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
+            asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
+                     "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
+            journal = Journal(f"{json_file}.part", {**session.models, **machine, **asked}, force)
+            if journal.restore(prompts):
+                note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
+        what = Work(session, prompts, chosen, max_tokens, repeats, journal)
         found = _measure_parallel(what, counts) if counts else _measure(what)
         title = f"Speed of {Path(models.model).name}"
         facts = [
@@ -114,6 +125,8 @@ def command(
                     "measured": [m.as_dict() for m in found.measured],
                 }
                 write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            if journal is not None:
+                journal.close()
             if markdown_file:
                 write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
             if plot_file:
@@ -135,6 +148,36 @@ class Work:
     settings: list[Setting]
     max_tokens: int
     repeats: int
+    journal: Journal | None
+
+    def known(self) -> dict[Key, Measured]:
+        """What earlier starts measured."""
+        known = {} if self.journal is None else dict(self.journal.measured)
+        for measured in known.values():
+            self._count(measured)
+        return known
+
+    def keep(self, measured: Measured) -> None:
+        """Keeps a measurement, and where stderr is no terminal tells when a prompt is through."""
+        if self.journal is not None:
+            self.journal.add(measured)
+        if not sys.stderr.isatty():
+            self._tell(measured)
+
+    def _count(self, m: Measured) -> dict[str, float]:
+        row = self.speeds.setdefault((m.prompt.id, m.turn, m.repeat, m.n_parallel), {})
+        row[m.setting] = m.result.decode_tokens / m.result.decode_seconds if m.result.decode_seconds > 0 else 0.0
+        return row
+
+    def _tell(self, m: Measured) -> None:
+        row = self._count(m)
+        if len(row) == len(self.settings):
+            speeds = ", ".join(f"{setting} {speed:.1f}" for setting, speed in row.items())
+            at_once = f", {m.n_parallel} at once" if m.n_parallel > 1 else ""
+            note(f"{m.prompt.id}{at_once}: {speeds} tokens/s")
+
+    speeds: dict[tuple[str, int, int, int], dict[str, float]] = field(default_factory=dict)
+    """Tokens/s by setting of what was told or will be."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +197,9 @@ def _measure(work: Work) -> Found:
     memory = measure_memory(generator, work.prompts[0], work.settings)
     n_total = sum(len(prompt.turns) for prompt in work.prompts) * len(work.settings) * work.repeats
     with progress_bar(n_total, "bench") as progress:
-        measured = measure(generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress)
+        measured = measure(
+            generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress, work.known(), work.keep
+        )
     record = {
         "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
         "summaries": [s.as_dict() for s in summarise(measured)],
@@ -169,8 +214,9 @@ def _measure_parallel(work: Work, counts: tuple[int, ...]) -> Found:
     n_total = len(work.prompts) * len(work.settings) * len(counts) * work.repeats
     with progress_bar(n_total, "bench") as progress:
         measured = measure_parallel(
-            work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress
-        )
+            work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress,
+            work.known(), work.keep,
+        )  # fmt: skip
     loads = summarise_loads(measured)
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]
     numbers = ", ".join(map(str, counts))

@@ -14,6 +14,7 @@ import pytest
 click_testing = pytest.importorskip("click.testing")
 
 from pyfly_cpp import memory  # noqa: E402
+from pyfly_cpp.bench.journal import Journal  # noqa: E402
 from pyfly_cpp.cli import loading  # noqa: E402
 from pyfly_cpp.cli.bench import command as bench  # noqa: E402
 from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
@@ -240,6 +241,39 @@ def test_bench(run, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
     refused(run(bench, "--prompts", tmp_path / "p.jsonl"), "p.jsonl, line 2", "'prompt' nor 'turns'")
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
+
+
+@pytest.mark.parametrize("more", [[], ["--parallel", "1,2"]], ids=["alone", "several"])
+def test_bench_goes_on_where_it_was_stopped(run, tmp_path, monkeypatch, more):
+    arguments = ["--limit", 4, "-n", 6, "-s", "exact lookup", "--json", tmp_path / "b.json", *more]
+    part, add = tmp_path / "b.json.part", Journal.add
+
+    def stopped(self, measured):
+        add(self, measured)
+        if len(self.measured) == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", stopped)
+        result = run(bench, *arguments)
+    assert result.exit_code == 130 and "the same command goes on from here" in result.stderr
+    kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
+    assert len(kept) == 7
+    with open(part, "a") as file:
+        file.write('{"torn')
+    refused(run(bench, *arguments, "-s", "margin:0.3"), "with other settings", "--force")
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "7 measurements of an earlier start taken over" in result.stderr, result.output
+    assert len([line for line in result.stderr.splitlines() if line.endswith(" tokens/s")]) >= 2, "one for each prompt"
+    measured = json.loads((tmp_path / "b.json").read_text())["measured"]
+    n = 4 * 3 * (2 if more else 1)
+    assert len({(m["prompt"], m["setting"], m["n_parallel"]) for m in measured}) == len(measured) == n
+    by_key = {(m["prompt"], m["setting"], m["n_parallel"]): m for m in measured}
+    for row in kept if not more else []:
+        again = by_key[row["prompt"], row["setting"], 1]
+        assert (again["output"], again["arrivals"], again["rounds"]) == (row["output"], row["arrivals"], row["rounds"])
+        assert again["stats"].keys() == row["stats"].keys()
+    assert not part.exists()
 
 
 def test_bench_of_several_at_once(run, tmp_path):
