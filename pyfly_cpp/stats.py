@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pyfly_cpp._native import GovernorState, RawRecord
@@ -161,6 +161,15 @@ class Stats:
         for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
+
+    def since(self, before: Stats) -> Stats:
+        """What was counted since `before`: all counters and seconds. Means and figures by depth are those of now."""
+        more = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in fields(Stats)
+            if isinstance(getattr(self, field.name), (int, float)) and not field.name.startswith("mean_")
+        }
+        return replace(self, **more)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Stats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -52,6 +53,17 @@ def file_text(path: str | Path) -> str:
         raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
+
+
+def file_named(command: str, rest: str) -> Path:
+    """The file behind a command of the chat; raises ValueError unless there is one name."""
+    try:
+        parts = shlex.split(rest) if os.name == "posix" else [rest.strip('"')]
+    except ValueError:
+        parts = [rest]
+    if len(parts) != 1 or not parts[0]:
+        raise ValueError(f"write {command} FILE, with quotes around a name that has spaces.")
+    return Path(parts[0]).expanduser()
 
 
 class TextType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
