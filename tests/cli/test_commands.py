@@ -73,6 +73,15 @@ def test_debug_brings_the_traceback_back(monkeypatch):
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_packages_of_the_command_line(package):
+    block = f"import sys; sys.modules['{package}'] = None; sys.argv = ['pyfly-cpp', 'chat', '-m', {str(TARGET)!r}]\n"
+    block += "import pyfly_cpp\nfrom pyfly_cpp.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: the command line needs {package}; run `pip install 'pyfly-cpp[cli]'`.\n"
+
+
 def test_damaged_model_names_the_reason(run, tmp_path):
     path = tmp_path / "damaged.gguf"
     path.write_bytes(TARGET.read_bytes()[:60_000])
