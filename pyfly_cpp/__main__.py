@@ -12,9 +12,10 @@ def main() -> None:
 
         run()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("click", "rich", "prompt_toolkit"):
+        name = (error.name or "").partition(".")[0]
+        if name not in ("click", "rich", "prompt_toolkit"):
             raise
-        sys.exit(f"Error: the command line needs {error.name}; run `pip install 'pyfly-cpp[cli]'`.")
+        sys.exit(f"Error: the command line needs {name}; run `pip install 'pyfly-cpp[cli]'`.")
 
 
 if __name__ == "__main__":
