@@ -12,11 +12,9 @@ namespace pyfly {
 
 namespace {
 
-constexpr int32_t n_spare = 128; // tokens of padding by which the vocabularies may differ, as in llama.cpp
-
 ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
     ModelFile(config.model_path ? config.model_path : "").require_model();
-    return load_draft(target, config, "draft model", false, n_spare);
+    return load_draft(target, config, "draft model", false, most_padding);
 }
 
 } // namespace

@@ -20,6 +20,9 @@ struct ContextDeleter {
 using ModelPointer = std::unique_ptr<llama_model, ModelDeleter>;
 using ContextPointer = std::unique_ptr<llama_context, ContextDeleter>;
 
+// Tokens of padding by which the vocabularies of a draft model and its target may differ, as in llama.cpp.
+constexpr int32_t most_padding = 128;
+
 // Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not. One of them may have
 // up to n_spare tokens more than the other: sizes of one family are padded differently (Qwen2.5-7B has 152,064 tokens
 // and its 0.5B 151,936; llama.cpp allows 128). BOS and EOS count where a model puts them into its texts by itself.
