@@ -1,6 +1,7 @@
 #include "draft_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "error.h"
 #include "guard.h"
@@ -17,7 +18,7 @@ ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_co
     ModelPointer model = load_draft(config, "draft model", false);
     if (!is_translated) {
         require_vocabulary(target, model.get(), config, "draft model",
-                           "use one of the same model family, or CrossVocabulary(DraftModel(...))");
+                           "use one of the same model family, or CrossVocabulary(DraftModel(...))", most_padding);
     }
     return model;
 }
@@ -29,7 +30,9 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
-      offsets_(static_cast<size_t>(memories_.n()), 0), ahead_(std::move(ahead)) {
+      offsets_(static_cast<size_t>(memories_.n()), 0),
+      n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),
+      n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))), ahead_(std::move(ahead)) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
     // A text that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
@@ -210,11 +213,12 @@ void DraftModel::take(Job & job, size_t span) {
     size_t n_right = 0;
     for (bool is_right = true; is_right && !job.is_done;) {
         const float * row = own_.row(span, first_row + n_right);
-        const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, "draft model");
+        const auto token = draft_token(row, n_shared_, p_min_, "draft model");
         if (token) {
             drafted.push_back(*token);
             if (job.wants_rows) {
-                job.out->rows.insert(job.out->rows.end(), row, row + own_.n_vocab());
+                job.out->rows.insert(job.out->rows.end(), row, row + n_shared_);
+                job.out->rows.resize(job.out->rows.size() + n_vocab_ - n_shared_, -INFINITY);
             }
         }
         job.is_done = !token || job.n_wanted() == 0;

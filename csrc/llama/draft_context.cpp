@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "abort_guard.h"
@@ -10,7 +11,7 @@
 
 namespace pyfly {
 
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft) {
+std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare) {
     const auto number = [](int64_t n) { return std::to_string(n); };
     const auto differs = [&](const char * what, int64_t a, int64_t b) {
         return std::string("the draft's ") + what + " is " + number(b) + ", the target's " + number(a);
@@ -29,13 +30,15 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
             return "token " + number(token) + " is '" + a + "' in the target and '" + b + "' in the draft";
         }
     }
-    if (n_target != n_draft) {
+    if (std::abs(n_target - n_draft) > (has_texts ? n_spare : 0)) {
         return differs("vocabulary size", n_target, n_draft);
     }
-    if (llama_vocab_bos(target) != llama_vocab_bos(draft)) {
+    const bool adds_bos = llama_vocab_get_add_bos(target) || llama_vocab_get_add_bos(draft);
+    if (adds_bos && llama_vocab_bos(target) != llama_vocab_bos(draft)) {
         return differs("BOS token", llama_vocab_bos(target), llama_vocab_bos(draft));
     }
-    if (llama_vocab_eos(target) != llama_vocab_eos(draft)) {
+    const bool adds_eos = llama_vocab_get_add_eos(target) || llama_vocab_get_add_eos(draft);
+    if (adds_eos && llama_vocab_eos(target) != llama_vocab_eos(draft)) {
         return differs("EOS token", llama_vocab_eos(target), llama_vocab_eos(draft));
     }
     return {};
@@ -79,9 +82,9 @@ ModelPointer load_draft(const pyfly_draft_model_config & config, const char * wh
 }
 
 void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,
-                        const char * what, const char * remedy) {
-    const std::string difference =
-        vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())), llama_model_get_vocab(model));
+                        const char * what, const char * remedy, int32_t n_spare) {
+    const std::string difference = vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())),
+                                                         llama_model_get_vocab(model), n_spare);
     if (!difference.empty()) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + config.model_path +
                                                    "' does not share the target's vocabulary: " + difference + "; " +

@@ -32,7 +32,7 @@ def draft_f32(tiny_draft, tmp_path_factory):
 def pair(target, path, p_min=0.0, **settings):
     """The draft model alone, and with prompt lookup."""
     alone = ModelDrafter("draft model", "model", target, path, p_min, **settings)
-    return alone, ModelDrafter("multi-level", "multi", target, path, p_min, *LOOKUP.native, **settings)
+    return alone, ModelDrafter("multi-level", "multi", target, path, p_min, [LOOKUP.native], **settings)
 
 
 def told(batch, drafter, row_us):
