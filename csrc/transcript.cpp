@@ -87,6 +87,10 @@ void Transcript::commit(int64_t end, pyfly_stats & stats) {
         }
         stats.committed++;
         stats.matched += record.origin == PYFLY_ORIGIN_MATCHED;
+        if (record.region >= 0) {
+            stats.committed_in[record.region]++;
+            stats.loose_in[record.region] += record.origin == PYFLY_ORIGIN_LOOSE;
+        }
         if (record.origin == PYFLY_ORIGIN_LOOSE) {
             stats.loose_accepted++;
             stats.sum_margin_loose += record.margin;

@@ -304,7 +304,7 @@ class FlyLlama(GuardedLlama):
                 )  # fmt: skip
                 self._warn_if_strict()
                 run.begin(
-                    history, sampler, self._gate, self.window,
+                    history, sampler, self._gate, self._gate.windows(self._window),
                     resumable=handed_over is None,  # completions send nothing
                 )  # fmt: skip
                 self._rows.clear()

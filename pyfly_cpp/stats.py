@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.rules import REGIONS
 
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
@@ -98,6 +99,10 @@ class Stats:
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
+    committed_by_region: tuple[tuple[str, int], ...] = ()
+    """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
+    loose_by_region: tuple[tuple[str, int], ...] = ()
+    """Of these: loose accepts."""
     governor: Governor | None = None
     """What the governor has learned (`adaptive=True`)."""
     threads: Threads | None = None
@@ -147,7 +152,8 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
-        out["accepted_by_drafter"] = dict(self.accepted_by_drafter)
+        for name in ("accepted_by_drafter", "committed_by_region", "loose_by_region"):
+            out[name] = dict(getattr(self, name))
         if self.governor is not None:
             out["governor"] = {
                 **asdict(self.governor),
@@ -219,12 +225,15 @@ class Record:
     """ln p(token), nats."""
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
+    region: str = ""
+    """What it is part of, one of `rules.REGIONS`; empty where the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:
         """The batch's record, in words."""
         reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
-        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
+        region = "" if raw.region < 0 else REGIONS[raw.region]
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason, "region": region})
 
     @property
     def probability(self) -> float:

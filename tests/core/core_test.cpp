@@ -126,6 +126,8 @@ void test_lookup() {
 
 // A model of 12 tokens whose row is a hash of the history. Texts that begin with `broken` fail in the end.
 constexpr int32_t n_vocab = 12, broken = 11;
+constexpr const char * pieces[n_vocab] = {"",   "a",       "\n",   "`",    "```\n", "1",
+                                          " +", "<think>", "</th", "ink>", "\xe2",  "~~~"};
 
 int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out) {
     if (history[0] == broken && n > 90) {
@@ -154,7 +156,7 @@ int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, float * row
 }
 
 pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
-    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1};
+    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1, pieces};
     if (random_int(0, 1) == 1) { // a recurrent memory
         config.n_snapshots = random_int(0, 9);
         config.has_checkpoints = random_int(0, 1);
@@ -163,9 +165,11 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 6 : 4)) {
+    switch (random_int(0, has_rows ? 7 : 5)) {
         case 5:
+            return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
         case 6:
+        case 7:
             return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
@@ -187,7 +191,9 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     request.n_evaluated = -1;
     request.gate = &gate;
     request.n_gate = 1;
-    request.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    for (pyfly_window_config & window : request.windows) {
+        window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    }
     request.trace = random_int(0, 1);
     request.keep_rows = random_int(0, 1);
     return request;
@@ -308,8 +314,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions,
-                                            tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0,
+                                            decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -319,7 +325,7 @@ void test_bad_arguments() {
     assert(status(nullptr, &open, &window) == PYFLY_STATUS_INVALID);
     assert(status(nullptr, &exact, &bad_window) == PYFLY_STATUS_INVALID);
     pyfly_target * target = nullptr;
-    const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1};
+    const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1, nullptr};
     assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
     assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
