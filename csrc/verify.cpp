@@ -87,14 +87,21 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     }
     const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;
-    const auto choice_at = [&](size_t i) {
-        const RowMax max = row_max(logits + i * n_vocab, n_vocab);
+    const auto max_of = [&](const float * rows, const std::string & what, size_t i) {
+        const RowMax max = row_max(rows + i * n_vocab, n_vocab);
         if (!max.finite) {
             throw Error(PYFLY_STATUS_NOT_FINITE,
-                        "logits row " + std::to_string(i) + " has no distribution: NaN, +inf, or -inf everywhere");
+                        what + " row " + std::to_string(i) + " has no distribution: NaN, +inf, or -inf everywhere");
         }
+        return max;
+    };
+    const auto choice_at = [&](size_t i) {
+        const RowMax max = max_of(logits, "logits", i);
         return choices ? choices[i] : max.token;
     };
+    for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
+        max_of(draft_logits, "draft_logits", i);
+    }
     Round round;
     round.decisions.resize(n_draft);
     for (size_t i = 0; i < n_draft; i++) {

@@ -195,6 +195,17 @@ def test_rows_without_a_distribution_are_errors(v, seed, bad):
         verify(rows, [0])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, None])
+@pytest.mark.parametrize("top", [None, 2])
+def test_draft_rows_without_a_distribution_are_errors(bad, top):
+    rows = np.zeros((2, 5), dtype=np.float32)
+    draft_rows = np.full((1, 5), -np.inf) if bad is None else np.array([[0, 0, bad, 0, 0]])
+    for draft in (0, 1):  # a match, a mismatch
+        with pytest.raises(NotFiniteError, match="draft_logits row 0 has no distribution"):
+            verify(rows, [draft], Fuzzy("js", 0.1, top), draft_logits=draft_rows)
+        verify(rows, [draft], Margin(0.1), draft_logits=draft_rows)  # nobody looks at them
+
+
 def test_target_tokens_replace_the_argmax():
     rows = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]], dtype=np.float32)
     assert verify(rows, [2], target_tokens=[2, 1]).tokens == [2, 1]

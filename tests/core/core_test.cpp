@@ -303,6 +303,70 @@ void test_threads() {
     assert(n_rounds > 10000);
 }
 
+// KL(q || p), KL(p || q), both to the mean, the mean to both, half of what they differ by.
+double reference_divergence(int32_t kind, const std::vector<float> & p_row, const std::vector<float> & q_row) {
+    const auto ln_of = [](const std::vector<float> & row) {
+        const double max = static_cast<double>(*std::max_element(row.begin(), row.end()));
+        double sum = 0.0;
+        for (const float x : row) {
+            sum += std::exp(static_cast<double>(x) - max);
+        }
+        std::vector<double> ln;
+        for (const float x : row) {
+            ln.push_back(static_cast<double>(x) - max - std::log(sum));
+        }
+        return ln;
+    };
+    const auto kl = [](double ln_a, double ln_b) { return ln_a > -1e300 ? std::exp(ln_a) * (ln_a - ln_b) : 0.0; };
+    const std::vector<double> ln_p = ln_of(p_row), ln_q = ln_of(q_row);
+    double sum = 0.0;
+    for (size_t i = 0; i < ln_p.size(); i++) {
+        const double p = ln_p[i], q = ln_q[i], m = std::log(0.5 * (std::exp(p) + std::exp(q)));
+        sum += kind == PYFLY_GATE_FUZZY_KL          ? kl(q, p)
+               : kind == PYFLY_GATE_FUZZY_KL_TARGET ? kl(p, q)
+               : kind == PYFLY_GATE_FUZZY_JS        ? 0.5 * (kl(p, m) + kl(q, m))
+               : kind == PYFLY_GATE_FUZZY_JS_CODE   ? 0.5 * (kl(m, p) + kl(m, q))
+                                                    : 0.5 * std::fabs(std::exp(p) - std::exp(q));
+    }
+    return sum;
+}
+
+// Just above its divergence a position passes, just below it does not.
+void test_divergences() {
+    const pyfly_window_config at_once = {0, PYFLY_WINDOW_AGREE, -1, 0};
+    for (const size_t n : {2, 15, 16, 17, 300, 1023, 1024, 1025, 4099}) {
+        for (int32_t repeat = 0; repeat < 12; repeat++) {
+            std::vector<float> p = random_row(n), q = p;
+            std::normal_distribution<float> noise(0.0f, std::exp2f(static_cast<float>(random_int(-9, 3))));
+            for (size_t i = 0; i < n; i++) {
+                p[i] = repeat % 3 == 0 || p[i] > -inf ? p[i] : -60.0f; // a third of them forbids tokens
+                q[i] = repeat % 4 == 0 ? p[i] + noise(rng) : std::max(p[i], -99.0f) + noise(rng) + 9.0f;
+            }
+            const int32_t draft = random_int(0, static_cast<int32_t>(n) - 1);
+            if (!(p[static_cast<size_t>(draft)] > -inf)) {
+                continue;
+            }
+            const int32_t choices[2] = {(draft + 1) % static_cast<int32_t>(n), 0};
+            std::vector<float> logits = p;
+            logits.insert(logits.end(), p.begin(), p.end());
+            for (int32_t kind = PYFLY_GATE_FUZZY_KL; kind <= PYFLY_GATE_FUZZY_TV; kind++) {
+                const auto passes = [&](double threshold) {
+                    const pyfly_gate_node gate = {kind, 0, threshold, 0.0};
+                    pyfly_decision decision;
+                    int32_t tokens[2];
+                    size_t n_tokens = 0;
+                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
+                                        nullptr, 0, 0, 0.0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
+                    return decision.reason == PYFLY_REASON_LOOSE;
+                };
+                const double value = reference_divergence(kind, p, q), slack = std::max(1e-5 * value, 2e-8);
+                assert(std::isinf(value) ? !passes(1e300) : passes(value + slack));
+                assert(std::isinf(value) || value < slack || !passes(value - slack));
+            }
+        }
+    }
+}
+
 void test_bad_arguments() {
     const float row[2] = {0.0f, 1.0f};
     const int32_t draft[1] = {5};
@@ -336,6 +400,7 @@ void test_bad_arguments() {
 
 int main() {
     test_rows();
+    test_divergences();
     test_lookup();
     test_threads();
     test_bad_arguments();
