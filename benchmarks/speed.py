@@ -27,9 +27,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import DraftModel, FlyLlama, extra_buffers
+from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, Gate, Margin, Window, extra_buffers, verify
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.rules.fuzzy import KINDS
 from pyfly_cpp.threads import physical_cores
 
 HERE = Path(__file__).parent
@@ -64,8 +65,8 @@ def spread(values: list[float]) -> str:
 
 
 def measure_rows(n_vocab: int, n_rounds: int) -> None:
-    """argmax, full statistics and divergences of one row, in units of a memcpy of it; rows rotate so that caches see what
-    decoding sees (a row just written by the backend). A divergence is what it adds to the verification of a round."""
+    """argmax, full statistics and divergences of one row, in units of a memcpy of it; rows rotate so that caches see
+    what decoding sees (a row just written by the backend). A divergence is what it adds to verification."""
     rng = np.random.default_rng(0)
     rows = [(rng.normal(size=n_vocab) * 3).astype(np.float32) for _ in range(8)]
     pointers = [ffi.cast("float *", ffi.from_buffer(row)) for row in rows]
