@@ -303,10 +303,9 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                run.begin(
-                    history, sampler, self._gate, self.window,
-                    resumable=handed_over is None,  # completions send nothing
-                )  # fmt: skip
+                windows = self._gate.windows(self._window)
+                # Completions send nothing.
+                run.begin(history, sampler, self._gate, windows, resumable=handed_over is None)
                 self._rows.clear()
                 self.records, self.rounds = run.records, run.rounds
                 self._requires_eval = True
