@@ -145,10 +145,10 @@ class FlyBatch:
             require_gate(gate)
         require_window(window)
         require_fitting(require_draft_max(draft_max), self._crew.host.n_batch)
-        crew, seed = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
+        crew, chained = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
 
         def start(on_text: Callable[[Text], None]) -> View:
-            return crew.view(on_text, seed).configure(gate, window, draft_max, **settings)
+            return crew.view(on_text, chained if seed is None else seed).configure(gate, window, draft_max, **settings)
 
         job = Job(start, function, stream)
         crew.add(job)

@@ -54,13 +54,14 @@ def serve(
         bound: Where to listen; closed at the end.
         on_start: Called when requests are taken.
     """
-    asyncio.run(_Server(batch, settings, on_start).serve([bound]))
+    asyncio.run(Server(batch, settings, on_start).serve([bound]))
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's, which ends in our way: running answers first."""
 
-    def __init__(self, batch: FlyBatch, settings: Settings, on_start: Callable[[], None] | None) -> None:
+    def __init__(self, batch: FlyBatch, settings: Settings, on_start: Callable[[], None] | None = None) -> None:
+        """As of `serve`. Setting `should_exit` stops it."""
         self._settings = settings
         self._on_start = on_start
         self.service = Service(Model(batch), settings, Log(settings.log))

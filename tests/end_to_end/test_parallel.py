@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -180,6 +181,10 @@ def test_rules_of_their_own(batch, alone):
     assert handles[1].stats.loose_accepted > 0
 
 
+def sampled(llm, prompt):
+    return itertools.islice(llm.tokens(prompt, Request(12), temp=1.5), 12)
+
+
 def test_functions_of_their_own(batch, alone):
     prompt = alone.tokenize(PROMPTS[0].encode())
     expected = alone.create_completion(prompt, logprobs=2, seed=3, **{**GREEDY, "max_tokens": 8})["choices"][0]
@@ -197,6 +202,8 @@ def test_functions_of_their_own(batch, alone):
     np.testing.assert_allclose([own for _, (own, _), _ in streamed], expected["logprobs"]["token_logprobs"], atol=1e-4)
     assert [record.token for _, _, record in streamed] == tokens
     assert batch.call(lambda llm: llm.draft_max, draft_max=2).result() == 2
+    first, second = (list(batch.call(lambda llm: sampled(llm, prompt), stream=True, seed=7)) for _ in range(2))
+    assert first == second
     with pytest.raises(ZeroDivisionError):
         batch.call(lambda llm: 1 / 0).result()
 
