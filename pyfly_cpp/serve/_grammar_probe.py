@@ -20,12 +20,13 @@ import time
 from typing import Any
 
 import llama_cpp
+import numpy as np
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 _MEMORY = 2**30
 """Bytes that a grammar may take."""
-_N_CANDIDATES = 4096
-_N_TEXTS, _N_STEPS = 3, 40
+_N_CANDIDATES = 1024
+_N_TEXTS, _N_STEPS = 4, 64
 _TRY_SECONDS = 0.5
 _STEP_SECONDS = 0.1
 _ROOT = "pyfly-own-root"
@@ -45,18 +46,33 @@ def main(model_path: str, max_bytes: int) -> None:
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(model_path), params)
     vocab = llama_cpp.llama_model_get_vocab(model)
+    candidates = _candidates(vocab)
     _limit_memory()
     out.write("ready\n")
     out.flush()
     for line in sys.stdin:
         try:
-            answer = {"grammar": _read(json.loads(line), vocab, max_bytes)}
+            answer = {"grammar": _read(json.loads(line), vocab, candidates, max_bytes)}
         except _Refused as error:
             answer = {"error": str(error)}
         except MemoryError:
             answer = {"error": "it takes too much memory"}
         out.write(json.dumps(answer) + "\n")
         out.flush()
+
+
+def _candidates(vocab: Any) -> Any:
+    """Tokens to try grammars with, as llama.cpp takes them: all that are single characters, and some longer ones."""
+    buffer = ctypes.create_string_buffer(8)
+    ids = range(llama_cpp.llama_vocab_n_tokens(vocab))
+    writing = [token for token in ids if not llama_cpp.llama_vocab_is_eog(vocab, token)]
+    sizes = {token: llama_cpp.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) for token in writing}
+    chosen = [token for token, size in sizes.items() if size == 1]
+    others = [token for token, size in sizes.items() if size != 1]
+    chosen += random.Random(0).sample(others, min(len(others), max(0, _N_CANDIDATES - len(chosen))))
+    out = np.zeros(len(chosen), dtype=np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)]))
+    out["id"] = chosen
+    return out
 
 
 def _limit_memory() -> None:
@@ -68,7 +84,7 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (n, n))
 
 
-def _read(constraint: dict[str, Any], vocab: Any, max_bytes: int) -> str:
+def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: int) -> str:
     grammar = constraint["text"]
     if constraint["kind"] == "schema":
         grammar = _from_schema(grammar)
@@ -79,7 +95,7 @@ def _read(constraint: dict[str, Any], vocab: Any, max_bytes: int) -> str:
     if len(grammar.encode("utf-8")) > max_bytes:
         raise _Refused(f"it becomes a grammar of more than {max_bytes} bytes; make it smaller")
     for seed in range(_N_TEXTS):
-        _try(grammar, vocab, random.Random(seed))
+        _try(grammar, vocab, candidates, random.Random(seed))
     return str(grammar)
 
 
@@ -93,26 +109,22 @@ def _from_schema(text: str) -> str:
         raise _Refused(f"it is no JSON schema that llama-cpp-python can follow ({reason})") from None
 
 
-def _try(grammar: str, vocab: Any, choose: random.Random) -> None:
+def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random) -> None:
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
     if not sampler:
         raise _Refused("it is no GBNF grammar with a rule `root`, or one of its rules begins with itself")
-    n_vocab = llama_cpp.llama_vocab_n_tokens(vocab)
-    ids = choose.sample(range(n_vocab), min(n_vocab, _N_CANDIDATES))
-    data = (llama_cpp.llama_token_data * len(ids))()
     begun = time.process_time()
     try:
         for _ in range(_N_STEPS):
-            for entry, token in zip(data, ids):
-                entry.id, entry.logit, entry.p = token, 0.0, 0.0
-            array = llama_cpp.llama_token_data_array(data=data, size=len(ids), selected=-1, sorted=False)
+            row = candidates.copy()
+            data = row.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+            array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
             before = time.process_time()
             llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-            allowed = [entry.id for entry in data if entry.logit > -1e30]
-            allowed = [token for token in allowed if not llama_cpp.llama_vocab_is_eog(vocab, token)]
-            if not allowed:
+            allowed = row["id"][np.isfinite(row["logit"])]
+            if not len(allowed):
                 return
-            llama_cpp.llama_sampler_accept(sampler, choose.choice(allowed))
+            llama_cpp.llama_sampler_accept(sampler, int(choose.choice(allowed)))
             now = time.process_time()
             if now - before > _STEP_SECONDS:
                 raise _Refused("its steps take too long; make it simpler")

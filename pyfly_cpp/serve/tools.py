@@ -145,7 +145,7 @@ class CallReader:
         self._tools = tools
         self._one_alone = one_alone
         self._held = ""
-        self._is_call = False
+        self._is_call = self._is_after_call = False
         self._has_text = False
         self.calls: list[Call] = []
         """Those that were read."""
@@ -161,8 +161,12 @@ class CallReader:
                     break
                 self._is_call = False
                 out += self._take(inner, f"{OPEN}{inner}{mark}")
-                self._held = rest.lstrip("\n")
+                self._held = rest
+                self._is_after_call = True
                 continue
+            if self._is_after_call:
+                self._held = self._held.lstrip("\n")
+                self._is_after_call = not self._held
             before, mark, rest = self._held.partition(OPEN)
             if mark:
                 out += before
