@@ -103,14 +103,14 @@ class _Keys:
 
     def __init__(self, app: App, keys: tuple[str, ...]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             headers = Headers(scope=scope)
             kind, _, key = headers.get("authorization", "").partition(" ")
             given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-            if not self._is_known(given):
+            if not self._is_known(given.encode("latin-1")):  # the bytes as they came
                 what = "is wrong" if given else "is missing; send it as `Authorization: Bearer KEY`"
                 challenge = {"WWW-Authenticate": "Bearer"}
                 error = ApiError(401, f"the API key {what}.", code="invalid_api_key", headers=challenge)
@@ -118,14 +118,10 @@ class _Keys:
                 return
         await self._app(scope, receive, send)
 
-    def _is_known(self, given: str) -> bool:
-        digest = _digest(given)
+    def _is_known(self, given: bytes) -> bool:
+        digest = hashlib.sha256(given).digest()
         # All of them are compared, each in constant time.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Any, send: Any) -> None:

@@ -84,10 +84,27 @@ class Sender:
 
     async def _write(self, text: str) -> None:
         message = {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
+        task, is_late = asyncio.current_task(), False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            assert task is not None
+            task.cancel()
+
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes just as it ends, and the client who has
+        # left would be written for.
+        timer = asyncio.get_running_loop().call_later(self._max_seconds, give_up)
         try:
-            await asyncio.wait_for(self._send(message), self._max_seconds)
-        except (asyncio.TimeoutError, OSError):
+            await self._send(message)
+        except OSError:
             raise ClientLeft from None
+        except asyncio.CancelledError:
+            if is_late:
+                raise ClientLeft from None
+            raise
+        finally:
+            timer.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 
@@ -75,9 +76,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(batch, **settings):
-    """A server over a batch."""
+def running(batch, send_buffer=None, **settings):
+    """A server over a batch; `send_buffer`: bytes that the system takes for a client who does not read."""
     bound = open_socket("127.0.0.1", 0)
+    if send_buffer is not None:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = bound.getsockname()[1]
     started = threading.Event()
     server = Server(

@@ -28,9 +28,9 @@ WRONG = {
     "frequency_penalty": [-3, []],
     "repeat_penalty": [-1, 11],
     "mirostat_mode": [3, -1, "x"],
-    "grammar": [5, [], "root ::= ", "x", "root ::= root", 'root ::= "a\0"', "root ::= undefined"],
-    "gate": [5, "margin", "margin:-1", "nothing:1", "all(" * 50 + "x", "exact-first:2", "margin:nan", "m" * 300, {}],
-    "window": [5, "agree", "agree:-1", "x", "agree:99999999999", []],
+    "grammar": [5, [], "x", "root ::= root", 'root ::= "a\0"', "root ::= undefined"],
+    "gate": [5, "margin:-1", "nothing:1", "all(" * 50 + "x", "exact-first:2", "margin:nan", "m" * 300, {}],
+    "window": [5, "agree:-1", "x", "agree:99999999999", []],
     "draft_max": [-1, 1.5, "x", 10**6, 2**40],
     "speculative": ["no", 1],
     "records": [1, "x"],
@@ -38,7 +38,8 @@ WRONG = {
     "user": [5],
 }
 OF_TEXT = {
-    "prompt": [None, 5, {}, [], [[]], [-1], [10**6], [1, "a"], ["a", 1], [[1], "a"], [["a"]], [1.5], [True], "\ud800", "x" * 10**5],
+    "prompt": [None, 5, {}, [], [[]], [-1], [10**6], [1, "a"], ["a", 1], [[1], "a"], [["a"]], [1.5], [True],
+               "\ud800", "x" * 10**5],
     "n": [0, -1, 10**9, 1.5, "x", 129],
     "max_tokens": [0, -1, 1.5, "x", 2**40],
     "logprobs": [-1, 21, "x", True, 1.5],
