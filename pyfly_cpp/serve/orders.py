@@ -25,6 +25,7 @@ SAMPLING = {
 """Fields of a request, and the arguments of `generate` that they are."""
 
 _INTEGERS = ("top_k", "mirostat_mode")
+_PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
 
 class Rule(NamedTuple):
@@ -55,6 +56,12 @@ class Order:
     records: bool = False
     """Whether it is to be told how each token came."""
     rule: Rule = Rule()  # noqa: RUF009 - frozen
+
+    @property
+    def shapes_rows(self) -> bool:
+        """Whether it may take the last choice from the sampler."""
+        penalties = (self.sampling.get(name, neutral) != neutral for name, neutral in _PENALTIES.items())
+        return self.grammar is not None or bool(self.logit_bias) or any(penalties)
 
 
 def read_rule(body: Mapping[str, Any], header: str | None) -> Rule:

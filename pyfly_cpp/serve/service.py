@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
@@ -118,9 +118,9 @@ class Service:
         except concurrent.futures.CancelledError:  # not asyncio's
             events.put_nowait((i, Piece("", (), n_tokens, "length") if is_late else stopping()))
         except Exception as failure:
-            events.put_nowait((i, self._told(failure)))
+            events.put_nowait((i, self._told(failure, order)))
 
-    def _told(self, failure: Exception) -> ApiError:
+    def _told(self, failure: Exception, order: Order) -> ApiError:
         """What the client is told of a failure."""
         if isinstance(failure, ApiError):
             return failure
@@ -128,6 +128,10 @@ class Service:
             return bad_request(str(failure), code="context_length_exceeded")
         if self.turns.is_closed:
             return stopping()
+        if isinstance(failure, NotFiniteError) and order.shapes_rows:
+            return bad_request(
+                "the grammar, logit_bias and penalties of the request together leave no token to choose."
+            )
         if isinstance(failure, ValueError):
             return bad_request(str(failure)[:500])
         self.log.failure(failure)

@@ -26,7 +26,7 @@ WRONG = {
     "logit_bias": [[], "x", {"a": 1}, {"-1": 1}, {"99999999": 1}, {"1": "x"}, {"1": 101}, {"1": None}, {"²": 1}],
     "presence_penalty": [3, "x"],
     "frequency_penalty": [-3, []],
-    "repeat_penalty": [-1, 11],
+    "repeat_penalty": [-1, 0, 11],
     "mirostat_mode": [3, -1, "x"],
     "grammar": [5, [], "x", "root ::= root", 'root ::= "a\0"', "root ::= undefined"],
     "gate": [5, "margin:-1", "nothing:1", "all(" * 50 + "x", "exact-first:2", "margin:nan", "m" * 300, {}],
