@@ -59,7 +59,7 @@ class FlyBatch:
         """Loads a model.
 
         Args:
-            model_path: Path of the GGUF file.
+            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             n_parallel: Requests that run at once. Each takes memory for n_ctx tokens.
             n_ctx: Most tokens of one text, prompt and answer; rounded up to a multiple of 256. 0: what the model was
                 trained on.
@@ -89,7 +89,7 @@ class FlyBatch:
         prompt: Prompt,
         *,
         gate: Gate | str | None = None,
-        window: Window | None = None,
+        window: Window | str | None = None,
         draft_max: int | None = None,
         trace: bool | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
@@ -111,11 +111,11 @@ class FlyBatch:
             TypeError: the completion has no such argument.
         """
         is_chat, prompt = _understood(prompt)
-        method = FlyLlama.create_chat_completion if is_chat else FlyLlama.create_completion
-        inspect.signature(method).bind(None, prompt, **request)
+        method = "create_chat_completion" if is_chat else "create_completion"
+        inspect.signature(getattr(FlyLlama, method)).bind(None, prompt, **request)
 
         def complete(view: View) -> Any:
-            return (view.create_chat_completion if is_chat else view.create_completion)(prompt, **request)
+            return getattr(view, method)(prompt, **request)
 
         return self.call(
             complete, stream=bool(request.get("stream")), seed=request.get("seed"), gate=gate, window=window,
@@ -129,7 +129,7 @@ class FlyBatch:
         stream: bool = False,
         seed: int | None = None,
         gate: Gate | str | None = None,
-        window: Window | None = None,
+        window: Window | str | None = None,
         draft_max: int | None = None,
         **settings: Any,
     ) -> Handle:

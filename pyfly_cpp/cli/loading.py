@@ -14,9 +14,12 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from pyfly_cpp import _native
+from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
-from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
+from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
+from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.parallel import choose_parallel
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.parallel import FlyBatch
@@ -96,8 +99,14 @@ def load_batch(options: Options, n_parallel: int | None) -> FlyBatch:
 def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tuple[Loaded, str]:
     """What was loaded, and why with this drafter."""
     path = model_path(options.model)
+    if options.lora is not None:
+        require_gguf(options.lora, "LoRA adapter")
+    if options.cache_type_v not in ("f32", "f16", "bf16") and not options.flash_attn:
+        raise ValueError(f"--cache-type-v {options.cache_type_v} needs flash attention; add --flash-attn.")
     log = None if options.verbose else silence()
     n_ctx = _n_ctx(options, path)
+    if options.n_ctx is not None:
+        warn_of_long_context(path, n_ctx)
     with Bar() as bar, leave_on_interrupt():
 
         def on_load(fraction: float) -> None:
@@ -118,6 +127,10 @@ def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tu
                 n_gpu_layers=options.n_gpu_layers,
                 n_threads=options.n_threads,
                 n_threads_batch=options.n_threads,
+                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
+                lora_path=options.lora,
+                type_k=CACHE_WORDS[options.cache_type_k],
+                type_v=CACHE_WORDS[options.cache_type_v],
                 chat_format=options.chat_format,
                 verbose=options.verbose,
                 **arguments,
@@ -132,6 +145,34 @@ def _n_ctx(options: Options, path: Path) -> int:
     return min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
 
 
+def warn_of_long_context(path: Path, n_ctx: int) -> None:
+    """Says, before anything is loaded, if the context is longer than what the model was trained on."""
+    trained = _training_context(path)
+    if trained is not None and n_ctx > trained:
+        warn(
+            f"Warning: {path.name} was trained on contexts of {trained} tokens, and --n-ctx asks for {n_ctx}: it takes "
+            "memory for all of them, and what it answers beyond is often nonsense."
+        )
+
+
+def context_words(llm: FlyLlama, n_ctx: int | None) -> str:
+    """How many tokens the context holds, and why not what was asked for."""
+    n = llm.n_ctx()
+    return f"{n}" if n_ctx in (None, 0, n) else f"{n} ({n_ctx}, rounded up)"
+
+
+@contextlib.contextmanager
+def reading(llm: FlyLlama) -> Iterator[Bar]:
+    """Shows that a prompt is read, and how far, until the bar is stopped or the first tokens are there."""
+    with Bar() as bar:
+        bar.update("reading", 0, None)
+        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+        try:
+            yield bar
+        finally:
+            llm.on_prefill = None
+
+
 def require_chat_format(llm: FlyLlama) -> None:
     """Raises ValueError if neither the model nor llama-cpp-python has a chat format of the name that was given."""
     known = {**llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers, **llm._chat_handlers}
@@ -143,9 +184,11 @@ def require_chat_format(llm: FlyLlama) -> None:
 
 @contextlib.contextmanager
 def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words into the errors that would refer to its log."""
+    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
     try:
         yield
+    except IncompatibleDraftError as error:
+        raise IncompatibleDraftError(str(error).replace("as MTP(model_path=...)", "with --draft")) from error
     except ValueError as error:
         if log is not None and log.errors and "verbose=True" in str(error):
             raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
@@ -177,11 +220,7 @@ def metadata(model: Any, key: str) -> str | None:
 
 
 def _training_context(path: Path) -> int | None:
-    if path.is_dir():
-        return None
-    with open(path, "rb") as file:
-        if file.read(4) != b"GGUF":
-            return None  # FlyLlama says it better
-    with open_metadata(path, vocab_only=True) as model:
-        text = metadata(model, "{arch}.context_length") if model else None
-    return int(text) if text and text.isdigit() else None
+    try:
+        return (_native.inspect_model(str(path)).n_ctx_train or None) if path.is_file() else None
+    except ValueError:
+        return None  # FlyLlama says it better

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT
 from pyfly_cpp.cli.loading import load_batch, model_path
-from pyfly_cpp.cli.options import LOSSLESS, PARALLEL_COUNT, Options, shared_options
+from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.serve.settings import Limits, Settings
 from pyfly_cpp.threads import AUTO

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyfly_cpp import __version__
+from pyfly_cpp.response_format import schema_of
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model
@@ -182,11 +183,10 @@ def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param:
     if grammar is not None:
         raise bad_request(f"give either grammar or {param}, not both.", "grammar")
     assert given is not None
-    schema = given.get("schema")
-    if schema is None and kind == "json_schema":
-        schema = (given.get("json_schema") or {}).get("schema")
-        if schema is None:
-            raise bad_request(f"{param} is a json_schema and has no schema; give one.", param)
+    try:
+        schema = schema_of(given) if kind == "json_schema" else given.get("schema")
+    except ValueError as error:
+        raise bad_request(str(error), param) from None
     if schema is None:
         return Constraint("good", JSON_GRAMMAR)
     return Constraint("schema", json.dumps(schema), param)

@@ -11,7 +11,7 @@ from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.rules import Gate, parse_gate
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
-from pyfly_cpp.windows import Window
+from pyfly_cpp.windows import Window, parse_window
 
 _SEEDS = 2**32 - 1
 """The largest 32-bit number asks llama.cpp for a seed of its own."""
@@ -70,7 +70,7 @@ def read_rule(body: Mapping[str, Any], header: str | None) -> Rule:
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:
         gate = None if "gate" not in given else parse_gate(given["gate"])
-        window = None if "window" not in given else _read_window(given["window"], gate)
+        window = None if "window" not in given else parse_window(given["window"])
     except ValueError as error:
         raise bad_request(str(error), "gate" if "gate" in given else "window") from None
     draft_max = given.get("draft_max")
@@ -100,16 +100,6 @@ def _read_header(text: str | None) -> dict[str, Any]:
         else:
             out[name] = value
     return out
-
-
-def _read_window(text: str, gate: Gate | None) -> Window:
-    window = Window() if gate is None else gate.window
-    for word in text.split():
-        changed = window.with_word(word)
-        if changed is None:
-            raise ValueError(f"cannot read the window {text!r}: it is written agree:6, reconverge:6 or agree:5 tail=6.")
-        window = changed
-    return window
 
 
 def written(rule: Rule, own: Setting) -> str:

@@ -14,7 +14,7 @@ import time
 import httpx
 import pytest
 
-COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "4096", "-t", "1"]
+COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "2048", "-t", "1"]
 
 
 @pytest.fixture
