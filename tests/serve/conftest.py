@@ -15,12 +15,13 @@ else:  # pip install '.[server]'
 
 
 def pytest_collection_modifyitems(config, items):
-    """What takes minutes runs where it is asked for: `-m serve_load`."""
-    if "serve_load" not in (config.option.markexpr or ""):
-        skip = pytest.mark.skip(reason="takes minutes: -m serve_load")
-        for item in items:
-            if "serve_load" in item.keywords:
-                item.add_marker(skip)
+    """What takes minutes, or a browser, runs where it is asked for: `-m serve_load`, `-m page`."""
+    for name in ("serve_load", "page"):
+        if name not in (config.option.markexpr or ""):
+            skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
+            for item in items:
+                if name in item.keywords:
+                    item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")
