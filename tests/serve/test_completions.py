@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from serving import no_end
 
 PATH = "/v1/completions"
 PROMPT = "Natalia sold clips to 48 of her friends in April."
@@ -149,18 +150,6 @@ def test_the_context_is_full(server, batch):
     for prompt in ("one " * 1000, "x" * 200_000):
         error = server.post(PATH, prompt=prompt)
         assert error.status_code == 400 and error.json()["error"]["code"] == "context_length_exceeded"
-
-
-def no_end(batch):
-    """A logit bias with which a text does not end."""
-    llm = batch._crew.host
-    return {str(token): -100 for token in range(llm.n_vocab()) if is_end(llm, token)}
-
-
-def is_end(llm, token):
-    import llama_cpp
-
-    return llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
 
 
 def test_the_tokenizer(server, alone):

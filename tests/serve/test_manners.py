@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import EXACT, running
+from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.serve.settings import Limits
@@ -25,13 +25,6 @@ def narrow(tiny_target_f32):
     ):
         one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
         yield one
-
-
-def no_end(batch):
-    import llama_cpp
-
-    llm = batch._crew.host
-    return {str(t): -100 for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)}
 
 
 def connected(server, body, path=PATH, receive_buffer=None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import running
+from serving import running
 
 BODY = {"prompt": "Hi", "max_tokens": 1}
 
