@@ -117,7 +117,8 @@ inline vfloat js_term(const Pair & x) {
     return h.t < 0.5f ? 0.25f * h.s * (poly * h.u) : 0.5f * far;
 }
 
-// - s / 4 ln(4 p q / s^2) = - s / 4 ln(1 - t^2), the latter by its series.
+// - s / 4 ln(4 p q / s^2) = - s / 4 ln(1 - t^2), the latter by its series. Where one of them is forbidden, it is
+// infinite, however small the other is.
 inline vfloat js_code_term(const Pair & x) {
     const Halves h(x);
     vfloat poly = broadcast(1.0f / 10.0f); // of u^k / k
@@ -131,7 +132,8 @@ inline vfloat js_code_term(const Pair & x) {
     poly = poly * h.u + 0.5f;
     poly = poly * h.u + 1.0f;
     const vfloat far = absolute(x.ln_q_per_p) - 2.0f * h.ln_more;
-    return h.s > 0.0f ? 0.25f * h.s * (h.t < 0.5f ? poly * h.u : far) : vfloat{};
+    const vfloat of_none = absolute(x.ln_q_per_p) == __builtin_inff() ? absolute(x.ln_q_per_p) : vfloat{};
+    return h.s > 0.0f ? 0.25f * h.s * (h.t < 0.5f ? poly * h.u : far) : of_none;
 }
 
 // sum |p - q| / 2, |p - q| being the larger one of them times 1 - exp(-|d|), d = ln(q / p): by its series where d is
