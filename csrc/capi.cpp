@@ -71,8 +71,8 @@ int32_t pyfly_row_argmax(const float * row, size_t n_vocab) {
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
                           size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
-                          size_t n_protected, int64_t n_answered, double given_away, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
+                          size_t n_protected, int64_t n_answered, double given_away, uint64_t seed,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
@@ -93,7 +93,7 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         answer.accept_loosely(-n_answered, given_away);
         const pyfly::Round round =
             pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, pyfly::Gate(gate, n_gate),
-                                *window, is_protected, std::move(answer));
+                                *window, is_protected, std::move(answer), seed);
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
@@ -236,7 +236,8 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         const bool is_known = request->n_evaluated < 0;
         pyfly::Gate gate(request->gate, request->n_gate);
         std::unique_ptr<pyfly::Sampler> sampler =
-            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
+            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0),
+                                gate.sampling() != pyfly::Sampling::alone);
         pyfly::RequestConfig config = {std::move(gate),
                                        request->window,
                                        request->trace != 0,

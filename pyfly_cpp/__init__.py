@@ -30,6 +30,7 @@ try:
         Margin,
         Ratio,
         Relaxed,
+        Stochastic,
         Typical,
         parse_gate,
     )
@@ -74,6 +75,7 @@ __all__ = [
     "Relaxed",
     "Round",
     "Stats",
+    "Stochastic",
     "Typical",
     "Verification",
     "VersionMismatchError",

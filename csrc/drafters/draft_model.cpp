@@ -125,7 +125,8 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
-        jobs.push_back({request.text, *request.history, n_max - 1, request.wants_rows}); // the last is not evaluated
+        // The last is not evaluated.
+        jobs.push_back({request.text, *request.history, n_max - 1, request.wants_rows, request.draw});
     }
     while (catch_up(jobs) > 0) {
     }
@@ -133,6 +134,7 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     for (size_t i = 0; i < jobs.size(); i++) {
         requests[i].out->tokens = std::move(jobs[i].drafted);
         requests[i].out->rows = std::move(jobs[i].rows);
+        requests[i].out->drawn = std::move(jobs[i].drawn);
     }
 }
 
@@ -150,7 +152,8 @@ void DraftModel::draft(std::vector<Job> & jobs) {
             Job & job = *active[i];
             n_evaluated_ += static_cast<int64_t>(parts[i].n);
             const float * row = own_.row(span, parts[i].n - 1);
-            const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, "draft model");
+            const auto token =
+                draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, "draft model", job.draw, job.drawn);
             if (token) {
                 job.drafted.push_back(*token);
                 if (job.wants_rows) {

@@ -22,6 +22,7 @@ class DraftModel : public Drafter {
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
+    bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
@@ -32,8 +33,10 @@ class DraftModel : public Drafter {
         const std::vector<int32_t> & history;
         size_t n_more; // tokens that its memory is to hold behind the last one
         bool wants_rows = false;
+        DrawDraft draw = {};
         std::vector<int32_t> drafted = {};
         std::vector<float> rows = {};
+        std::vector<Weights> drawn = {};
         bool is_done = false;
     };
 

@@ -24,6 +24,7 @@ class HeadDrafter : public Drafter {
     void observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
+    bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
 
   protected:
@@ -76,6 +77,7 @@ class HeadDrafter : public Drafter {
         Proposal * out;
         size_t n_max;
         bool wants_rows;
+        const DrawDraft & draw;
         size_t entry = 0;                 // the first of the next batch
         std::vector<int32_t> tokens = {}; // of the next batch
         std::vector<float> inputs = {};

@@ -19,6 +19,7 @@ from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import Fuzzy
 from pyfly_cpp.rules.gate import Gate, GateNode
 from pyfly_cpp.rules.guards import Budget, ExactFirst
+from pyfly_cpp.rules.stochastic import Stochastic
 from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Margin",
     "Ratio",
     "Relaxed",
+    "Stochastic",
     "Typical",
     "examples",
     "parse_gate",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pyfly_cpp.windows import Window
 
 EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
+STOCHASTIC = 15
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
 MAX_TOP = 32
@@ -59,6 +60,11 @@ class Gate:
     @property
     def is_lossless(self) -> bool:
         """Whether it never defers, by its kind."""
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts and the target's choices are drawn by speculative sampling, which decides without a window."""
         return False
 
     @property

@@ -12,6 +12,7 @@ from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.rules.gate import Gate
 from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard
+from pyfly_cpp.rules.stochastic import Stochastic
 from pyfly_cpp.windows import Window
 
 MAX_DEPTH = 32
@@ -36,6 +37,8 @@ _FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
 
 FORMS = (
     Form("exact", "exact", Exact),
+    Form("stochastic", "stochastic", Stochastic),
+    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("margin", "margin:0.3", Margin, {"tau": float}),
     Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
     Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
@@ -44,6 +47,8 @@ FORMS = (
     Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
     Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
     *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
+    Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),
+    *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("all", "all(...,...)", AllOf, None),

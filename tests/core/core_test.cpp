@@ -308,7 +308,7 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions,
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, 0, decisions,
                                             tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
