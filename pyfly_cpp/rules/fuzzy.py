@@ -25,11 +25,12 @@ class Fuzzy(AtOnce):
 
     Needs a drafter with distributions: a draft model or a head.
 
-    With `residual=True`, rFSD (written `rfsd-js:0.1`): where the divergence is above the threshold, speculative sampling
-    (`Stochastic`) decides, and a draft that fails its test is replaced by a draw from norm(max(p - q, 0)). At threshold
-    0 every token has the target's own distribution. The paper rejects there without a test and draws from p. The
-    divergence is that of the rows before temperature and truncation, as without the residual, so that a threshold means
-    the same; drafts are drawn with the request's temperature and truncation. At temperature 0 it is `Fuzzy` as above.
+    With `residual=True`, rFSD (written `rfsd-js:0.1`): where the divergence is above the threshold, speculative
+    sampling (`Stochastic`) decides, and a draft that fails its test is replaced by a draw from norm(max(p - q, 0)). At
+    threshold 0 every token has the target's own distribution. The paper's FSD rejects there without a test and draws
+    from p. The divergence is that of the rows before temperature and truncation, as without the residual, so that a
+    threshold means the same; drafts are drawn with the request's temperature and truncation. At temperature 0 it is
+    `Fuzzy` as above.
     """
 
     kind: str = "js"

@@ -37,8 +37,6 @@ _FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
 
 FORMS = (
     Form("exact", "exact", Exact),
-    Form("stochastic", "stochastic", Stochastic),
-    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("margin", "margin:0.3", Margin, {"tau": float}),
     Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
     Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
@@ -49,6 +47,8 @@ FORMS = (
     *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
     Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),
     *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
+    Form("stochastic", "stochastic", Stochastic),
+    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("all", "all(...,...)", AllOf, None),
