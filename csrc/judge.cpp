@@ -58,7 +58,7 @@ void mark_matched(pyfly_record & record, const Draft & draft, size_t i) {
 Judge::Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures, Answer answer,
              std::unique_ptr<Sampler> sampler, Random random)
     : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(window), measures_(measures),
-      answer_(std::move(answer)), sampler_(std::move(sampler)), random_(random) {
+      answer_(std::move(answer)), sampler_(std::move(sampler)), random_(random), settled_(random) {
     gate_.require_window(window);
 }
 
@@ -71,10 +71,11 @@ void Judge::settle(const Draft & draft, int32_t round, const Rows & rows, Transc
                    pyfly_stats & stats) {
     if (draws() && gate_.sampling() == Sampling::block && !draft.tokens.empty()) {
         settle_block(draft, round, rows, transcript, stats);
-        return;
+    } else {
+        for (size_t i = 0; settle_position(draft, i, round, rows(i), transcript, stats); i++) {
+        }
     }
-    for (size_t i = 0; settle_position(draft, i, round, rows(i), transcript, stats); i++) {
-    }
+    settled_ = random_;
 }
 
 // The target's choice at position i.

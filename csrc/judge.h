@@ -41,7 +41,11 @@ class Judge {
     // Whether drafts and choices are drawn by speculative sampling; not where a choice is an argmax.
     bool draws() const { return gate_.sampling() != Sampling::alone && sampler_->distributions() != nullptr; }
 
-    // Draws a draft from a drafter's row [n_vocab], and adds what it was drawn from to `drawn`. Requires draws().
+    // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
+    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
+    void begin_draft() { random_ = settled_; }
+
+    // Draws a token of it from a drafter's row [n_vocab], and adds what it was drawn from to `drawn`.
     int32_t draw_draft(const float * row, std::vector<Weights> & drawn);
 
     // Rejects the oldest open window, if there is one: nothing can decide it any more.
@@ -62,7 +66,7 @@ class Judge {
 
     // The sampler moves on to the next text, and so do the random numbers.
     std::unique_ptr<Sampler> take_sampler() { return std::move(sampler_); }
-    const Random & random() const { return random_; }
+    const Random & random() const { return settled_; }
 
   private:
     bool settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
@@ -80,7 +84,7 @@ class Judge {
     bool measures_;
     Answer answer_;
     std::unique_ptr<Sampler> sampler_;
-    Random random_;
+    Random random_, settled_; // now, and behind the last round
 };
 
 } // namespace pyfly

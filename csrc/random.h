@@ -5,8 +5,7 @@
 
 namespace pyfly {
 
-// A stream of independent numbers (Steele et al. 2014, SplitMix64). It only goes forward: what was looked at is never
-// given out again, also where the text that it was drawn for is taken back.
+// A stream of independent numbers (SplitMix64: Steele et al. 2014, "Fast splittable pseudorandom number generators").
 class Random {
   public:
     explicit Random(uint64_t seed = 0) : state_(mix(seed)) {}

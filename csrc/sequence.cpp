@@ -145,6 +145,7 @@ DrawDraft Sequence::draw_draft() {
     if (!judge_->draws()) {
         return {};
     }
+    judge_->begin_draft();
     return [this](const float * row, std::vector<Weights> & drawn) { return judge_->draw_draft(row, drawn); };
 }
 

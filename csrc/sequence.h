@@ -71,7 +71,8 @@ class Sequence {
     int64_t draft_limit(int64_t n_room) const;
     const Span & plan_round(Draft draft);
 
-    // How its drafts are drawn; empty: the most probable tokens are drafted. Valid until the text ends.
+    // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
+    // ends.
     DrawDraft draw_draft();
 
     // `span`: its index in the target's last evaluate().

@@ -4,7 +4,8 @@
 // p is the target's distribution after the whole sampler chain: what forbids and reweighs tokens, truncation,
 // temperature. q may be any distribution, as long as the drafted token was drawn from it; a token that nobody drew has
 // a q with everything on it. Every number of `random` is used once: one for each drafted token where it is drawn, one
-// for each acceptance test, one for each token that is drawn in place of a rejected one, one for a bonus.
+// for each acceptance test, one for each token that is drawn in place of a rejected one, one for a bonus. None is used
+// again where text is taken back: later drafts and tests would not be independent of what was kept because of it.
 #pragma once
 
 #include "distribution.h"
