@@ -138,15 +138,18 @@ class Fit:
         chi_square = sum((c - e) ** 2 / e for c, e in large)
         self.p_value = float(stats.chi2.sf(chi_square, len(large) - 1)) if len(large) > 1 else 1.0
         self.total_variation = sum(abs(c - e) for c, e in cells) / 2 / n
-        self.noise = sum(np.sqrt(2 / np.pi * e * (1 - e / n)) for _, e in cells) / 2 / n
-        """The total variation that so many true draws have in expectation, nearly."""
+        self.chance = sum(np.sqrt(e * (1 - e / n)) for _, e in cells) / 2 / n
+        """The most total variation that so many true draws have in expectation."""
+        self.n = n
 
     def __str__(self):
-        return f"p = {self.p_value:.3f}, total variation {self.total_variation:.4f}, of chance {self.noise:.4f}"
+        return f"p = {self.p_value:.3f}, total variation {self.total_variation:.4f}, by chance under {self.chance:.4f}"
 
     def require(self, least=1e-3):
-        """Seeds are fixed, so this passes always or never."""
-        assert self.p_value > least and self.total_variation < 1.5 * self.noise + 1e-3, str(self)
+        """True draws fail with a probability of 2 * least at most (the total variation: McDiarmid's inequality); seeds
+        are fixed, so that a test passes always or never."""
+        assert self.p_value > least, str(self)
+        assert self.total_variation < self.chance + np.sqrt(np.log(1 / least) / 2 / self.n), str(self)
 
 
 class Script:

@@ -33,7 +33,7 @@ HELP = f"""\
 /help         this list
 /reset        forget the conversation
 /stats        counters since the start
-/gate [GATE]  show or set the gate: {examples(combined=False)}; exact is lossless
+/gate [GATE]  show or set the gate: {examples(combined=False)}; exact and stochastic are lossless
 /save FILE    save the conversation and the settings
 /load FILE    go on with a saved one
 /exit         leave (so does Ctrl-D)
@@ -141,7 +141,7 @@ class Chat:
     def _show_gate(self) -> None:
         gate = self._llm.gate
         if gate.is_lossless:
-            note(f"gate: {gate}, the same answers as plain decoding")
+            note(f"gate: {gate}, " + ("as likely" if gate.draws else "the same") + " answers as plain decoding")
             return
         note(f"gate: {gate}, window: {self._llm.window}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")

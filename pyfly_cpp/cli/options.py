@@ -261,8 +261,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=_GateType(), default=gate, show_default=True,
-                     help=f"{examples(combined=False)}; all but exact may differ from plain decoding. With guards: "
-                          "all(margin:0.3,exact-first:8,budget:2)."),
+                     help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain "
+                          "decoding. With guards: all(margin:0.3,exact-first:8,budget:2)."),
         click.option("--window", metavar="N", type=_SIZE,
                      help="Positions W that decide on a mismatch.  [default: the gate's own]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,

@@ -20,7 +20,15 @@ from pyfly_cpp.rules.fuzzy import Fuzzy
 from pyfly_cpp.rules.gate import Gate, GateNode
 from pyfly_cpp.rules.guards import Budget, ExactFirst
 from pyfly_cpp.rules.stochastic import Stochastic
-from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
+from pyfly_cpp.rules.written import (
+    FORMS,
+    THRESHOLDS,
+    examples,
+    parse_gate,
+    require_gate,
+    require_window_for,
+    why_strict,
+)
 
 __all__ = [
     "FORMS",
@@ -42,5 +50,6 @@ __all__ = [
     "examples",
     "parse_gate",
     "require_gate",
+    "require_window_for",
     "why_strict",
 ]

@@ -119,6 +119,15 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
+def require_window_for(gate: Gate, window: Window | None) -> Window | None:
+    """Returns `window` if the gate has a use for it, or None; raises ValueError otherwise."""
+    if gate.draws and window is not None and window.n_strict + window.size > 0:
+        raise ValueError(
+            f"the gate {gate} decides about a draft at once and has no use for the window {window}; leave it at None."
+        )
+    return window
+
+
 def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
     """Why rounds of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
     where one can be, and where none is wanted: with a lossless gate, or without drafts."""
