@@ -135,7 +135,8 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
         "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
         "adaptive": False,
     }
-    if preset.window is not None:
+    gate = options["gate"] if is_given("gate") else preset.gate
+    if preset.window is not None and not gate.draws:
         said["window_rule"] = preset.window.rule
         said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
