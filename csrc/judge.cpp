@@ -84,8 +84,12 @@ int32_t Judge::choose(const Draft & draft, size_t i, const float * row) {
         return sampler_->choose(row, n_vocab());
     }
     const Weights p = sampler_->distributions()->of_target(row, n_vocab());
-    return i < draft.tokens.size() ? choose_beside(p, draft.q(i), draft.tokens[i], random_)
-                                   : draw(p, random_.uniform());
+    if (i == draft.tokens.size()) {
+        return draw(p, random_.uniform());
+    }
+    const int32_t token = draft.tokens[i];
+    return gate_.sampling() == Sampling::twice ? choose_of_two(p, token, random_)
+                                               : choose_beside(p, draft.q(i), token, random_);
 }
 
 // Settles position i of a round. Returns whether the round goes on. Positions come one after the other, because what

@@ -35,6 +35,11 @@ int32_t choose_beside(const Weights & p, const Weights & q, int32_t drafted, Ran
     return draw(or_else(residual(p, 1.0, q), p), random.uniform());
 }
 
+int32_t choose_of_two(const Weights & p, int32_t drafted, Random & random) {
+    const int32_t first = draw(p, random.uniform()), second = draw(p, random.uniform());
+    return second == drafted ? second : first;
+}
+
 // With the names of the paper: reach is p_i of its equation 4, the probability with which the first i tokens of the
 // block are kept; `accepted` is h_i of its equation 5.
 BlockChoice choose_block(const std::vector<BlockStep> & block, Random & random) {

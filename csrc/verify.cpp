@@ -79,13 +79,16 @@ void require_row(const float * row, size_t n_vocab, const char * which, size_t i
 class DrawnChoices {
   public:
     DrawnChoices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                 const float * draft_logits, uint64_t seed)
+                 const float * draft_logits, Sampling sampling, uint64_t seed)
         : logits_(logits), n_vocab_(n_vocab), draft_(draft), n_draft_(n_draft), draft_logits_(draft_logits),
-          random_(seed) {}
+          sampling_(sampling), random_(seed) {}
 
     int32_t at(size_t i) {
         if (i == n_draft_) {
             return draw(p(i), random_.uniform());
+        }
+        if (sampling_ == Sampling::twice) {
+            return choose_of_two(p(i), draft_[i], random_);
         }
         const BlockStep step = this->step(i);
         return choose_beside(step.p, step.q, step.drafted, random_);
@@ -129,6 +132,7 @@ class DrawnChoices {
     const int32_t * draft_;
     size_t n_draft_;
     const float * draft_logits_;
+    Sampling sampling_;
     Random random_;
 };
 
@@ -153,7 +157,7 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     if (draws && choices != nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "speculative sampling draws the target's tokens itself; give a seed instead");
     }
-    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, seed);
+    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, gate.sampling(), seed);
     std::vector<int32_t> of_block;
     if (gate.sampling() == Sampling::block) {
         of_block = drawn.of_block();

@@ -27,7 +27,19 @@ from sampling_oracle import (
     tokens_of_a_round,
 )
 
-from pyfly_cpp import AllOf, AnyOf, Exact, ExactFirst, Fuzzy, Margin, NotFiniteError, Stochastic, Window, verify
+from pyfly_cpp import (
+    AllOf,
+    AnyOf,
+    Entropy,
+    Exact,
+    ExactFirst,
+    Fuzzy,
+    Margin,
+    NotFiniteError,
+    Stochastic,
+    Window,
+    verify,
+)
 from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget
 
 TOKEN, BLOCK, RFSD = Stochastic(), Stochastic(block=True), Fuzzy("js", 0.0, residual=True)
@@ -260,6 +272,42 @@ def test_the_statistics_notice_a_wrong_distribution():
         observed.append(int(token if rng.random() < p[token] / q[token] else rng.choice(N_VOCAB, p=p)))
     with pytest.raises(AssertionError):
         Fit(observed, dict(enumerate(p))).require()
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_two_draws_as_in_the_reference_code(is_greedy):
+    """A draft matches that either draw gives; else the first counts, whatever gate and window say of it."""
+    target, gate = Script(11), Entropy(0.3, two_draws=True)
+    with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
+        engine.configure(gate, Window(0), [(CallbackDrafter(lambda history: [4]), 1)])
+        engine.begin(PROMPT, 0, None if is_greedy else sampler(8, 1.3))
+        random, text, origins = Random(8), list(PROMPT), set()
+        for _ in range(60):
+            for i in range(engine.round()):
+                record, p = engine.record(i), softmax(target.row(text) / np.float64(1.3))
+                if is_greedy:
+                    choice = int(target.row(text).argmax())
+                elif record.reason == "bonus":
+                    choice = random.draw(p)
+                else:
+                    first, second = random.draw(p), random.draw(p)
+                    choice = 4 if second == 4 else first
+                assert record.choice == choice and record.token in (choice, 4)
+                assert (record.origin == "loose") == (record.token != choice)
+                text.append(record.token)
+                origins.add(record.origin)
+    assert origins == {"matched", "loose", "target"} and random.closest > 1e-6
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_two_draws_of_verify(k, seed):
+    rng = np.random.default_rng(seed)
+    rows, draft, random = rng.normal(size=(k + 1, 4)).astype(np.float32), rng.integers(0, 4, k), Random(seed)
+    result = verify(rows, draft, Entropy(0.9, two_draws=True), Window(0), seed=seed)
+    for decision, row, token in zip(result.decisions, rows, draft):
+        first, second = random.draw(softmax(row)), random.draw(softmax(row))
+        assert decision.choice == (token if token in (first, second) else first)
 
 
 # ---- Several texts ---------------------------------------------------------------------------------------------------

@@ -89,14 +89,15 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
     /* Never defers, but drafts and the target's choices are drawn by speculative sampling (csrc/speculative.h): a
      * choice is the drafted token as often as it can be. n 0: token by token; 1: by block verification, and then it is
-     * the whole gate. The window's size must be 0. Where the choice is the argmax, so it stays. */
+     * the whole gate; the window's size must be 0. 2: by two draws from the target's distribution, either of which may
+     * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; STOCHASTIC: 0, 1; ALL, ANY: operands, >=
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; STOCHASTIC: 0..2; ALL, ANY: operands, >=
                          1; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;

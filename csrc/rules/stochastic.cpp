@@ -20,8 +20,9 @@ class Stochastic : public Rule {
 } // namespace
 
 std::unique_ptr<Rule> make_stochastic(const pyfly_gate_node & node) {
-    require(node.n == 0 || node.n == 1, "speculative sampling is by token (0) or by block (1)");
-    return std::make_unique<Stochastic>(node.n == 1 ? Sampling::block : Sampling::token);
+    constexpr Sampling ways[] = {Sampling::token, Sampling::block, Sampling::twice};
+    require(node.n >= 0 && node.n <= 2, "speculative sampling is by token (0), by block (1) or by two draws (2)");
+    return std::make_unique<Stochastic>(ways[node.n]);
 }
 
 } // namespace pyfly

@@ -24,6 +24,10 @@ class GateNode(NamedTuple):
     second: float = 0.0
 
 
+TWO_DRAWS = GateNode(STOCHASTIC, 2)
+"""What makes choices by two draws from the target's distribution, either of which a draft may match."""
+
+
 def threshold(name: str, value: float, upper: float = math.inf) -> float:
     """`value` as a float; raises ValueError unless it is a finite number in [0, upper]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -43,6 +43,8 @@ FORMS = (
     Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
     Form("ratio", "ratio:0.74", Ratio, {"r": float}),
     Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
+    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}),
+    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True}),
     Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
     *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
     Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),

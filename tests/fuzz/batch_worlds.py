@@ -120,8 +120,9 @@ class Request:
             residual = (
                 [Fuzzy(other.choice(KINDS), 0.1, residual=True)] if world.draws and self.draft_max is None else []
             )
-            self.gate = other.choice([Stochastic(), Stochastic(block=True), *residual])
-            self.window = Window(0)
+            twice = Entropy(0.5, two_draws=True)
+            self.gate = other.choice([Stochastic(), Stochastic(block=True), *residual, twice])
+            self.window = self.window if self.gate is twice else Window(0)
         self.penalty = rng.choice([1.0, 1.3])
         self.options = {
             "trace": rng.random() < 0.3,
