@@ -125,6 +125,14 @@ def test_a_round_has_the_targets_distribution_and_a_block_is_never_shorter(k, is
     assert max(gain) > 1e-3 if is_drawn and k > 1 else max(gain) < 1e-12, "what nobody drew gains nothing"
 
 
+def test_the_example_of_the_paper_on_block_verification():
+    """Two tokens, p = (1/3, 2/3) and q = (2/3, 1/3) at both of two places: 10/9 drafts are accepted in expectation one
+    by one, 11/9 as a block (arXiv 2403.10444, section 2)."""
+    p, q = np.array([1, 2]) / 3, np.array([2, 1]) / 3
+    for is_block, accepted in ((False, 10 / 9), (True, 11 / 9)):
+        assert tokens_of_a_round(lambda _: p, lambda _: q, 2, 2, is_block)[1] == pytest.approx(1 + accepted)
+
+
 # ---- The engine against the oracle -----------------------------------------------------------------------------------
 
 
