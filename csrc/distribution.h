@@ -16,8 +16,9 @@ struct Weight {
 // Weights of tokens, each token once, rising; what is not there has none. A distribution, where they add up to 1.
 using Weights = std::vector<Weight>;
 
-// Draws a draft from a drafter's row [n_vocab], which has a distribution, and adds what it was drawn from to `drawn`.
-using DrawDraft = std::function<int32_t(const float * row, std::vector<Weights> & drawn)>;
+// Draws a draft from a drafter's row [n] of the first n tokens, which has a distribution, and adds what it was drawn
+// from to `drawn`.
+using DrawDraft = std::function<int32_t(const float * row, size_t n, std::vector<Weights> & drawn)>;
 
 // Where tokens, each once and in any order, have these logits: their softmax. A logit of -inf has no weight; one is
 // finite, none is NaN or +inf. Takes `logits` apart.

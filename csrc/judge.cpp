@@ -62,8 +62,8 @@ Judge::Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config
     gate_.require_window(window);
 }
 
-int32_t Judge::draw_draft(const float * row, std::vector<Weights> & drawn) {
-    drawn.push_back(sampler_->distributions()->of_draft(row, n_vocab()));
+int32_t Judge::draw_draft(const float * row, size_t n, std::vector<Weights> & drawn) {
+    drawn.push_back(sampler_->distributions()->of_draft(row, n));
     return draw(drawn.back(), random_.uniform());
 }
 

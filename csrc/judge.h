@@ -45,8 +45,8 @@ class Judge {
     // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
     void begin_draft() { random_ = settled_; }
 
-    // Draws a token of it from a drafter's row [n_vocab], and adds what it was drawn from to `drawn`.
-    int32_t draw_draft(const float * row, std::vector<Weights> & drawn);
+    // Draws a token of it, see DrawDraft.
+    int32_t draw_draft(const float * row, size_t n, std::vector<Weights> & drawn);
 
     // Rejects the oldest open window, if there is one: nothing can decide it any more.
     void give_up(Transcript & transcript, pyfly_stats & stats) { conclude(window_.give_up(), transcript, stats); }

@@ -40,8 +40,9 @@ int32_t choose_of_two(const Weights & p, int32_t drafted, Random & random) {
     return second == drafted ? second : first;
 }
 
-// In the paper's letters `reach` is p_i, the probability with which at least the first i tokens are kept, given them, and
-// `accepted` is h_i. Every token on the way has its own end of the block, so that a block may end where the text does.
+// In the paper's letters `reach` is p_i, the probability with which at least the first i tokens are kept, given them,
+// and `accepted` is h_i. Every token on the way has its own end of the block, so that a block may end where the text
+// does.
 BlockChoice choose_block(const std::vector<BlockStep> & block, Random & random) {
     double reach = 1.0;
     BlockChoice choice = {0, {}};

@@ -29,7 +29,7 @@ void RowDrafter::propose(const std::vector<DraftRequest> & requests) {
             if (!max.finite) {
                 throw Error(PYFLY_STATUS_NOT_FINITE, "the drafter gave a row without a distribution; check its logits");
             }
-            out.tokens.push_back(request.draw ? request.draw(row.data(), out.drawn) : max.token);
+            out.tokens.push_back(request.draw ? request.draw(row.data(), n_vocab_, out.drawn) : max.token);
             if (request.wants_rows) {
                 out.rows.insert(out.rows.end(), row.begin(), row.end());
             }
