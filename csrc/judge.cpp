@@ -41,6 +41,7 @@ pyfly_record make_record(size_t position, int32_t choice, int32_t round) {
     record.reason = -1;
     record.drafter = -1;
     record.round = round;
+    record.region = -1;
     record.entropy = record.margin = record.logprob = not_measured;
     return record;
 }
@@ -55,11 +56,16 @@ void mark_matched(pyfly_record & record, const Draft & draft, size_t i) {
 
 } // namespace
 
-Judge::Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures, Answer answer,
-             std::unique_ptr<Sampler> sampler, Random random)
-    : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(window), measures_(measures),
+Judge::Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
+             Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler, Random random)
+    : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(windows), measures_(measures),
       answer_(std::move(answer)), sampler_(std::move(sampler)), random_(random), settled_(random) {
-    gate_.require_window(window);
+    for (const pyfly_window_config & window : windows) {
+        gate_.require_window(window);
+    }
+    if (gate_.looks_at_regions()) {
+        regions_.emplace(vocabulary, history, sampler_->has_grammar());
+    }
 }
 
 int32_t Judge::draw_draft(const float * row, size_t n, std::vector<Weights> & drawn) {
@@ -102,6 +108,8 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
     const bool is_drafted = i < draft.tokens.size();
     const int32_t token = is_drafted ? draft.tokens[i] : choice;
     pyfly_record record = make_record(transcript.n(), choice, round);
+    record.region = regions_ ? regions_->at(transcript.history(), token, choice) : -1;
+    const pyfly_region region = regions_ ? static_cast<pyfly_region>(record.region) : PYFLY_REGION_PROSE;
 
     if (token == choice) {
         if (is_drafted) {
@@ -133,8 +141,8 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
     if (keeps_shaped_rows(gate_, measures_)) {
         // Rows that its tokens were not drawn from say nothing about them.
         const float * draft_row = draws() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
-        const Mismatch mismatch =
-            judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe, answer_, position);
+        const Mismatch mismatch = judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe,
+                                                 answer_, position, region);
         reason = mismatch.rejected;
         record.entropy = mismatch.entropy;
         record.margin = mismatch.margin;
@@ -142,12 +150,12 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
     } else if (!is_safe) {
         reason = PYFLY_REASON_SAFETY;
     }
-    if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.tokens.size() - 1 - i))) {
+    if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.tokens.size() - 1 - i), region)) {
         reason = PYFLY_REASON_BOUNDARY;
     }
 
     if (reason == PYFLY_REASON_LOOSE) {
-        if (const Window::Outcome outcome = window_.deferred(position)) {
+        if (const Window::Outcome outcome = window_.deferred(position, region)) {
             conclude(outcome, transcript, stats);
             return false;
         }
@@ -248,6 +256,9 @@ void Judge::conclude(const Window::Outcome & outcome, Transcript & transcript, p
         pyfly_record choice;
         sampler_ = transcript.roll_back(*outcome, rolled_back, choice);
         answer_.truncate(outcome->position);
+        if (regions_) {
+            regions_->truncate(outcome->position);
+        }
         stats.rollbacks++;
         stats.rolled_back += rolled_back;
         count_rejection(choice, stats);

@@ -3,9 +3,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "answer.h"
+#include "regions.h"
 #include "rules/gate.h"
 #include "sampler.h"
 #include "transcript.h"
@@ -27,11 +29,12 @@ struct Draft {
 
 class Judge {
   public:
-    // A text begins, whose answer may have begun before. `measures`: entropy, margin and probability of every token,
-    // not only of mismatches. `random`: for a gate with speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a
-    // malformed window, or one that the gate has no use for.
-    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures, Answer answer,
-          std::unique_ptr<Sampler> sampler, Random random);
+    // A text begins with `history`, whose answer may have begun before. `windows`: of a mismatch in each region.
+    // `measures`: entropy, margin and probability of every token, not only of mismatches. `random`: for a gate with
+    // speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a malformed window, or one that the gate has no use
+    // for.
+    Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
+          Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler, Random random);
 
     // Settles a round, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
     // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
@@ -84,7 +87,8 @@ class Judge {
     bool measures_;
     Answer answer_;
     std::unique_ptr<Sampler> sampler_;
-    Random random_, settled_; // now, and behind the last round
+    Random random_, settled_;              // now, and behind the last round
+    std::optional<RegionTracker> regions_; // nothing where the gate does not look at them
 };
 
 } // namespace pyfly

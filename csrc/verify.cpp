@@ -14,14 +14,15 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
 }
 
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
-                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position) {
+                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
+                        pyfly_region region) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
     const Evidence evidence = {
-        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away()};
+        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away(), region};
     Mismatch mismatch;
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
@@ -39,7 +40,7 @@ namespace {
 // Judges the deferred mismatch at position j (0-based) on its own: does its window hold in this round?
 pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions, size_t j) {
     const size_t n = decisions.size();
-    Window window(config);
+    Window window({config});
     const auto at = [](size_t i) { return static_cast<int64_t>(i); };
     if (!window.fits(at(n - 1 - j))) {
         return PYFLY_REASON_BOUNDARY;
@@ -139,7 +140,7 @@ class DrawnChoices {
 } // namespace
 
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                   const float * draft_logits, const int32_t * choices, const Gate & gate,
+                   const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
                    const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
                    uint64_t seed) {
     if (window.across_rounds) {
@@ -150,7 +151,10 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         throw Error(PYFLY_STATUS_INVALID,
                     "the gate compares the draft's distribution with the target's; give draft_logits");
     }
-    const Window validated(window); // also where there is no mismatch to judge
+    if (gate.looks_at_regions() && regions == nullptr && n_draft > 0) {
+        throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
+    }
+    const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;
     gate.require_window(window);
     const bool draws = gate.sampling() != Sampling::alone;
@@ -167,6 +171,9 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         require_row(logits + i * n_vocab, n_vocab, "logits", i);
         return choices ? choices[i] : draws ? drawn.at(i) : row_max(logits + i * n_vocab, n_vocab).token;
     };
+    for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
+        require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
+    }
     Round round;
     round.decisions.resize(n_draft);
     for (size_t i = 0; i < n_draft; i++) {
@@ -175,9 +182,9 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         const bool is_chosen = decision.choice >= 0;
         const bool is_safe = !is_protected[static_cast<size_t>(draft[i])] &&
                              !(is_chosen && is_protected[static_cast<size_t>(decision.choice)]);
-        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
-                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
-                                                 static_cast<int64_t>(i));
+        const Mismatch mismatch = judge_mismatch(
+            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
+            answer, static_cast<int64_t>(i), regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         if (decision.reason == PYFLY_REASON_LOOSE) {
             answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);

@@ -5,13 +5,13 @@ The same C++ as in generation: for experiments, other runtimes, and the conforma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy.typing as npt
 
 from pyfly_cpp import _native
-from pyfly_cpp.rules import Exact, Gate, require_gate
+from pyfly_cpp.rules import REGIONS, Exact, Gate, require_gate
 from pyfly_cpp.stats import REASONS
 from pyfly_cpp.windows import Window
 
@@ -77,6 +77,7 @@ def verify(
     n_answered: int = 0,
     given_away: float = 0.0,
     seed: int = 0,
+    regions: Sequence[str] | None = None,
 ) -> Verification:
     """Verifies one round.
 
@@ -97,6 +98,7 @@ def verify(
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
             defers counts as given away.
         seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
+        regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.
@@ -113,10 +115,14 @@ def verify(
     if window.across_rounds:
         raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
+    before = n_answered, given_away
+    for region in regions or ():
+        if region not in REGIONS:
+            raise ValueError(f"there is no region {region!r}, but {', '.join(REGIONS)}.")
+    places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, n_answered, given_away,
-        seed,
-    )  # fmt: skip
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed
+    )
     decisions = []
     for i, d in enumerate(raw):
         reason = REASONS[d.reason]

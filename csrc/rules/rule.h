@@ -22,6 +22,7 @@ struct Evidence {
     const float * draft_row; // [n_vocab], the drafter's own; null if it has none
     int64_t n_answered;      // tokens of this answer before it, >= 0
     double given_away;       // nats: the margins of the loosely accepted ones among them, >= 0
+    pyfly_region region;     // what is being written; prose where no rule looks at it
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
@@ -43,6 +44,7 @@ class Rule {
 
     // How the target's choices are made where it is asked.
     virtual Sampling sampling() const { return Sampling::alone; }
+    virtual bool looks_at_region() const { return false; }
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().
     virtual bool reports_top_entropy() const { return false; }

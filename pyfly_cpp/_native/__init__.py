@@ -21,7 +21,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
-from pyfly_cpp._native.verify import RawDecision, verify
+from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "Batch",
@@ -45,6 +45,7 @@ __all__ = [
     "context_memory",
     "inspect_model",
     "load_guard",
+    "regions",
     "require_release",
     "simd_level",
     "verify",

@@ -11,6 +11,11 @@ EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXAC
 STOCHASTIC = 15
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
+REGION = 32
+
+REGIONS = ("prose", "code", "numbers", "think", "structured")
+"""What may be written, in the order of `pyfly_region` of pyfly.h."""
+
 MAX_TOP = 32
 """Largest n of a top-n entropy."""
 
@@ -61,10 +66,24 @@ class Gate:
         """The gate's own window: what a mismatch that it defers needs to stand, where nobody says otherwise."""
         return Window()
 
+    def in_region(self, region: str) -> Gate:
+        """What it is where one of the `REGIONS` is written."""
+        return self
+
+    def windows(self, given: Window | None = None) -> tuple[Window, ...]:
+        """The windows of a mismatch in each of the `REGIONS`: the one that was given, or its own."""
+        gates = [self.in_region(region) for region in REGIONS]
+        return tuple(given or (self if gate.is_lossless else gate).window for gate in gates)
+
     @property
     def is_lossless(self) -> bool:
         """Whether it never defers, by its kind."""
         return False
+
+    @property
+    def draws_choices(self) -> bool:
+        """Whether the target's choices are not simply those of its sampler, for the whole answer."""
+        return any(node.kind == STOCHASTIC for node in self.nodes())
 
     @property
     def draws(self) -> bool:
