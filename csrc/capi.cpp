@@ -83,7 +83,8 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
                           const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
-                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
+                          uint64_t seed, pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens,
+                          pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
@@ -108,7 +109,7 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         answer.accept_loosely(-n_answered, given_away);
         const pyfly::Round round =
             pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, regions,
-                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer));
+                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer), seed);
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
@@ -269,7 +270,8 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         const bool is_known = request->n_evaluated < 0;
         pyfly::Gate gate(request->gate, request->n_gate);
         std::unique_ptr<pyfly::Sampler> sampler =
-            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
+            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0),
+                                gate.sampling() != pyfly::Sampling::alone);
         pyfly::RequestConfig config = {std::move(gate),
                                        {std::begin(request->windows), std::end(request->windows)},
                                        request->trace != 0,

@@ -87,16 +87,19 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
 }
 
 void Drafting::require_rows(const RequestConfig & config) const {
+    const bool must_draw = config.gate.sampling() != Sampling::alone;
     bool is_asked = false, has_rows = false;
     for (size_t d = 0; d < drafters_.size(); d++) {
         const bool may_draft = config.draft_max[d] > 0;
         is_asked = is_asked || may_draft;
-        has_rows = has_rows || (may_draft && drafters_[d].drafter->has_rows());
+        const Drafter & drafter = *drafters_[d].drafter;
+        has_rows = has_rows || (may_draft && drafter.has_rows() && (drafter.draws() || !must_draw));
     }
     if (config.gate.needs_draft_rows() && is_asked && !has_rows) {
         throw Error(PYFLY_STATUS_INVALID,
-                    "the gate compares the draft's distribution with the target's, and this drafter "
-                    "has none; use a draft model or a head, or another gate");
+                    std::string("the gate compares the draft's distribution with the target's, and this drafter ") +
+                        (must_draw ? "draws its tokens from none" : "has none") +
+                        "; use a draft model or a head, or another gate");
     }
 }
 
@@ -262,7 +265,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         }
         t.n_asked = is_governed ? choices[i].k : 0;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            t.sequence.config().gate.needs_draft_rows()});
+                            t.sequence.config().gate.needs_draft_rows(), t.sequence.draw_draft()});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;
@@ -304,6 +307,7 @@ void Drafting::choose(Turns & turns) {
     for (Turn & d : turns) {
         d.draft.tokens = std::move(d.proposal.tokens);
         d.draft.rows = std::move(d.proposal.rows);
+        d.draft.drawn = std::move(d.proposal.drawn);
         d.text->proposal_class = d.proposal.proposal_class;
         for (size_t i = 0; i < d.free.size(); i++) {
             d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());

@@ -1,6 +1,7 @@
 // One position of a round: sampler, safety, gate and window decide, the transcript takes the token. No llama.h.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,24 +20,36 @@ namespace pyfly {
 struct Draft {
     int32_t drafter = -1; // index, -1: none
     std::vector<int32_t> tokens;
-    std::vector<float> rows = {}; // [tokens][n_vocab], the drafter's own; empty: it has none, or no rule needs them
+    std::vector<float> rows = {};    // [tokens][n_vocab], the drafter's own; empty: it has none, or no rule needs them
+    std::vector<Weights> drawn = {}; // [tokens], what each was drawn from; empty: nobody drew them
 
+    Weights q(size_t i) const { return drawn.empty() ? Weights{{tokens[i], 1.0}} : drawn[i]; }
     const float * row(size_t i, size_t n_vocab) const { return rows.empty() ? nullptr : rows.data() + i * n_vocab; }
 };
 
 class Judge {
   public:
     // A text begins with `history`, whose answer may have begun before. `windows`: of a mismatch in each region.
-    // `measures`: entropy, margin and probability of every token, not only of mismatches. Throws
-    // Error(PYFLY_STATUS_INVALID) for a malformed window.
+    // `measures`: entropy, margin and probability of every token, not only of mismatches. `random`: for a gate with
+    // speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a malformed window, or one that the gate has no use
+    // for.
     Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
-          Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler);
+          Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler, Random random);
 
-    // Settles position i of a round (i = draft.tokens.size(): the bonus), `row` [n_vocab] being the target's logits
-    // there. Returns whether the round goes on. Positions come one after the other, because what the sampler does at
-    // one depends on the tokens before it. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
-    bool settle(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
-                pyfly_stats & stats);
+    // Settles a round, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
+    // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+    using Rows = std::function<const float *(size_t i)>;
+    void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
+
+    // Whether drafts and choices are drawn by speculative sampling; not where a choice is an argmax.
+    bool draws() const { return gate_.sampling() != Sampling::alone && sampler_->distributions() != nullptr; }
+
+    // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
+    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
+    void begin_draft() { random_ = settled_; }
+
+    // Draws a token of it, see DrawDraft.
+    int32_t draw_draft(const float * row, size_t n, std::vector<Weights> & drawn);
 
     // Rejects the oldest open window, if there is one: nothing can decide it any more.
     void give_up(Transcript & transcript, pyfly_stats & stats) { conclude(window_.give_up(), transcript, stats); }
@@ -54,12 +67,19 @@ class Judge {
     // Whether the sampler has to keep the row as gates see it (make_sampler).
     static bool keeps_shaped_rows(const Gate & gate, bool measures) { return measures || !gate.is_exact(); }
 
-    // The sampler moves on to the next text.
+    // The sampler moves on to the next text, and so do the random numbers.
     std::unique_ptr<Sampler> take_sampler() { return std::move(sampler_); }
+    const Random & random() const { return settled_; }
 
   private:
+    bool settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
+                         pyfly_stats & stats);
+    void settle_block(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript,
+                      pyfly_stats & stats);
+    int32_t choose(const Draft & draft, size_t i, const float * row);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
-    void measure(pyfly_record & record) const;
+    void measure(pyfly_record & record, const float * shaped_row, int32_t drafted) const;
+    size_t n_vocab() const { return static_cast<size_t>(vocabulary_->n()); }
 
     const Vocabulary * vocabulary_;
     Gate gate_;
@@ -67,6 +87,7 @@ class Judge {
     bool measures_;
     Answer answer_;
     std::unique_ptr<Sampler> sampler_;
+    Random random_, settled_;              // now, and behind the last round
     std::optional<RegionTracker> regions_; // nothing where the gate does not look at them
 };
 

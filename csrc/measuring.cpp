@@ -264,7 +264,7 @@ class Measuring {
             histories.back().push_back(0);
         }
         for (size_t i = 0; i < proposals_.size(); i++) {
-            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i], false, true});
+            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i], false, {}, true});
         }
         return time([&] { batch_.drafters()[d].drafter->propose(requests); });
     }

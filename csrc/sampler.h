@@ -5,7 +5,26 @@
 #include <cstdint>
 #include <memory>
 
+#include "distribution.h"
+
 namespace pyfly {
+
+// What a sampler draws from. Like choose(), these leave the token history alone.
+class Distributions {
+  public:
+    virtual ~Distributions() = default;
+
+    // The distribution of the target's choice for a row, in place of choose(): its random state stays. Throws
+    // Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+    virtual Weights of_target(const float * row, size_t n_vocab) = 0;
+
+    // A drafter's row, truncated and scaled as the target's is (top-k, top-p, min-p, temperature, ...), so that what is
+    // drawn from it is accepted often. The row [n], of the first n tokens, has a distribution.
+    virtual Weights of_draft(const float * row, size_t n) = 0;
+
+    // The request's seed.
+    virtual uint64_t seed() const = 0;
+};
 
 class Sampler {
   public:
@@ -18,6 +37,9 @@ class Sampler {
     // The row of the last choose() as gates see it: after everything that forbids or reweighs tokens (processors,
     // biases, penalties, grammar), before temperature and truncation. Asked for before accept(); valid until choose().
     virtual const float * shaped_row() = 0;
+
+    // What it draws from; null where its choice is an argmax. Valid as long as it is.
+    virtual Distributions * distributions() { return nullptr; }
 
     // Whether the last choose() could have drawn `token`: it survived the truncation (top-k, top-p, min-p, ...).
     // Always true when the choice is the argmax.
@@ -47,8 +69,10 @@ class GreedySampler : public Sampler {
 };
 
 // The Sampler for a request's llama_sampler chain, or a GreedySampler for null. `keeps_shaped_row`: whether
-// shaped_row() will be asked for. Defined in chain_sampler.cpp; builds without llama.cpp have
+// shaped_row() will be asked for; `gives_distributions`: whether distributions() will, and then a chain that draws in a
+// way of its own is an Error(PYFLY_STATUS_INVALID). Defined in chain_sampler.cpp; builds without llama.cpp have
 // sampler_without_llama.cpp.
-std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row);
+std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row,
+                                      bool gives_distributions);
 
 } // namespace pyfly

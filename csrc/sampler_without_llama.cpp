@@ -5,7 +5,7 @@
 
 namespace pyfly {
 
-std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool) {
+std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool, bool) {
     if (llama_sampler_chain != nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "this build of the core has no llama.cpp sampler chains");
     }

@@ -26,17 +26,18 @@ void Sequence::require_text(const std::vector<int32_t> & history) const {
 void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                      std::unique_ptr<Sampler> sampler) {
     Answer answer(static_cast<int64_t>(history.size()));
-    begin(std::move(config), std::move(history), n_evaluated, std::move(answer), std::move(sampler));
+    const Random random(sampler->distributions() != nullptr ? sampler->distributions()->seed() : 0);
+    begin(std::move(config), std::move(history), n_evaluated, std::move(answer), std::move(sampler), random);
 }
 
 void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
-                     Answer answer, std::unique_ptr<Sampler> sampler) {
+                     Answer answer, std::unique_ptr<Sampler> sampler, Random random) {
     if (history.empty() || (n_evaluated && *n_evaluated >= history.size())) {
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_text(history);
     auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.windows, config.trace, std::move(answer),
-                                         history, std::move(sampler)); // throws
+                                         history, std::move(sampler), random); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
     memory_.forget_other_checkpoint(history.data(), n_held);
@@ -72,7 +73,7 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
     uncount(n_keep);
     std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
     begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer(static_cast<int64_t>(n_keep)),
-          then ? std::move(then) : judge_->take_sampler());
+          then ? std::move(then) : judge_->take_sampler(), judge_->random());
 }
 
 void Sequence::reset_stats() {
@@ -154,6 +155,15 @@ int64_t Sequence::draft_limit(int64_t n_room) const {
                      static_cast<int64_t>(target_->can_checkpoint() ? Model::unlimited : target_->rewind_depth())});
 }
 
+DrawDraft Sequence::draw_draft() {
+    if (!judge_->draws()) {
+        return {};
+    }
+    judge_->begin_draft();
+    return
+        [this](const float * row, size_t n, std::vector<Weights> & drawn) { return judge_->draw_draft(row, n, drawn); };
+}
+
 const Span & Sequence::plan_round(Draft draft) {
     const std::vector<int32_t> & history = transcript_.history();
     draft_ = std::move(draft);
@@ -199,8 +209,7 @@ void Sequence::take_round(size_t span, int64_t us) {
         stats_.drafted_at[std::min<size_t>(i, PYFLY_MAX_DEPTH - 1)]++;
     }
     const Stopwatch stopwatch(stats_.us_gate);
-    for (size_t i = 0; judge_->settle(draft_, i, round_, target_->row(span, first_row + i), transcript_, stats_); i++) {
-    }
+    judge_->settle(draft_, round_, [&](size_t i) { return target_->row(span, first_row + i); }, transcript_, stats_);
     if (transcript_.n() > static_cast<size_t>(target_->n_ctx())) {
         judge_->give_up(transcript_, stats_); // no round can follow that would decide it
     }

@@ -71,6 +71,10 @@ class Sequence {
     int64_t draft_limit(int64_t n_room) const;
     const Span & plan_round(Draft draft);
 
+    // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
+    // ends.
+    DrawDraft draw_draft();
+
     // `span`: its index in the target's last evaluate().
     void take(size_t span, int64_t us);
     void postpone();               // it was not evaluated: another time
@@ -97,7 +101,7 @@ class Sequence {
     enum class Planned { nothing, prompt, round };
 
     void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated, Answer answer,
-               std::unique_ptr<Sampler> sampler);
+               std::unique_ptr<Sampler> sampler, Random random);
     bool is_limited() const { return target_->is_limited(); }
     int64_t draft_max() const;
     void require_text(const std::vector<int32_t> & history) const;

@@ -94,6 +94,13 @@ std::unique_ptr<Sampler> Transcript::roll_back(const Window::Rejection & rejecti
     return sampler;
 }
 
+void Transcript::take_back(size_t n) {
+    while (!pending_.empty() && static_cast<size_t>(pending_.back().record.position) >= n) {
+        pending_.pop_back();
+    }
+    history_.resize(n);
+}
+
 void Transcript::commit(int64_t end, pyfly_stats & stats) {
     size_t n = 0;
     for (; n < pending_.size() && pending_[n].record.position < end; n++) {

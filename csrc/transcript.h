@@ -42,6 +42,9 @@ class Transcript {
     std::unique_ptr<Sampler> roll_back(const Window::Rejection & rejection, int64_t & rolled_back,
                                        pyfly_record & choice);
 
+    // Takes back every token behind the first n; no window is open there.
+    void take_back(size_t n);
+
     // Gives out every token before position `end` for good: they become records(). Counts them.
     void commit(int64_t end, pyfly_stats & stats);
 

@@ -69,11 +69,80 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
     return PYFLY_REASON_LOOSE;
 }
 
+void require_row(const float * row, size_t n_vocab, const char * which, size_t i) {
+    if (!row_max(row, n_vocab).finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE, std::string(which) + " row " + std::to_string(i) +
+                                                 " has no distribution: NaN, +inf, or -inf everywhere");
+    }
+}
+
+// Choices of speculative sampling, see pyfly_verify.
+class DrawnChoices {
+  public:
+    DrawnChoices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
+                 const float * draft_logits, Sampling sampling, uint64_t seed)
+        : logits_(logits), n_vocab_(n_vocab), draft_(draft), n_draft_(n_draft), draft_logits_(draft_logits),
+          sampling_(sampling), random_(seed) {}
+
+    int32_t at(size_t i) {
+        if (i == n_draft_) {
+            return draw(p(i), random_.uniform());
+        }
+        if (sampling_ == Sampling::twice) {
+            return choose_of_two(p(i), draft_[i], random_);
+        }
+        const BlockStep step = this->step(i);
+        return choose_beside(step.p, step.q, step.drafted, random_);
+    }
+
+    std::vector<int32_t> of_block() {
+        std::vector<BlockStep> block;
+        for (size_t i = 0; i < n_draft_; i++) {
+            block.push_back(step(i));
+        }
+        const BlockChoice choice = choose_block(block, random_);
+        std::vector<int32_t> choices(draft_, draft_ + choice.n_accepted);
+        const bool is_whole = choice.n_accepted == n_draft_;
+        choices.push_back(is_whole ? at(n_draft_) : draw(choice.rest, random_.uniform()));
+        choices.resize(n_draft_ + 1, -1);
+        return choices;
+    }
+
+  private:
+    Weights p(size_t i) const {
+        require_row(logits_ + i * n_vocab_, n_vocab_, "logits", i);
+        return softmax(logits_ + i * n_vocab_, n_vocab_);
+    }
+
+    BlockStep step(size_t i) const {
+        BlockStep step = {p(i), {{draft_[i], 1.0}}, draft_[i]};
+        if (draft_logits_ != nullptr) {
+            require_row(draft_logits_ + i * n_vocab_, n_vocab_, "draft_logits", i);
+            step.q = softmax(draft_logits_ + i * n_vocab_, n_vocab_);
+        }
+        if (!(weight(step.q, step.drafted) > 0.0)) {
+            throw Error(PYFLY_STATUS_INVALID, "draft token " + std::to_string(step.drafted) +
+                                                  " cannot be drawn from row " + std::to_string(i) +
+                                                  " of draft_logits; give the rows that the draft was drawn from");
+        }
+        return step;
+    }
+
+    const float * logits_;
+    size_t n_vocab_;
+    const int32_t * draft_;
+    size_t n_draft_;
+    const float * draft_logits_;
+    Sampling sampling_;
+    Random random_;
+};
+
 } // namespace
 
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
-                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer) {
+                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
+                   uint64_t seed) {
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
                     "verification of one round cannot look across rounds; set across_rounds to 0");
@@ -87,28 +156,32 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     }
     const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;
-    const auto max_of = [&](const float * rows, const std::string & what, size_t i) {
-        const RowMax max = row_max(rows + i * n_vocab, n_vocab);
-        if (!max.finite) {
-            throw Error(PYFLY_STATUS_NOT_FINITE,
-                        what + " row " + std::to_string(i) + " has no distribution: NaN, +inf, or -inf everywhere");
-        }
-        return max;
-    };
+    gate.require_window(window);
+    const bool draws = gate.sampling() != Sampling::alone;
+    if (draws && choices != nullptr) {
+        throw Error(PYFLY_STATUS_INVALID, "speculative sampling draws the target's tokens itself; give a seed instead");
+    }
+    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, gate.sampling(), seed);
+    std::vector<int32_t> of_block;
+    if (gate.sampling() == Sampling::block) {
+        of_block = drawn.of_block();
+        choices = of_block.data();
+    }
     const auto choice_at = [&](size_t i) {
-        const RowMax max = max_of(logits, "logits", i);
-        return choices ? choices[i] : max.token;
+        require_row(logits + i * n_vocab, n_vocab, "logits", i);
+        return choices ? choices[i] : draws ? drawn.at(i) : row_max(logits + i * n_vocab, n_vocab).token;
     };
     for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
-        max_of(draft_logits, "draft_logits", i);
+        require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
     }
     Round round;
     round.decisions.resize(n_draft);
     for (size_t i = 0; i < n_draft; i++) {
         pyfly_decision & decision = round.decisions[i];
         decision.choice = choice_at(i);
-        const bool is_safe =
-            !is_protected[static_cast<size_t>(draft[i])] && !is_protected[static_cast<size_t>(decision.choice)];
+        const bool is_chosen = decision.choice >= 0;
+        const bool is_safe = !is_protected[static_cast<size_t>(draft[i])] &&
+                             !(is_chosen && is_protected[static_cast<size_t>(decision.choice)]);
         const Mismatch mismatch = judge_mismatch(
             gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
             answer, static_cast<int64_t>(i), regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);

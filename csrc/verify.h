@@ -38,10 +38,11 @@ struct Round {
 };
 
 // One round on its own, see pyfly_verify. logits[n_draft + 1][n_vocab]; draft_logits[n_draft][n_vocab] or null;
-// choices[n_draft + 1] or null for the argmax; regions[n_draft], of enum pyfly_region, or null; `answer`: what came
-// before, the round begins at position 0.
+// choices[n_draft + 1] or null for the argmax, or what speculative sampling draws with this seed; regions[n_draft], of
+// enum pyfly_region, or null; `answer`: what came before, the round begins at position 0.
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
-                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer);
+                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
+                   uint64_t seed);
 
 } // namespace pyfly

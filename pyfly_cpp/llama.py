@@ -27,7 +27,7 @@ from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.models import model_file
 from pyfly_cpp.processors import ExtendableProcessors, Processors
 from pyfly_cpp.request import HandOver, Request
-from pyfly_cpp.rules import Exact, Gate, require_gate, why_strict
+from pyfly_cpp.rules import Exact, Gate, require_gate, require_window_for, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
 from pyfly_cpp.windows import Window, require_window
 
@@ -67,7 +67,7 @@ class FlyLlama(GuardedLlama):
                 `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for
                 plain decoding; so does the base class's `draft_model=`. "auto": the MTP head that the model carries,
                 else `draft_model`, else the best file here that could draft for it, else lookup: `drafter_reason`.
-            gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
+            gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: What a deferred mismatch needs to stand, or its text ("reconverge:6"); None: the gate's own.
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
@@ -90,7 +90,7 @@ class FlyLlama(GuardedLlama):
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
         self._gate = require_gate(gate)
-        self._window = require_window(window)
+        self._window = require_window_for(self._gate, require_window(window))
         self._draft_max = require_draft_max(draft_max)
         self._protected = frozenset(protected)
         self._adaptive = adaptive

@@ -31,7 +31,7 @@ class Decision:
     reason: str
     """`"match"` and `"loose"`: accepted; `"gate"`, `"window"`, `"boundary"`, `"safety"`: rejected, and why."""
     choice: int
-    """The target's choice."""
+    """The target's choice; -1 behind the rejection of a block, where none was made."""
     entropy: float
     """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
     margin: float
@@ -70,12 +70,13 @@ def verify(
     logits: npt.ArrayLike,
     draft: npt.ArrayLike,
     gate: Gate | str = Exact(),  # noqa: B008 - frozen
-    window: Window = Window(),  # noqa: B008 - frozen
+    window: Window | None = None,
     protected: Iterable[int] = frozenset(),
     target_tokens: npt.ArrayLike | None = None,
     draft_logits: npt.ArrayLike | None = None,
     n_answered: int = 0,
     given_away: float = 0.0,
+    seed: int = 0,
     regions: Sequence[str] | None = None,
 ) -> Verification:
     """Verifies one round.
@@ -86,13 +87,17 @@ def verify(
         draft: int [K], the drafted tokens; K may be 0.
         gate: What may be deferred.
         window: What a deferred mismatch needs: the FLy paper's unless it is given, for every gate, since one round is
-            all there is; for that reason `across_rounds` must not be True, either.
+            all there is; for that reason `across_rounds` must not be True, either. Speculative sampling takes none.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
-        target_tokens: int [K+1], the target's choices; None for the argmax of each row.
-        draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's: `Fuzzy`.
+        target_tokens: int [K+1], the target's choices; None for the argmax of each row, or what `Stochastic` draws.
+        draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
+            those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
+            (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
+            temperature and put -inf where tokens are cut off.
         n_answered: Tokens of the answer before this round, >= 0, for guards.
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
             defers counts as given away.
+        seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
         regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
 
     Returns:
@@ -103,6 +108,10 @@ def verify(
         NotFiniteError: a row has no distribution.
     """
     gate = require_gate(gate)
+    if window is None:
+        window = gate.window if gate.draws else Window()
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be an integer in 0..2**64-1, not {seed!r}.")
     if window.across_rounds:
         raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
@@ -112,7 +121,7 @@ def verify(
             raise ValueError(f"there is no region {region!r}, but {', '.join(REGIONS)}.")
     places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed
     )
     decisions = []
     for i, d in enumerate(raw):

@@ -25,6 +25,7 @@ from pyfly_cpp import (
     Ratio,
     Regions,
     Relaxed,
+    Stochastic,
     Typical,
     Window,
     parse_gate,
@@ -134,7 +135,7 @@ gates = st.recursive(
     st.one_of(
         st.just(Exact()),
         st.builds(Margin, st.floats(0, 3)),
-        st.builds(Entropy, st.floats(0, 1), st.none() | st.just(3)),
+        st.builds(Entropy, st.floats(0, 1), st.none() | st.integers(1, 4)),
         st.builds(Ratio, st.floats(0, 1, exclude_min=True)),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
@@ -153,7 +154,14 @@ windows = st.builds(
 )  # fmt: skip
 
 
-@given(gates)
+alone = st.one_of(
+    st.builds(Stochastic, st.booleans()),
+    st.builds(Entropy, st.floats(0, 1), st.none() | st.integers(1, 4), st.just(True)),
+    st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99), st.just(True)),
+)
+
+
+@given(gates | alone)
 def test_every_gate_reads_back(gate):
     assert parse_gate(str(gate)) == gate
 
@@ -185,7 +193,8 @@ def test_the_table_of_forms():
             with pytest.raises(ValueError, match="not in an any"):
                 parse_gate(f"any(exact,{form.example})")
             continue
-        example = (form.example or f"{form.word}:0.5:9").replace("...", "margin")
+        example = form.example or ":".join([form.word, "0.5", "9"][: 1 + len(form.numbers)])
+        example = example.replace("...", "margin")
         gate = parse_gate(example)
         assert isinstance(gate, form.rule) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
         if form.numbers is not None:

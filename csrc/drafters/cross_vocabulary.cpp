@@ -76,7 +76,12 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         std::vector<DraftRequest> asked;
         for (Job * job : active) {
             job->made = {};
-            asked.push_back({job->request.text, &job->history, static_cast<int32_t>(n_more(*job)), &job->made, false,
+            asked.push_back({job->request.text,
+                             &job->history,
+                             static_cast<int32_t>(n_more(*job)),
+                             &job->made,
+                             false,
+                             {},
                              job->request.is_made_up});
         }
         inner_->propose(asked);

@@ -139,8 +139,9 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
-        jobs.push_back({request.text, *request.history, n_max - 1, request.out, request.wants_rows, // the last is not
-                        ahead_ == nullptr || request.is_made_up});                                  // evaluated
+        // The last is not evaluated.
+        jobs.push_back({request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw,
+                        ahead_ == nullptr || request.is_made_up});
     }
     while (catch_up(jobs) > 0) {
     }
@@ -213,7 +214,7 @@ void DraftModel::take(Job & job, size_t span) {
     size_t n_right = 0;
     for (bool is_right = true; is_right && !job.is_done;) {
         const float * row = own_.row(span, first_row + n_right);
-        const auto token = draft_token(row, n_shared_, p_min_, "draft model");
+        const auto token = draft_token(row, n_shared_, p_min_, "draft model", job.draw, job.out->drawn);
         if (token) {
             drafted.push_back(*token);
             if (job.wants_rows) {

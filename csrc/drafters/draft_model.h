@@ -34,6 +34,7 @@ class DraftModel : public Drafter {
     int32_t n_own_rows_most() const override { return ahead_ != nullptr ? own_.n_batch() : 0; }
     void evaluate_rows(int32_t n) override;
     void expect_rows(int32_t n, double us) override;
+    bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
     int64_t n_batches() const override { return memories_.n_batches(); }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
@@ -46,6 +47,7 @@ class DraftModel : public Drafter {
         size_t n_more; // tokens that its memory is to hold behind the last one
         Proposal * out = nullptr;
         bool wants_rows = false;
+        DrawDraft draw = {};
         bool is_alone = true;             // it drafts one token after the other
         std::vector<int32_t> so_far = {}; // history and draft, where tokens ahead are guessed
         std::vector<int32_t> next = {};   // to be evaluated: what its memory does not hold, and what is tried ahead

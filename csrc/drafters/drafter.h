@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distribution.h"
 #include "model.h"
 
 namespace pyfly {
@@ -13,9 +14,12 @@ namespace pyfly {
 struct Proposal {
     std::vector<int32_t> tokens;
 
-    // [tokens][n_vocab], the drafter's own logits, of which each token is the argmax; empty where they were not asked
-    // for, or it has none.
+    // [tokens][n_vocab], the drafter's own logits, of which each token is the argmax unless it was drawn; empty where
+    // they were not asked for, or it has none.
     std::vector<float> rows;
+
+    // [tokens], what each was drawn from; empty where none was.
+    std::vector<Weights> drawn;
 
     // 0..7: proposals of one class are about equally likely to be right. The governor keeps acceptance by class.
     int32_t proposal_class = 0;
@@ -28,6 +32,11 @@ struct DraftRequest {
     int32_t n_max;  // >= 1
     Proposal * out; // empty on entry
     bool wants_rows = false;
+
+    // With it, a drafter that draws() gives what it draws from its rows, where it would give their argmax. Whether it
+    // proposes a token at all must not depend on what was drawn.
+    DrawDraft draw = {};
+
     bool is_made_up = false; // only to see what drafting costs: nothing is to be learned from the text
 };
 
@@ -67,6 +76,9 @@ class Drafter {
 
     // Whether its proposals can have rows.
     virtual bool has_rows() const { return false; }
+
+    // Whether it draws its tokens where a request says so.
+    virtual bool draws() const { return false; }
 
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }

@@ -180,8 +180,8 @@ void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
             if (!at(request.text).seen.has_row_before(next_entry(request.text))) {
                 restart_at_rows(request.text);
             }
-            jobs.push_back(
-                {request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows});
+            jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
+                            request.draw});
             texts.push_back(request.text);
             n_new += request.history->size() - next_entry(request.text) + jobs.back().n_max - 1;
         }
@@ -254,7 +254,8 @@ void HeadDrafter::draft(std::vector<Job> & jobs) {
             if (own == nullptr) {
                 throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape_.name);
             }
-            const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, shape_.name);
+            const auto token =
+                draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, shape_.name, job.draw, job.out->drawn);
             if (token) {
                 job.drafted.push_back(*token);
                 if (job.wants_rows) {

@@ -24,6 +24,7 @@ class HeadDrafter : public Drafter {
     void observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
+    bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
     int64_t n_batches() const override { return memories_.n_batches(); }
 
@@ -77,6 +78,7 @@ class HeadDrafter : public Drafter {
         Proposal * out;
         size_t n_max;
         bool wants_rows;
+        const DrawDraft & draw;
         size_t entry = 0;                 // the first of the next batch
         std::vector<int32_t> tokens = {}; // of the next batch
         std::vector<float> inputs = {};

@@ -104,14 +104,19 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_JS = 12,        /* KL(p || m) / 2 + KL(q || m) / 2, at most ln 2 */
     PYFLY_GATE_FUZZY_JS_CODE = 13,   /* KL(m || p) / 2 + KL(m || q) / 2: what the reference code calls "js" */
     PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
-    PYFLY_GATE_REGION = 32           /* defers where a region is written whose bit, 1 << pyfly_region, n has */
+    /* Never defers, but drafts and the target's choices are drawn by speculative sampling (csrc/speculative.h): a
+     * choice is the drafted token as often as it can be. n 0: token by token; 1: by block verification, and then it is
+     * the whole gate; the window's size must be 0. 2: by two draws from the target's distribution, either of which may
+     * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
+    PYFLY_GATE_STOCHASTIC = 15,
+    PYFLY_GATE_REGION = 32 /* defers where a region is written whose bit, 1 << pyfly_region, n has */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; ALL, ANY: operands, >= 1;
-                         REGION: bits, 0..31; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; STOCHASTIC: 0..2; ALL, ANY: operands,
+                         >= 1; REGION: bits, 0..31; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -142,7 +147,7 @@ typedef enum pyfly_reason {
 
 typedef struct pyfly_decision {
     int32_t reason; /* pyfly_reason; accepted when MATCH or LOOSE */
-    int32_t choice; /* the target's choice at this position */
+    int32_t choice; /* the target's choice at this position, -1: none was made */
     double entropy; /* of the target's row, nats; the gate's own measure: top-n if an ENTROPY_TOP gate asked for it */
     double margin;  /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
 } pyfly_decision;
@@ -156,12 +161,18 @@ typedef struct pyfly_decision {
  * or NULL where no rule needs them; protected_tokens[n_protected] are never accepted loosely. What came before in the
  * answer: n_answered >= 0 tokens, and given_away >= 0, the nats of margin of the loosely accepted ones among them; here
  * those that the gate defers count. Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must
- * be 0: one round is all there is here. */
+ * be 0: one round is all there is here.
+ *
+ * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
+ * softmax(logits) then stands for the target's distribution after all that forbids, truncates and scales, and q =
+ * softmax(draft_logits) is what each draft token was drawn from; without draft_logits nobody drew them. Block
+ * verification judges no position behind its rejection: their choice is -1. */
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
                           const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
-                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          uint64_t seed, pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens,
+                          pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -329,6 +340,11 @@ typedef int32_t (*pyfly_draft_callback)(void * user, const int32_t * history, si
                                         float * rows, size_t capacity);
 pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, int32_t n_vocab, pyfly_drafter ** out,
                                         pyfly_error * error);
+
+/* A drafter that the caller gives the rows of: `row` is as of pyfly_target_scripted_new, n_vocab the target's. Its
+ * tokens are drawn from them where the gate wants that, else they are their argmax. */
+pyfly_status pyfly_drafter_rows_new(pyfly_row_callback row, void * user, int32_t n_vocab, pyfly_drafter ** out,
+                                    pyfly_error * error);
 
 void pyfly_drafter_free(pyfly_drafter * drafter);
 

@@ -36,6 +36,21 @@ bool selects(const llama_sampler * sampler) {
     return std::any_of(names.begin(), names.end(), [&](const char * n) { return std::strcmp(n, name) == 0; });
 }
 
+// Whether samplers begin..end-1 of a chain only take tokens away and scale, and the last one draws from what is left.
+bool draws_from_distribution(llama_sampler * chain, int32_t begin, int32_t end) {
+    static const std::array<const char *, 7> names = {"top-k", "typical",  "top-p",      "min-p",
+                                                      "temp",  "temp-ext", "top-n-sigma"};
+    for (int32_t i = begin; i < end - 1; i++) {
+        const char * name = name_of(llama_sampler_chain_get(chain, i));
+        name += std::strspn(name, "?+-");
+        if (std::none_of(names.begin(), names.end(), [&](const char * n) { return std::strcmp(n, name) == 0; })) {
+            return false;
+        }
+    }
+    const char * last = name_of(llama_sampler_chain_get(chain, end - 1));
+    return std::strcmp(last + std::strspn(last, "?+-"), "dist") == 0;
+}
+
 // A logit that is NaN or +inf spoils every probability; -inf only forbids its token.
 bool has_distribution(const std::vector<llama_token_data> & data) {
     const auto spoils = [](const llama_token_data & d) { return std::isnan(d.logit) || d.logit == INFINITY; };
@@ -51,7 +66,8 @@ bool has_distribution(const std::vector<llama_token_data> & data) {
 
 } // namespace
 
-std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row) {
+std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row,
+                                      bool gives_distributions) {
     if (llama_sampler_chain == nullptr) {
         return std::make_unique<GreedySampler>();
     }
@@ -83,24 +99,36 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     if (is_greedy && n_active == 1 && is_grammar(at(active))) {
         return std::make_unique<GreedyGrammarSampler>(std::move(copy), active);
     }
+    if (gives_distributions && !is_greedy && !draws_from_distribution(copy.get(), n_shaping, n)) {
+        throw Error(
+            PYFLY_STATUS_INVALID,
+            "speculative sampling needs a distribution to draw from, which this sampler chain (mirostat, or one "
+            "that draws more than once) does not have; leave mirostat_mode at 0, or use another gate");
+    }
     return std::make_unique<ChainSampler>(std::move(copy), n_shaping, is_greedy, keeps_shaped_row);
 }
 
-int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
+void ChainSampler::set_candidates(const float * row, size_t n_vocab) {
     data_.resize(n_vocab);
     for (size_t i = 0; i < n_vocab; i++) {
         data_[i] = {static_cast<llama_token>(i), row[i], 0.0f};
     }
-    bool is_finite = has_distribution(data_);
     candidates_ = {data_.data(), n_vocab, -1, false};
-    const auto apply = [&](int32_t begin, int32_t end) {
-        for (int32_t i = begin; i < end; i++) {
-            llama_sampler * sampler = llama_sampler_chain_get(chain_.get(), i);
-            if (sampler->iface->apply) {
-                llama_sampler_apply(sampler, &candidates_);
-            }
+}
+
+void ChainSampler::apply(int32_t begin, int32_t end) {
+    for (int32_t i = begin; i < end; i++) {
+        llama_sampler * sampler = llama_sampler_chain_get(chain_.get(), i);
+        if (sampler->iface->apply) {
+            llama_sampler_apply(sampler, &candidates_);
         }
-    };
+    }
+}
+
+// Everything that forbids or reweighs.
+void ChainSampler::shape(const float * row, size_t n_vocab) {
+    set_candidates(row, n_vocab);
+    bool is_finite = has_distribution(data_);
     if (is_finite) {
         apply(0, n_shaping_);
         is_finite = has_distribution(data_);
@@ -114,11 +142,36 @@ int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
             shaped_[static_cast<size_t>(candidates_.data[i].id)] = candidates_.data[i].logit;
         }
     }
+}
+
+int32_t ChainSampler::choose(const float * row, size_t n_vocab) {
+    shape(row, n_vocab);
     apply(n_shaping_, llama_sampler_chain_n(chain_.get()));
     if (candidates_.selected < 0 || static_cast<size_t>(candidates_.selected) >= candidates_.size) {
         throw Error(PYFLY_STATUS_NATIVE, "the sampler chain selected no token");
     }
     return candidates_.data[candidates_.selected].id;
+}
+
+Weights ChainSampler::of_target(const float * row, size_t n_vocab) {
+    shape(row, n_vocab);
+    apply(n_shaping_, llama_sampler_chain_n(chain_.get()) - 1); // the last one draws
+    return weights();
+}
+
+Weights ChainSampler::of_draft(const float * row, size_t n_vocab) {
+    set_candidates(row, n_vocab);
+    apply(n_shaping_, llama_sampler_chain_n(chain_.get()) - 1);
+    return weights();
+}
+
+// Of the candidates that are left.
+Weights ChainSampler::weights() const {
+    Weights logits(candidates_.size);
+    for (size_t i = 0; i < candidates_.size; i++) {
+        logits[i] = {candidates_.data[i].id, static_cast<double>(candidates_.data[i].logit)};
+    }
+    return softmax(std::move(logits));
 }
 
 bool ChainSampler::could_draw(int32_t token) const {

@@ -16,7 +16,7 @@ using LlamaSamplerPtr = std::unique_ptr<llama_sampler, LlamaSamplerDeleter>;
 
 // The leading samplers of a chain (custom ones, biases, penalties, grammar) shape the row; from the first one that
 // truncates, scales or selects on, they choose.
-class ChainSampler : public Sampler {
+class ChainSampler : public Sampler, private Distributions {
   public:
     // n_shaping: how many leading samplers shape the row; is_greedy: the rest only takes the argmax.
     ChainSampler(LlamaSamplerPtr chain, int32_t n_shaping, bool is_greedy, bool keeps_shaped_row)
@@ -24,12 +24,22 @@ class ChainSampler : public Sampler {
 
     int32_t choose(const float * row, size_t n_vocab) override;
     const float * shaped_row() override { return shaped_.data(); }
+    Distributions * distributions() override { return is_greedy_ ? nullptr : this; }
     bool could_draw(int32_t token) const override;
     bool has_grammar() const override;
     void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
     std::unique_ptr<Sampler> clone() const override;
 
   private:
+    Weights of_target(const float * row, size_t n_vocab) override;
+    Weights of_draft(const float * row, size_t n_vocab) override;
+    uint64_t seed() const override { return llama_sampler_get_seed(chain_.get()); }
+
+    void set_candidates(const float * row, size_t n_vocab);
+    void apply(int32_t begin, int32_t end);
+    void shape(const float * row, size_t n_vocab);
+    Weights weights() const;
+
     LlamaSamplerPtr chain_;
     int32_t n_shaping_;
     bool is_greedy_;

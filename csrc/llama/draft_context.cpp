@@ -51,7 +51,8 @@ double require_p_min(double p_min) {
     return p_min;
 }
 
-std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who) {
+std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
+                                   const DrawDraft & draw, std::vector<Weights> & drawn) {
     const RowMax max = row_max(row, n_vocab);
     if (!max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE,
@@ -60,7 +61,7 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
     if (p_min > 0.0 && std::exp(row_stats(row, n_vocab, 0).log_prob(max.logit)) < p_min) {
         return std::nullopt;
     }
-    return max.token;
+    return draw ? draw(row, n_vocab, drawn) : max.token;
 }
 
 ModelPointer load_draft(const pyfly_draft_model_config & config, const char * what, bool load_mtp) {

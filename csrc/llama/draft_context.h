@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "distribution.h"
 #include "llama.h"
 #include "llama_target.h"
 #include "pyfly.h"
@@ -31,9 +32,11 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
 double require_p_min(double p_min);
 
-// What a logits row [n_vocab] of a drafter proposes: its most probable token, or nothing where that falls under p_min.
-// Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for a row without a distribution.
-std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who);
+// What a logits row [n_vocab] of a drafter proposes: its most probable token, or, with `draw`, what that draws; nothing
+// where the most probable one falls under p_min. Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for a row without
+// a distribution.
+std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
+                                   const DrawDraft & draw, std::vector<Weights> & drawn);
 
 // Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error(NATIVE) if
 // llama.cpp cannot.

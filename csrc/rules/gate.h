@@ -18,7 +18,15 @@ class Gate {
     bool defers(const Evidence & evidence) const;
 
     // Never defers: the row at a mismatch need not be measured.
-    bool is_exact() const { return nodes_.size() == 1 && nodes_[0].kind == PYFLY_GATE_EXACT; }
+    bool is_exact() const {
+        return nodes_.size() == 1 && (nodes_[0].kind == PYFLY_GATE_EXACT || nodes_[0].kind == PYFLY_GATE_STOCHASTIC);
+    }
+
+    // How drafts and the target's choices are drawn: as one of its rules says.
+    Sampling sampling() const { return sampling_; }
+
+    // Throws Error(PYFLY_STATUS_INVALID) for a window that it has no use for.
+    void require_window(const pyfly_window_config & window) const;
 
     // Most probable tokens that its rules look at, and how many of them the entropy that is reported counts; 0: the
     // whole row.
@@ -40,6 +48,7 @@ class Gate {
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
     bool needs_draft_rows_ = false, looks_at_regions_ = false;
+    Sampling sampling_ = Sampling::alone;
 };
 
 } // namespace pyfly

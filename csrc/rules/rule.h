@@ -7,6 +7,7 @@
 
 #include "pyfly.h"
 #include "rows.h"
+#include "speculative.h"
 
 namespace pyfly {
 
@@ -41,6 +42,8 @@ class Rule {
     // Whether it looks at the drafter's row. Without one it does not defer.
     virtual bool needs_draft_row() const { return false; }
 
+    // How the target's choices are made where it is asked.
+    virtual Sampling sampling() const { return Sampling::alone; }
     virtual bool looks_at_region() const { return false; }
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().

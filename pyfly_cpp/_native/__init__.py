@@ -8,7 +8,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
-from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter
+from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter, RowDrafter
 from pyfly_cpp._native.library import require_release, simd_level
 from pyfly_cpp._native.model import (
     ContextMemory,
@@ -37,6 +37,7 @@ __all__ = [
     "Progress",
     "RawDecision",
     "RawRecord",
+    "RowDrafter",
     "ScriptedTarget",
     "Slot",
     "Target",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pyfly_cpp._native.boundary import Handle, check, floats, keep_failure, token_pointer, tokens
+from pyfly_cpp._native.boundary import Handle, TokenArray, check, floats, keep_failure, token_pointer, tokens
 from pyfly_cpp._native.library import ffi, lib
-from pyfly_cpp._native.model import LlamaTarget
+from pyfly_cpp._native.model import LlamaTarget, RowSource
 
 
 class Drafter(Handle):
@@ -90,6 +90,14 @@ class CallbackDrafter(Drafter):
         self.n_vocab = n_vocab
         self._self = ffi.new_handle(self)
         super().__init__("callable", "callback", lib.pyfly_py_draft, self._self, n_vocab)
+
+
+class RowDrafter(Drafter):
+    """A drafter whose rows the caller gives: `row(history) -> logits [n_vocab]`."""
+
+    def __init__(self, row: Callable[[TokenArray], Any], n_vocab: int) -> None:
+        self._source = RowSource(row, n_vocab)
+        super().__init__("rows", "rows", lib.pyfly_py_row, self._source.handle, n_vocab)
 
 
 @ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]

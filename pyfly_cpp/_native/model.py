@@ -140,6 +140,15 @@ class LlamaTarget(Target):
         return (out.n, out.n_max, out.n_changes, out.n_trials) if out.n > 0 else None
 
 
+class RowSource:
+    """`row(history) -> logits [n_vocab]` as a `pyfly_row_callback` of pyfly.h; to be kept while C uses its handle."""
+
+    def __init__(self, row: Callable[[TokenArray], Any], n_vocab: int) -> None:
+        self.row = row
+        self.n_vocab = n_vocab
+        self.handle = ffi.new_handle(self)
+
+
 class ScriptedTarget(Target):
     """A target for tests: `row(history) -> logits [n_vocab]` is the model."""
 
@@ -166,9 +175,7 @@ class ScriptedTarget(Target):
             pieces: The texts of the tokens, without NUL; None: they have none.
             recurrent: Snapshots behind the last token, and whether there are checkpoints, of a recurrent memory.
         """
-        self.row = row
-        self.n_vocab = n_vocab
-        self._self = ffi.new_handle(self)
+        self._source = RowSource(row, n_vocab)
         n_snapshots, has_checkpoints = recurrent or (-1, True)
         texts = [ffi.new("char[]", piece) for piece in pieces or ()]
         config = (
@@ -177,15 +184,15 @@ class ScriptedTarget(Target):
         )  # fmt: skip
         super().__init__(
             lib.pyfly_target_scripted_new, lib.pyfly_target_free, "pyfly_target",
-            ffi.new("pyfly_scripted_config *", config), lib.pyfly_py_row, self._self,
+            ffi.new("pyfly_scripted_config *", config), lib.pyfly_py_row, self._source.handle,
         )  # fmt: skip
 
 
 @ffi.def_extern(error=1, onerror=keep_failure)  # type: ignore[untyped-decorator]
 def pyfly_py_row(user: Any, history: Any, n_history: int, out: Any) -> int:
-    """The row of a ScriptedTarget."""
-    target: ScriptedTarget = ffi.from_handle(user)
+    """A row of a RowSource."""
+    source: RowSource = ffi.from_handle(user)
     seen = np.frombuffer(ffi.buffer(history, n_history * 4), dtype=np.int32)
-    row = np.frombuffer(ffi.buffer(out, target.n_vocab * 4), dtype=np.float32)
-    row[:] = target.row(seen)
+    row = np.frombuffer(ffi.buffer(out, source.n_vocab * 4), dtype=np.float32)
+    row[:] = source.row(seen)
     return 0

@@ -36,6 +36,7 @@ def verify(
     regions: Sequence[int] | None,
     n_answered: int,
     given_away: float,
+    seed: int,
 ) -> tuple[list[RawDecision], list[int]]:
     """One round, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
     draft_array = tokens("draft", draft)
@@ -54,7 +55,7 @@ def verify(
         ffi.NULL if choices is None else token_pointer(choices), ffi.NULL if where is None else token_pointer(where),
         gate_array(gate), len(gate),
         ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
-        n_answered, given_away, decisions, emitted, n_emitted,
+        n_answered, given_away, seed, decisions, emitted, n_emitted,
     )  # fmt: skip
     judged = [RawDecision(d.reason, d.choice, d.entropy, d.margin) for d in decisions[0:n_draft]]
     return judged, list(emitted[0 : n_emitted[0]])

@@ -35,7 +35,7 @@ HELP = f"""\
 /read FILE          put the text of a file before the next message
 /system [TEXT]      show or set the system prompt; "" for none
 /set [NAME VALUE]   show or change temperature, seed, max-tokens, top-p, ...
-/gate [GATE]        show or set the gate; exact is lossless
+/gate [GATE]        show or set the gate; exact and stochastic are lossless
 /stats              counters since the start
 /reset              forget the conversation
 /save FILE          save the conversation and the settings
@@ -148,7 +148,7 @@ class Chat:
     def _show_gate(self) -> None:
         gate = self._llm.gate
         if gate.is_lossless:
-            note(f"gate: {gate}, the same answers as plain decoding")
+            note(f"gate: {gate}, " + ("as likely" if gate.draws else "the same") + " answers as plain decoding")
             return
         windows = gate.windows(self._options.make_window(gate))
         names = {"at once" if window.size == 0 else str(window) for window in windows}

@@ -141,7 +141,8 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
         "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
         "adaptive": False,
     }
-    if preset.window is not None:
+    gate = options["gate"] if is_given("gate") else preset.gate
+    if preset.window is not None and not gate.draws:
         said["window_rule"] = preset.window.rule
         said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
@@ -201,8 +202,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=GateType(), default=gate, show_default=True,
-                     help=f"{examples(combined=False)}; all but exact may differ from plain decoding. With guards: "
-                          "all(margin:0.3,exact-first:8,budget:2)."),
+                     help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain "
+                          "decoding. With guards: all(margin:0.3,exact-first:8,budget:2)."),
         click.option("--window", metavar="N", type=SIZE,
                      help="Positions W that decide on a mismatch.  [default: the gate's own]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,

@@ -20,7 +20,16 @@ from pyfly_cpp.rules.fuzzy import Fuzzy
 from pyfly_cpp.rules.gate import REGIONS, Gate, GateNode
 from pyfly_cpp.rules.guards import Budget, ExactFirst
 from pyfly_cpp.rules.regions import Regions, regions_of
-from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
+from pyfly_cpp.rules.stochastic import Stochastic
+from pyfly_cpp.rules.written import (
+    FORMS,
+    THRESHOLDS,
+    examples,
+    parse_gate,
+    require_gate,
+    require_window_for,
+    why_strict,
+)
 
 __all__ = [
     "FORMS",
@@ -39,10 +48,12 @@ __all__ = [
     "Ratio",
     "Regions",
     "Relaxed",
+    "Stochastic",
     "Typical",
     "examples",
     "parse_gate",
     "regions_of",
     "require_gate",
+    "require_window_for",
     "why_strict",
 ]

@@ -20,6 +20,10 @@ class _Combined(Gate):
         for gate in gates:
             if not isinstance(gate, Gate):
                 raise ValueError(f"{type(self).__name__} combines gates such as Margin(0.3), not {gate!r}.")
+            if gate.draws and gate.is_lossless:
+                raise ValueError(f"{gate} accepts nothing loosely, so there is nothing to combine; use it alone.")
+            if gate.draws_choices and not gate.draws:
+                raise ValueError(f"{gate} draws the target's choices anew, which no other rule limits; use it alone.")
         object.__setattr__(self, "gates", gates)
 
     def in_region(self, region: str) -> Gate:
@@ -45,6 +49,15 @@ class _Combined(Gate):
 class AllOf(_Combined):
     """Defers when every one of its gates does: `AllOf(Entropy(0.3), Margin(0.5))`."""
 
+    def __init__(self, *gates: Gate) -> None:
+        super().__init__(*gates)
+        for i, gate in enumerate(gates):
+            if gate.draws and not all(other.is_guard for other in gates[:i] + gates[i + 1 :]):
+                raise ValueError(
+                    f"{gate} decides by what it draws, which other rules do not; in an all(...) it takes guards only, "
+                    f"such as all({gate},exact-first:8)."
+                )
+
     def nodes(self) -> tuple[GateNode, ...]:
         return self._combined(ALL)
 
@@ -61,6 +74,10 @@ class AllOf(_Combined):
     def is_guard(self) -> bool:
         return all(gate.is_guard for gate in self.gates)
 
+    @property
+    def draws(self) -> bool:
+        return any(gate.draws for gate in self.gates)
+
     def __str__(self) -> str:
         return self._join("all")
 
@@ -74,6 +91,8 @@ class AnyOf(_Combined):
         for gate in gates:
             if gate.is_guard:
                 raise ValueError(f"{gate} only restricts other rules; write it in an all(...), not in an any(...).")
+            if gate.draws:
+                raise ValueError(f"{gate} accepts what other rules do not judge; use it alone, not in an any(...).")
 
     def nodes(self) -> tuple[GateNode, ...]:
         return self._combined(ANY)

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 
 from pyfly_cpp.rules.gate import (
+    ANY,
     ENTROPY_NORMALIZED,
     ENTROPY_TOP,
     EXACT,
     MARGIN,
     MAX_TOP,
+    TWO_DRAWS,
     Gate,
     GateNode,
     threshold,
@@ -53,7 +55,14 @@ class Entropy(Gate):
     top: int | None = 3
     """n of the top-n entropy, 1..32, or None for the normalised entropy of the whole row."""
 
+    two_draws: bool = False
+    """At temperature > 0: draw the target's choice twice, and let a draft match that either draw gives, as the
+    reference code does; what is emitted for a rejected draft is the first draw. Drafts are drawn, too. What only the
+    second draw gives counts as a match, though the distribution is no longer the target's."""
+
     def __post_init__(self) -> None:
+        if not isinstance(self.two_draws, bool):
+            raise ValueError(f"two_draws must be True or False, not {self.two_draws!r}.")
         if self.top is not None and (
             isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_TOP
         ):
@@ -64,13 +73,14 @@ class Entropy(Gate):
 
     def nodes(self) -> tuple[GateNode, ...]:
         if self.top is None:
-            return (GateNode(ENTROPY_NORMALIZED, 0, self.theta),)
-        return (GateNode(ENTROPY_TOP, self.top, self.theta),)
+            node = GateNode(ENTROPY_NORMALIZED, 0, self.theta)
+        else:
+            node = GateNode(ENTROPY_TOP, self.top, self.theta)
+        return (node, TWO_DRAWS, GateNode(ANY, 2)) if self.two_draws else (node,)
 
     def __str__(self) -> str:
-        if self.top is None:
-            return f"entropy-normalized:{written(self.theta)}"
-        return f"entropy:{written(self.theta)}" + ("" if self.top == 3 else f":{self.top}")
+        word = "entropy" + ("-normalized" if self.top is None else "") + ("-twice" if self.two_draws else "")
+        return f"{word}:{written(self.theta)}" + ("" if self.top in (None, 3) else f":{self.top}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyfly_cpp.rules.at_once import AtOnce
-from pyfly_cpp.rules.gate import FUZZY, GateNode, count, threshold, written
+from pyfly_cpp.rules.gate import ANY, FUZZY, STOCHASTIC, GateNode, count, threshold, written
 
 KINDS = ("kl", "kl-target", "js", "js-code", "tv")
 """In the order of the `PYFLY_GATE_FUZZY` kinds of pyfly.h."""
@@ -24,6 +24,13 @@ class Fuzzy(AtOnce):
     after grammar and biases: under a grammar `"kl"` and `"js-code"` are nearly always infinite.
 
     Needs a drafter with distributions: a draft model or a head.
+
+    With `residual=True`, rFSD (written `rfsd-js:0.1`): where the divergence is above the threshold, speculative
+    sampling (`Stochastic`) decides, and a draft that fails its test is replaced by a draw from norm(max(p - q, 0)). At
+    threshold 0 every token has the target's own distribution. The paper's FSD rejects there without a test and draws
+    from p. The divergence is that of the rows before temperature and truncation, as without the residual, so that a
+    threshold means the same; drafts are drawn with the request's temperature and truncation. At temperature 0 it is
+    `Fuzzy` as above.
     """
 
     kind: str = "js"
@@ -35,15 +42,26 @@ class Fuzzy(AtOnce):
     top: int | None = None
     """Compare only so many of the target's most probable tokens, and the rest as one; None: all."""
 
+    residual: bool = False
+    """rFSD. It takes guards, and neither a window nor other rules."""
+
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}.")
         object.__setattr__(self, "threshold", threshold("threshold", self.threshold))
         if self.top is not None:
             count("top", self.top, 1, 2**31 - 1)
+        if not isinstance(self.residual, bool):
+            raise ValueError(f"residual must be True or False, not {self.residual!r}.")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(FUZZY + KINDS.index(self.kind), self.top or 0, self.threshold),)
+        node = GateNode(FUZZY + KINDS.index(self.kind), self.top or 0, self.threshold)
+        return (node, GateNode(STOCHASTIC), GateNode(ANY, 2)) if self.residual else (node,)
+
+    @property
+    def draws(self) -> bool:
+        return self.residual
 
     def __str__(self) -> str:
-        return f"fuzzy-{self.kind}:{written(self.threshold)}" + ("" if self.top is None else f":{self.top}")
+        word = "rfsd" if self.residual else "fuzzy"
+        return f"{word}-{self.kind}:{written(self.threshold)}" + ("" if self.top is None else f":{self.top}")

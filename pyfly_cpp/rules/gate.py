@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pyfly_cpp.windows import Window
 
 EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
+STOCHASTIC = 15
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
 REGION = 32
@@ -26,6 +27,10 @@ class GateNode(NamedTuple):
     n: int = 0
     threshold: float = 0.0
     second: float = 0.0
+
+
+TWO_DRAWS = GateNode(STOCHASTIC, 2)
+"""What makes choices by two draws from the target's distribution, either of which a draft may match."""
 
 
 def threshold(name: str, value: float, upper: float = math.inf) -> float:
@@ -73,6 +78,16 @@ class Gate:
     @property
     def is_lossless(self) -> bool:
         """Whether it never defers, by its kind."""
+        return False
+
+    @property
+    def draws_choices(self) -> bool:
+        """Whether the target's choices are not simply those of its sampler, for the whole answer."""
+        return any(node.kind == STOCHASTIC for node in self.nodes())
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts and the target's choices are drawn by speculative sampling, which decides without a window."""
         return False
 
     @property

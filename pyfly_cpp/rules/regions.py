@@ -38,6 +38,8 @@ class Regions(Gate):
         for region, gate in zip(REGIONS, self._named()):
             if gate is not None and not isinstance(gate, Gate):
                 raise ValueError(f"the region {region} needs a gate such as Margin(0.3), not {gate!r}.")
+            if gate is not None and gate.draws_choices:
+                raise ValueError(f"{gate} draws the choices of a whole answer; use it alone, not for a region.")
             if gate is not None and gate.is_guard:
                 raise ValueError(
                     f"{gate} only restricts other rules; combine it with one, as in {region}=all(margin:0.3,{gate})."

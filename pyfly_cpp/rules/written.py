@@ -13,6 +13,7 @@ from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.rules.gate import REGIONS, Gate
 from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard
 from pyfly_cpp.rules.regions import Regions
+from pyfly_cpp.rules.stochastic import Stochastic
 from pyfly_cpp.windows import Window
 
 MAX_DEPTH = 32
@@ -45,8 +46,14 @@ FORMS = (
     Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
     Form("ratio", "ratio:0.74", Ratio, {"r": float}),
     Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
+    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}),
+    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True}),
     Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
     *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
+    Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),
+    *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
+    Form("stochastic", "stochastic", Stochastic),
+    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
@@ -136,6 +143,15 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:i])
             start = i + 1
     return [*parts, text[start:]]
+
+
+def require_window_for(gate: Gate, window: Window | None) -> Window | None:
+    """Returns `window` if the gate has a use for it, or None; raises ValueError otherwise."""
+    if gate.draws and window is not None and window.n_strict + window.size > 0:
+        raise ValueError(
+            f"the gate {gate} decides about a draft at once and has no use for the window {window}; leave it at None."
+        )
+    return window
 
 
 def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:

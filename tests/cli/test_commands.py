@@ -46,6 +46,8 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", "qwen2.5-coder-1.5b"], 1, "run `pyfly-cpp models fetch qwen2.5-coder-1.5b`"),
         (["--model", __file__], 1, "is not a GGUF file"),
         (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
+        (["--model", TARGET, "--gate", "all(stochastic,margin)"], 2, "there is nothing to combine; use it alone"),
+        (["--model", TARGET, "--gate", "stochastic", "--window", 3], 1, "has no use for the window agree:3; leave it"),
         (["--model", TARGET, "--drafter", "draft"], 2, "--drafter draft needs --draft"),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
         (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
@@ -195,6 +197,15 @@ def test_complete_json(run):
     assert result["settings"]["gate"] == "margin:0.5"
     assert result["settings"]["window_rule"] == "reconverge"
     assert result["text"]
+
+
+@pytest.mark.parametrize("gate", ["stochastic", "stochastic-block", "rfsd-js:0.1"])
+def test_complete_with_speculative_sampling(run, gate):
+    options = ("--draft", DRAFT, "--draft-max", "4", "--no-adaptive", "--gate", gate, "--temperature", 0.9, "--seed", 3)
+    result, again = (json.loads(complete(run, "--json", *options, "Natalia sold").out) for _ in range(2))
+    assert result["settings"]["gate"] == gate and result["settings"]["window"] == 0
+    assert result["stats"]["matched"] > 0 and (result["stats"]["loose_accepted"] == 0 or gate == "rfsd-js:0.1")
+    assert result["text"] == again["text"]
 
 
 def test_complete_chat_and_stop(run):

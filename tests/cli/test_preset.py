@@ -62,6 +62,8 @@ def test_the_preset_is_followed(run, preset):
     ("arguments", "name", "value"),
     [
         (["--gate", "exact"], "gate", "exact"),
+        (["--gate", "stochastic-block"], "gate", "stochastic-block"),
+        (["--gate", "rfsd-tv:0.1:20"], "gate", "rfsd-tv:0.1:20"),
         (["--window", 2], "window", 2),
         (["--window-rule", "agree"], "window_rule", "agree"),
         (["--draft-max", 3], "draft_max", 3),

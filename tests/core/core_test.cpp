@@ -356,7 +356,7 @@ void test_divergences() {
                     int32_t tokens[2];
                     size_t n_tokens = 0;
                     assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
-                                        nullptr, 0, 0, 0.0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
+                                        nullptr, 0, 0, 0.0, 0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
                     return decision.reason == PYFLY_REASON_LOOSE;
                 };
                 const double value = reference_divergence(kind, p, q), slack = std::max(1e-5 * value, 2e-8);
@@ -378,7 +378,7 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0,
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, 0,
                                             decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
@@ -396,6 +396,40 @@ void test_bad_arguments() {
     assert(pyfly_drafter_callback_new(nullptr, nullptr, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
 }
 
+// Every token that comes out can be drawn, whatever the rows forbid; accepted ones are the drafts.
+void test_speculative_sampling() {
+    for (int32_t round = 0; round < 300; round++) {
+        const size_t n_vocab = static_cast<size_t>(random_int(1, 40)), n_draft = static_cast<size_t>(random_int(0, 8));
+        std::vector<float> logits, draft_logits;
+        std::vector<int32_t> draft;
+        for (size_t i = 0; i <= n_draft; i++) {
+            const std::vector<float> row = random_row(n_vocab), draft_row = random_row(n_vocab);
+            logits.insert(logits.end(), row.begin(), row.end());
+            if (i < n_draft) {
+                draft_logits.insert(draft_logits.end(), draft_row.begin(), draft_row.end());
+                int32_t token = random_int(0, static_cast<int32_t>(n_vocab) - 1);
+                while (draft_row[static_cast<size_t>(token)] == -inf) {
+                    token = (token + 1) % static_cast<int32_t>(n_vocab);
+                }
+                draft.push_back(token);
+            }
+        }
+        const pyfly_gate_node gate = {PYFLY_GATE_STOCHASTIC, round % 3, 0.0, 0.0};
+        const pyfly_window_config window = {0, PYFLY_WINDOW_AGREE, -1, 0};
+        std::vector<pyfly_decision> decisions(n_draft + 1);
+        std::vector<int32_t> tokens(n_draft + 1);
+        size_t n_tokens = 0;
+        assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, round % 2 ? draft_logits.data() : nullptr,
+                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, 0, 0.0, static_cast<uint64_t>(round),
+                            decisions.data(), tokens.data(), &n_tokens, &error) == PYFLY_OK);
+        assert(n_tokens >= 1 && n_tokens <= n_draft + 1);
+        for (size_t i = 0; i < n_tokens; i++) {
+            assert(logits[i * n_vocab + static_cast<size_t>(tokens[i])] != -inf);
+            assert(i + 1 == n_tokens || tokens[i] == draft[i]);
+        }
+    }
+}
+
 } // namespace
 
 int main() {
@@ -404,6 +438,7 @@ int main() {
     test_lookup();
     test_threads();
     test_bad_arguments();
+    test_speculative_sampling();
     std::printf("core: ok (%s)\n", pyfly_simd_level());
     return 0;
 }

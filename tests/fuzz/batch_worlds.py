@@ -23,10 +23,11 @@ from pyfly_cpp import (
     PromptLookup,
     Ratio,
     Relaxed,
+    Stochastic,
     Typical,
     Window,
 )
-from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
+from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget
 from pyfly_cpp.drafters.prompt_lookup import MATCHES
 from pyfly_cpp.rules.fuzzy import KINDS
 
@@ -77,11 +78,14 @@ class Model:
             self.drafts[key] = text[len(key) :]
         return self.drafts[key]
 
+    def draft_row(self, history):
+        row = self.true_row(tuple(history[-3:].tolist()))
+        return row + 0.5 * np.roll(row, 1)
+
     def draft_and_rows(self, history):
         tokens, text, rows = self.draft(history), history.tolist(), []
         for token in tokens:
-            row = self.true_row(tuple(text[-3:]))
-            rows.append(row + 0.5 * np.roll(row, 1))
+            rows.append(self.draft_row(np.array(text)))
             text.append(token % N_VOCAB)
         return tokens, np.array(rows, dtype=np.float32).reshape(-1, N_VOCAB)
 
@@ -112,6 +116,13 @@ class Request:
         if world.has_rows and self.draft_max is None and not world.is_adaptive and other.random() < 0.3:
             self.gate = Fuzzy(other.choice(KINDS), other.choice([0.02, 0.1, 0.5]), other.choice([None, 3]))
         self.sampler_seed = rng.randrange(2**31) if rng.random() < 0.3 else None
+        if not world.is_adaptive and other.random() < (0.4 if self.sampler_seed is not None else 0.1):
+            residual = (
+                [Fuzzy(other.choice(KINDS), 0.1, residual=True)] if world.draws and self.draft_max is None else []
+            )
+            twice = Entropy(0.5, two_draws=True)
+            self.gate = other.choice([Stochastic(), Stochastic(block=True), *residual, twice])
+            self.window = self.window if self.gate is twice else Window(0)
         self.penalty = rng.choice([1.0, 1.3])
         self.options = {
             "trace": rng.random() < 0.3,
@@ -235,6 +246,10 @@ class World:
             for kind in kinds
         ]
         self.has_rows = "callback" in kinds and self.draft_max > 0
+        self.draws = self.has_rows and random.Random(str(seed)).random() < 0.5
+        if self.draws:
+            rows = RowDrafter(self.model.draft_row, N_VOCAB)
+            self.drafters = [rows if isinstance(d, CallbackDrafter) else d for d in self.drafters]
         self.requests = [Request(rng, self) for _ in range(rng.randrange(2, 5 * self.n_slots // 2 + 2))]
         for request in self.requests:
             n, u = len(request.prompt) + rng.randrange(30), rng.random()
