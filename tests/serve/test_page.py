@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from serve.conftest import running
+from serving import running
 
 from pyfly_cpp.serve.app import PAGE
 
