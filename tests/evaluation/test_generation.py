@@ -206,8 +206,9 @@ def test_rounds(generator):
     got = generator.generate(generator.render(MESSAGES), setting, 60)
     stats = got.stats
     assert len(got.rounds) == stats.rounds > 1
-    for name in ("committed", "drafted", "matched", "loose_accepted"):
-        assert sum(getattr(r, name) for r in got.rounds) == getattr(stats, name)
+    assert sum(r.drafted for r in got.rounds) == stats.drafted
+    for name in ("committed", "matched", "loose_accepted"):  # the last round may bring what nobody takes
+        assert 0 <= sum(getattr(r, name) for r in got.rounds) - getattr(stats, name) <= got.rounds[-1].committed
     seconds = sum(r.seconds for r in got.rounds)
     assert 0 < seconds <= got.seconds_prompt + got.decode_seconds
     assert all(r.drafted == 0 for r in generator.generate(generator.render(MESSAGES), PLAIN, 9).rounds)
