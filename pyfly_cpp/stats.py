@@ -207,7 +207,8 @@ class Stats:
 @dataclass(frozen=True)
 class Round:
     """What one round did (`FlyLlama.log_rounds`). A provisional token counts as drafted in its own round; as matched or
-    loose, and as committed, in the one that decides on it."""
+    loose, and as committed, in the one that decides on it. What the last round brings behind the end of the answer is
+    counted here, unlike in `Stats`."""
 
     committed: int
     """Tokens that came out for good."""

@@ -178,8 +178,9 @@ def test_the_models_own_head(tiny):
     plain.close()
 
 
-def test_what_the_words_stand_for(tiny):
+def test_what_the_words_stand_for(tiny, monkeypatch):
     target, draft = tiny
+    monkeypatch.setattr("pyfly_cpp.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup()
     assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
     drafters, reason = choose_drafters(target, draft, "eagle3")
@@ -206,8 +207,9 @@ def test_rounds(generator):
     got = generator.generate(generator.render(MESSAGES), setting, 60)
     stats = got.stats
     assert len(got.rounds) == stats.rounds > 1
-    for name in ("committed", "drafted", "matched", "loose_accepted"):
-        assert sum(getattr(r, name) for r in got.rounds) == getattr(stats, name)
+    assert sum(r.drafted for r in got.rounds) == stats.drafted
+    for name in ("committed", "matched", "loose_accepted"):  # the last round may bring what nobody takes
+        assert 0 <= sum(getattr(r, name) for r in got.rounds) - getattr(stats, name) <= got.rounds[-1].committed
     seconds = sum(r.seconds for r in got.rounds)
     assert 0 < seconds <= got.seconds_prompt + got.decode_seconds
     assert all(r.drafted == 0 for r in generator.generate(generator.render(MESSAGES), PLAIN, 9).rounds)
