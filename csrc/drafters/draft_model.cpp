@@ -13,7 +13,7 @@ namespace {
 
 ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
     ModelFile(config.model_path ? config.model_path : "").require_model();
-    return load_draft(target, config, "draft model", false);
+    return load_draft(target, config, "draft model", DraftKind::model);
 }
 
 } // namespace

@@ -30,10 +30,14 @@ double require_p_min(double p_min);
 // Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for a row without a distribution.
 std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who);
 
-// Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error: NATIVE if
-// llama.cpp cannot, INCOMPATIBLE if the vocabularies differ.
+// A model of its own, a head that may use tensors of the target and so must be where they are, or an MTP head, that is,
+// the file's MTP blocks.
+enum class DraftKind { model, head, mtp_head };
+
+// Loads config.model_path; `what` names it in errors. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the
+// vocabularies differ.
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        bool load_mtp);
+                        DraftKind kind);
 
 // Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
 // batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "llama.h"
 #include "model.h"
 #include "rewind.h"
+#include "rpc_server.h"
 #include "span_groups.h"
 #include "thread_pool.h"
 
@@ -47,6 +49,9 @@ class LlamaModel : public Model {
     // Runs the encoder over rows [n][its input width], 1 <= n <= n_ubatch, and waits for it. They may be of several
     // sequences: it looks at each row alone. Throws Error(PYFLY_STATUS_NATIVE).
     void encode(const float * rows, size_t n);
+
+    // Throws Error(PYFLY_STATUS_SERVER) if an RPC server that the model is on was lost. evaluate() and encode() do it.
+    void require_servers() const;
 
     llama_context * context() const { return context_; }
     size_t n_ubatch() const { return llama_n_ubatch(context_); }
@@ -96,6 +101,7 @@ class LlamaModel : public Model {
     llama_context * context_;
     ThreadPool * threads_;
     std::string name_;
+    std::vector<std::shared_ptr<RpcServer>> servers_; // that it is on
     bool is_recurrent_;
     size_t input_width_;
     int32_t n_vocab_, n_batch_;

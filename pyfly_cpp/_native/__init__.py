@@ -20,6 +20,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
+from pyfly_cpp._native.rpc import RpcDevice, RpcServer
 from pyfly_cpp._native.verify import RawDecision, verify
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Progress",
     "RawDecision",
     "RawRecord",
+    "RpcDevice",
+    "RpcServer",
     "ScriptedTarget",
     "Slot",
     "Target",

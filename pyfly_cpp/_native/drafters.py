@@ -43,6 +43,7 @@ class ModelDrafter(Drafter):
     Args:
         model_path: None where the model is in the target's file.
         more: What the constructor takes after the config.
+        devices: Addresses of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
         settings: Further fields of the config.
     """
 
@@ -54,11 +55,15 @@ class ModelDrafter(Drafter):
         model_path: str | None,
         p_min: float,
         *more: Any,
+        devices: Sequence[int] | None = None,
         **settings: int,
     ) -> None:
         self._target = target
         path = ffi.NULL if model_path is None else ffi.new("char[]", model_path.encode("utf-8"))
         given = {"model_path": path, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
+        if devices is not None:
+            listed = ffi.new("void *[]", [ffi.cast("void *", address) for address in (*devices, 0)])
+            given["devices"] = listed
         super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *more)
 
 
