@@ -10,6 +10,7 @@ from pyfly_cpp.errors import (
     NativeError,
     NotFiniteError,
     PyflyError,
+    RpcError,
     VersionMismatchError,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "Record",
     "Relaxed",
     "Round",
+    "RpcError",
     "Stats",
     "Typical",
     "Verification",

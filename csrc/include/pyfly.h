@@ -252,11 +252,11 @@ pyfly_status pyfly_rpc_server_new(const char * host, const char * port, const ch
 /* How many devices it has; the first `capacity` of them go to out[capacity]. */
 size_t pyfly_rpc_server_devices(const pyfly_rpc_server * server, pyfly_rpc_device * out, size_t capacity);
 
-void pyfly_rpc_server_free(pyfly_rpc_server * server);
+/* PYFLY_STATUS_SERVER if it was lost: what was computed with it, or read from it, since then is void. Batches and
+ * drafters see to it by themselves. */
+pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error);
 
-/* PYFLY_STATUS_SERVER if a server that the target is on was lost: what was computed or read since then is void. The
- * functions of batches and drafters see to it by themselves. */
-pyfly_status pyfly_target_require_servers(const pyfly_target * target, pyfly_error * error);
+void pyfly_rpc_server_free(pyfly_rpc_server * server);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 

@@ -98,12 +98,8 @@ void pyfly_rpc_server_free(pyfly_rpc_server * server) {
     delete server;
 }
 
-pyfly_status pyfly_target_require_servers(const pyfly_target * target, pyfly_error * error) {
-    return guard(error, [&] {
-        if (const auto * llama = dynamic_cast<const pyfly::LlamaTarget *>(target->model.get())) {
-            llama->require_servers();
-        }
-    });
+pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error) {
+    return guard(error, [&] { server->impl->require_alive(); });
 }
 
 } // extern "C"

@@ -1,6 +1,6 @@
 // Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
-// heads, what measures a context, and RPC servers need. libllama exports them with C++ names, so a declaration is all it takes to
-// link.
+// heads, what measures a context, and RPC servers need. libllama exports them with C++ names, so a declaration is all
+// it takes to link.
 #pragma once
 
 #include <cstddef>

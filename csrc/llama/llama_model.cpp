@@ -36,6 +36,7 @@ LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::strin
     }
 }
 
+// Throws if a server that the model is on was lost.
 void LlamaModel::require_servers() const {
     for (const std::shared_ptr<RpcServer> & server : servers_) {
         server->require_alive();

@@ -20,8 +20,8 @@ class LlamaModel : public Model {
   public:
     // Context and threads are borrowed. `name` is for errors. threads: the pool whose size the context follows; null:
     // it has its own thread count. is_recurrent: its memory holds recurrent states. input_width: floats of Span.inputs,
-    // 0 for models that take tokens alone. Throws Error(PYFLY_STATUS_INVALID) for a context without memory or
-    // vocabulary.
+    // 0 for models that take tokens alone. Throws Error: INVALID for a context without memory or vocabulary, SERVER, as
+    // evaluate() and encode() do, if an RPC server that the model is on was lost.
     LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
                size_t input_width = 0);
 
@@ -49,9 +49,6 @@ class LlamaModel : public Model {
     // Runs the encoder over rows [n][its input width], 1 <= n <= n_ubatch, and waits for it. They may be of several
     // sequences: it looks at each row alone. Throws Error(PYFLY_STATUS_NATIVE).
     void encode(const float * rows, size_t n);
-
-    // Throws Error(PYFLY_STATUS_SERVER) if an RPC server that the model is on was lost. evaluate() and encode() do it.
-    void require_servers() const;
 
     llama_context * context() const { return context_; }
     size_t n_ubatch() const { return llama_n_ubatch(context_); }
@@ -96,6 +93,7 @@ class LlamaModel : public Model {
     void require_act(int32_t sequence);
     void decode(const std::vector<Span> & spans, const SpanGroup & group);
     void resize_batch(size_t n);
+    void require_servers() const;
     int32_t compute(const llama_batch & batch, int32_t (*function)(llama_context *, llama_batch));
 
     llama_context * context_;

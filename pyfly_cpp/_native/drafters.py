@@ -43,8 +43,8 @@ class ModelDrafter(Drafter):
     Args:
         model_path: None where the model is in the target's file.
         more: What the constructor takes after the config.
-        devices: Addresses of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
-        settings: Further fields of the config.
+        devices: Addresses (integers) of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
+        settings: Further fields of the config, integers.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class ModelDrafter(Drafter):
         model_path: str | None,
         p_min: float,
         *more: Any,
-        devices: Sequence[int] | None = None,
-        **settings: int,
+        devices: Any = None,
+        **settings: Any,
     ) -> None:
         self._target = target
         path = ffi.NULL if model_path is None else ffi.new("char[]", model_path.encode("utf-8"))

@@ -116,10 +116,6 @@ class LlamaTarget(Target):
             n_ctx,
         )
 
-    def require_servers(self) -> None:
-        """Raises RpcError if an RPC server that the model is on was lost: what was computed or read since is void."""
-        check(lib.pyfly_target_require_servers, self.pointer)
-
     def threads(self) -> tuple[int, int, int, int] | None:
         """How the threads stand: (number, most, changes, trials); None where their number is fixed."""
         out = ffi.new("pyfly_threads *")

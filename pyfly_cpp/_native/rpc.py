@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyfly_cpp._native.boundary import Handle
+from pyfly_cpp._native.boundary import Handle, check
 from pyfly_cpp._native.library import ffi, lib
 
 
@@ -43,3 +43,7 @@ class RpcServer(Handle):
         out = ffi.new("pyfly_rpc_device[]", n)
         lib.pyfly_rpc_server_devices(self.pointer, out, n)
         return [RpcDevice(one.memory_free, one.memory_total, int(ffi.cast("uintptr_t", one.device))) for one in out]
+
+    def require_alive(self) -> None:
+        """Raises RpcError if it was lost: what was computed with it, or read from it, since then is void."""
+        check(lib.pyfly_rpc_server_require_alive, self.pointer)
