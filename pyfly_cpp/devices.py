@@ -25,6 +25,10 @@ class Device(NamedTuple):
     address: int
     """Of the ggml_backend_dev."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {name: value for name, value in self._asdict().items() if name != "address"}
+
 
 class _Properties(ctypes.Structure):
     """ggml_backend_dev_props."""
@@ -42,8 +46,7 @@ class _Properties(ctypes.Structure):
 
 def devices() -> list[dict[str, Any]]:
     """This machine's devices, fit for JSON; empty where ggml's libraries cannot be asked."""
-    found = [device._asdict() for device in local_devices()]
-    return [{name: value for name, value in device.items() if name != "address"} for device in found]
+    return [device.as_dict() for device in local_devices()]
 
 
 def local_devices() -> list[Device]:

@@ -38,9 +38,8 @@ decltype(&ggml_backend_rpc_add_server) add_server() {
 std::shared_ptr<RpcServer> RpcServer::connect(const std::string & host, const std::string & port,
                                               const std::string & name, bool wants_devices) {
     if (wants_devices && add_server() == nullptr) {
-        throw Error(PYFLY_STATUS_INVALID, "this llama-cpp-python was built without RPC servers; build it with "
-                                          "CMAKE_ARGS=\"-DGGML_RPC=on\" to use " +
-                                              name);
+        throw Error(PYFLY_STATUS_INVALID, "this llama-cpp-python was built without RPC; to use " + name +
+                                              " build it with CMAKE_ARGS=\"-DGGML_RPC=on\"");
     }
     const std::lock_guard<std::mutex> lock(mutex);
     std::vector<std::weak_ptr<RpcServer>> & all = servers();

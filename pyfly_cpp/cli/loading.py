@@ -99,6 +99,7 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 flash_attn=options.flash_attn,
                 chat_format=options.chat_format,
                 verbose=options.verbose,
+                **options.where.arguments(),
             )
         require_chat_format(llm)
         llm.drafter_reason = reason

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -73,6 +74,7 @@ class Options:
     seed: int | None
     max_tokens: int
     verbose: bool
+    where: Where = Where()  # noqa: RUF009 - frozen
     preset: str | None = None
     """A preset file; what it says stands in the fields above already, where no option said otherwise."""
     preset_drafter: AnyDrafter | None = None
@@ -81,6 +83,10 @@ class Options:
     def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
         carries, else the draft model that was given, else prompt lookup."""
+        drafter, why = self._choose_drafter(model)
+        return self.where.place(drafter), why
+
+    def _choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         if self.preset_drafter is not None:
             return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
         why = f"--drafter {self.drafter}"
@@ -121,7 +127,8 @@ class Options:
         """All of them, fit for JSON."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}
         drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.preset_drafter)]
-        return {**out.pop("drafting"), **out, "gate": str(self.gate), "preset_drafter": drafters}
+        where = out.pop("where").as_dict()
+        return {**out.pop("drafting"), **out, **where, "gate": str(self.gate), "preset_drafter": drafters}
 
 
 def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> dict[str, Any]:
@@ -276,6 +283,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Largest batch in tokens."),
         click.option("--n-gpu-layers", metavar="N", type=_Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
+        *WHERE_OPTIONS,
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
@@ -300,6 +308,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         @functools.wraps(function)
         def wrapper(**given: Any) -> Any:
             own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+            own["where"] = Where.take(given)
             own["drafting"] = {option.name: given.pop(option.name) for option in DRAFTER_OPTIONS}
             if own["preset"] is not None:
                 source = click.get_current_context().get_parameter_source
