@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -18,13 +19,16 @@ enum Command : uint8_t {
     get_alignment = 1,
     get_max_size = 2,
     buffer_get_base = 3,
+    free_buffer = 4,
     set_tensor_hash = 7,
     get_tensor = 8,
     copy_tensor = 9,
+    graph_compute = 10,
     get_device_memory = 11,
     get_alloc_size = 13,
     hello = 14,
     device_count = 15,
+    graph_recompute = 16,
 };
 
 constexpr size_t n_header = 1 + sizeof(uint64_t); // command and size
@@ -111,6 +115,7 @@ Relay::Relay(const std::string & host, const std::string & port, std::string nam
         throw Error(PYFLY_STATUS_SERVER, "the RPC server " + link_->name + " is not there (" + why +
                                              "); start rpc-server on that machine, and check address and port");
     }
+    link_->server.reset_on_close();
     link_->server.set_timeout(timeout_ms);
     greet();
     link_->server.set_timeout(0);
@@ -196,24 +201,71 @@ class Relay::Client {
             return send_answer(answer, sizeof(answer));
         }
         const auto n_answer = answer_size(command, chunk_.data() + n_header, n_first);
+        if (command == graph_recompute && resend_graph(n_first)) {
+            return true;
+        }
+        std::vector<uint8_t> * const copy = note(command, n_first);
         std::vector<uint8_t> instead;
         if (n_answer && command != get_tensor) { // zeros
             instead = substitute(command, chunk_.data() + n_header, n_first, *n_answer);
         }
-        to_server(n_header + n_first);
+        to_server(chunk_.data(), n_header + n_first);
         for (uint64_t n_left = n_request - n_first; n_left > 0;) {
             const size_t n = static_cast<size_t>(std::min<uint64_t>(n_left, n_chunk));
             if (!socket_.receive(chunk_.data(), n)) {
                 return false;
             }
-            to_server(n);
+            if (copy != nullptr) {
+                copy->insert(copy->end(), chunk_.begin(), chunk_.begin() + static_cast<std::ptrdiff_t>(n));
+            }
+            to_server(chunk_.data(), n);
             n_left -= n;
         }
         return !n_answer || answer(*n_answer, instead);
     }
 
-    void to_server(size_t n) {
-        if (!link_.is_lost && !link_.server.send(chunk_.data(), n)) {
+    // A server that frees a buffer, of any model, forgets its graphs (0.3.36), and takes it for a fault when it is told
+    // to compute the last one again. So that is kept here, and sent again.
+    struct Graph {
+        std::vector<uint8_t> request;
+        bool is_forgotten = false;
+    };
+
+    uint32_t device_in(size_t n) const {
+        uint32_t device = 0;
+        std::memcpy(&device, chunk_.data() + n_header, std::min(n, sizeof(device)));
+        return device;
+    }
+
+    // Notes a request, of which the chunk holds the header and n bytes; where the rest is wanted, returns what it is to
+    // be appended to.
+    std::vector<uint8_t> * note(uint8_t command, size_t n) {
+        if (command == free_buffer) {
+            for (auto & [device, graph] : graphs_) {
+                graph.is_forgotten = true;
+            }
+        }
+        if (command != graph_compute) {
+            return nullptr;
+        }
+        Graph & graph = graphs_[device_in(n)];
+        graph.is_forgotten = false;
+        graph.request.assign(chunk_.begin(), chunk_.begin() + static_cast<std::ptrdiff_t>(n_header + n));
+        return &graph.request;
+    }
+
+    bool resend_graph(size_t n) {
+        const auto found = graphs_.find(device_in(n));
+        if (found == graphs_.end() || !found->second.is_forgotten) {
+            return false;
+        }
+        found->second.is_forgotten = false;
+        to_server(found->second.request.data(), found->second.request.size());
+        return true;
+    }
+
+    void to_server(const uint8_t * data, size_t n) {
+        if (!link_.is_lost && !link_.server.send(data, n)) {
             lose();
         }
     }
@@ -260,7 +312,8 @@ class Relay::Client {
 
     Link & link_;
     Socket socket_;
-    std::vector<uint8_t> chunk_; // room for a header and n_chunk bytes
+    std::vector<uint8_t> chunk_;       // room for a header and n_chunk bytes
+    std::map<uint32_t, Graph> graphs_; // the last one of each device
 };
 
 uint16_t Relay::listen() {
@@ -279,7 +332,7 @@ uint16_t Relay::listen() {
                 Client(*link, std::move(client)).serve();
             }
         }
-        link->server.shut_down();
+        link->is_lost = true; // for whoever still holds it: nobody relays any more
     }).detach();
     return port;
 }

@@ -232,6 +232,12 @@ void Socket::watch_peer() const {
 #endif
 }
 
+void Socket::reset_on_close() const {
+    linger at_once = {};
+    at_once.l_onoff = 1;
+    set_option(handle_, SOL_SOCKET, SO_LINGER, at_once);
+}
+
 bool Socket::is_connected() const {
     Poll poll = {};
     poll.fd = handle_;

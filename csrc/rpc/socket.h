@@ -36,6 +36,10 @@ class Socket {
     // Has the system find out within a minute where the other machine, or the way to it, is gone.
     void watch_peer() const;
 
+    // Has the connection end with a reset, also where this process is killed: whoever sends to a connection that ended
+    // in the normal way gets a signal (SIGPIPE) that ends programs which do not expect it, such as rpc-server.
+    void reset_on_close() const;
+
     // Whether the other side has not closed the connection, as far as is known here. Reads nothing.
     bool is_connected() const;
 

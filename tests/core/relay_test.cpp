@@ -20,8 +20,9 @@ using pyfly::Relay;
 using pyfly::Socket;
 
 constexpr int timeout_ms = 300;
-constexpr uint8_t alloc_buffer = 0, buffer_get_base = 3, set_tensor = 6, set_tensor_hash = 7, get_tensor = 8,
-                  get_device_memory = 11, hello = 14, device_count = 15;
+constexpr uint8_t alloc_buffer = 0, buffer_get_base = 3, free_buffer = 4, set_tensor = 6, set_tensor_hash = 7,
+                  get_tensor = 8, graph_compute = 10, get_device_memory = 11, hello = 14, device_count = 15,
+                  graph_recompute = 16;
 
 struct Message {
     uint8_t command;
@@ -235,6 +236,53 @@ void test_an_answer_that_is_cut_off_or_of_another_size() {
     }
 }
 
+// As rpc-server does it.
+void test_a_graph_that_the_server_has_forgotten() {
+    std::vector<Message> seen;
+    {
+        const Server server([&](const Socket & client) {
+            tell_devices(client);
+            Message message;
+            while (receive(client, message)) {
+                if (message.command == get_tensor) {
+                    answer(client, {1});
+                } else {
+                    seen.push_back(message);
+                }
+            }
+        });
+        Relay relay("127.0.0.1", server.port(), "box:1", timeout_ms);
+        const uint16_t port = relay.listen();
+        { const Client first(port); }
+        const Client client(port);
+        std::vector<uint8_t> one(300000, 7), two(20, 8);
+        one[0] = 1;
+        two[0] = 0;
+        one[1] = one[2] = one[3] = two[1] = two[2] = two[3] = 0;
+        client.tell(graph_compute, one);
+        client.tell(graph_compute, two);
+        client.tell(graph_recompute, {1, 0, 0, 0}); // it has it
+        client.tell(free_buffer, std::vector<uint8_t>(8));
+        client.tell(graph_recompute, {1, 0, 0, 0});
+        client.tell(graph_recompute, {1, 0, 0, 0}); // it has it again
+        client.tell(graph_recompute, {0, 0, 0, 0});
+        assert(client.read(1) == std::vector<uint8_t>{1} && !relay.is_lost());
+        const std::vector<Message> expected = {
+            {graph_compute, one},
+            {graph_compute, two},
+            {graph_recompute, {1, 0, 0, 0}},
+            {free_buffer, std::vector<uint8_t>(8)},
+            {graph_compute, one},
+            {graph_recompute, {1, 0, 0, 0}},
+            {graph_compute, two},
+        };
+        assert(seen.size() == expected.size());
+        for (size_t i = 0; i < seen.size(); i++) {
+            assert(seen[i].command == expected[i].command && seen[i].body == expected[i].body);
+        }
+    }
+}
+
 void test_the_connection_outlives_the_relay_as_long_as_the_client() {
     const Server server([](const Socket & client) { serve(client, 100); });
     auto relay = std::make_unique<Relay>("127.0.0.1", server.port(), "box:1", timeout_ms);
@@ -285,6 +333,7 @@ int main() {
     test_passes_on();
     test_stands_in_for_a_lost_server();
     test_an_answer_that_is_cut_off_or_of_another_size();
+    test_a_graph_that_the_server_has_forgotten();
     test_the_connection_outlives_the_relay_as_long_as_the_client();
     test_without_clients_the_connection_ends_with_the_relay();
     test_refusals();
