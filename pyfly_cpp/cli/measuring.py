@@ -152,7 +152,7 @@ class Session(Generic[AnyGenerator]):
         layers = "all" if models["gpu_layers"] < 0 else models["gpu_layers"]
         names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
         placed = {name: models[name] for name in ("rpc", "devices", "tensor_split", "draft_devices") if name in models}
-        where = "".join(f", {name}: {','.join(map(str, value))}" for name, value in placed.items())
+        where = "".join(f", {name}: {','.join(map(str, value)) or 'none'}" for name, value in placed.items())
         return [
             f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
             f"threads: {models['n_threads']}, {layers} layers on the GPU{where}",

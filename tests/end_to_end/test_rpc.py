@@ -11,15 +11,14 @@ import contextlib
 import os
 import pickle
 import socket
-import struct
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import llama_cpp
 import pytest
+from fake_rpc import fake_rpc_server
 from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PyflyError, RpcError, _native
@@ -31,42 +30,9 @@ OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 TOLERANCE = 1e-3
 
-HELLO, DEVICE_COUNT, DEVICE_MEMORY = 14, 15, 11
-
 
 def text(llm, **arguments):
     return llm.create_completion(PROMPT, **{"max_tokens": 60, "temperature": 0, **arguments})["choices"][0]["text"]
-
-
-@contextlib.contextmanager
-def fake_server(version=(7, 0, 0), n_devices=2):
-    """A server that says its version and its devices, and nothing more: its address."""
-
-    def serve(client):
-        stream = client.makefile("rb")
-        answers = {
-            HELLO: bytes(version).ljust(28, b"\0"),
-            DEVICE_COUNT: struct.pack("<I", n_devices),
-            DEVICE_MEMORY: struct.pack("<QQ", 3 << 30, 4 << 30),
-        }
-        while header := stream.read(9):
-            command, n = struct.unpack("<BQ", header)
-            stream.read(n)
-            client.sendall(struct.pack("<Q", len(answers[command])) + answers[command])
-
-    def accept():
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                with client, contextlib.suppress(OSError, KeyError):
-                    serve(client)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
 
 
 def nowhere():
@@ -178,7 +144,7 @@ def test_a_build_without_rpc_says_so(tiny_target, tiny_draft):
 
 
 def test_the_devices_of_a_server():
-    with fake_server() as address:
+    with fake_rpc_server() as address:
         assert look(address) == [(3 << 30, 4 << 30, 0)] * 2
         assert look(address) == [(3 << 30, 4 << 30, 0)] * 2
 
@@ -187,13 +153,13 @@ def test_servers_that_cannot_be_used():
     address = nowhere()
     with pytest.raises(RpcError, match=f"the RPC server {address} is not there .*; start rpc-server on that machine"):
         look(address)
-    with fake_server(version=(6, 1, 2)) as address, pytest.raises(RpcError) as failure:
+    with fake_rpc_server(version=(6, 1, 2)) as address, pytest.raises(RpcError) as failure:
         look(address)
     assert str(failure.value) == (
         f"the RPC server {address} speaks version 6.1.2 of llama.cpp's RPC protocol, and this llama-cpp-python version "
         "7.0.0; build both from the same llama.cpp."
     )
-    with fake_server(n_devices=0) as address, pytest.raises(RpcError, match="does not say which devices it has"):
+    with fake_rpc_server(n_devices=0) as address, pytest.raises(RpcError, match="does not say which devices it has"):
         look(address)
     with pytest.raises(RpcError, match=r"the RPC server no-such-host\.invalid:1 is not there"):
         look("no-such-host.invalid:1")
@@ -483,11 +449,11 @@ def test_a_server_that_is_killed_while_a_model_is_loaded(servers, mortal, tiny_t
 
 @rpc
 def test_a_server_of_another_version(program, tiny_target):
-    with fake_server(version=(8, 0, 0)) as address, pytest.raises(RpcError, match=r"speaks version 8\.0\.0"):
+    with fake_rpc_server(version=(8, 0, 0)) as address, pytest.raises(RpcError, match=r"speaks version 8\.0\.0"):
         FlyLlama(tiny_target, rpc_servers=[address], **OPTIONS)
 
 
 @rpc
 def test_a_server_that_speaks_no_more_than_its_name(program, tiny_target):
-    with fake_server() as address, pytest.raises(PyflyError, match="the RPC server"):
+    with fake_rpc_server() as address, pytest.raises(PyflyError, match="the RPC server"):
         FlyLlama(tiny_target, rpc_servers=[address], **OPTIONS)
