@@ -223,6 +223,12 @@ typedef struct pyfly_model_info {
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
+/* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
+ * word of the drafter, zero-terminated: "draft", "mtp" or "eagle3". Whether a head was trained for this very model no
+ * header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way; PYFLY_STATUS_INVALID if one of them
+ * is no GGUF file, or loading `path` would end the process. */
+pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
+
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
 typedef struct pyfly_memory {

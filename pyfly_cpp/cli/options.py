@@ -82,7 +82,7 @@ class Options:
 
     def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
-        carries, else the draft model that was given, else prompt lookup."""
+        carries, else the draft model that was given, else a fitting file on this machine, else prompt lookup."""
         drafter, why = self._choose_drafter(model)
         return self.where.place(drafter), why
 
@@ -262,7 +262,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
         click.option("--drafter", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
-                     help="What proposes tokens; auto: the model's MTP head, else --draft, else prompt lookup."),
+                     help="What proposes tokens; auto: the model's MTP head, else --draft, else a fitting file on this "
+                          "machine (see `models pair`), else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
         click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),

@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf, other_token, with_nan, without_vocabulary
+from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vocabulary
 from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
@@ -183,10 +183,14 @@ def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
     ) as e:
         fly.drafter = DraftModel(texts)
     assert texts in str(e.value)
-    ends = {"tokenizer.ggml.eos_token_id": 1533, "tokenizer.ggml.eot_token_id": 1533}
-    eos = edit_gguf(tiny_draft, tmp_path / "eos.gguf", ends)
-    with pytest.raises(IncompatibleDraftError, match="EOS token is 1533, the target's 1535"):
-        fly.drafter = DraftModel(eos)
+    for name, token in (("eos", 1533), ("bos", 1532)):
+        fields = {f"tokenizer.ggml.{name}_token_id": token, f"tokenizer.ggml.add_{name}_token": True}
+        other = edit_gguf(tiny_draft, tmp_path / f"{name}.gguf", fields)
+        with pytest.raises(IncompatibleDraftError, match=rf"{name.upper()} token is {token}, the target's"):
+            fly.drafter = DraftModel(other)
+    longer = edit_gguf(tiny_draft, tmp_path / "longer.gguf", *with_padding(tiny_draft, 129))
+    with pytest.raises(IncompatibleDraftError, match="vocabulary size is 1665, the target's 1536"):
+        fly.drafter = DraftModel(longer)
     with pytest.raises(ValueError):  # what callers of a constructor look for
         FlyLlama(tiny_target, drafter=DraftModel(texts), adaptive=False, **OPTIONS)
 

@@ -8,6 +8,7 @@ import warnings
 
 import llama_cpp
 import pytest
+from gguf_edit import edit_gguf, with_padding
 from llama_cpp import GGML_TYPE_Q8_0
 
 from pyfly_cpp import DraftModel, Entropy, FlyLlama, Fuzzy, Margin, PromptLookup, Record, Window
@@ -142,6 +143,29 @@ def test_a_prompt_longer_than_its_context(tiny_target, tiny_draft):
     for _ in range(2):
         assert fly(prompt, max_tokens=60, temperature=0)["choices"] == expected
     assert fly.stats.drafted > 0
+
+
+def test_vocabularies_that_are_padded_differently(tiny_target, tiny_draft, plain, tmp_path):
+    """As those of Qwen2.5's sizes are. The target's padding, in a prompt, does not disturb a draft without it; the
+    draft's is never drafted."""
+    longer_target = edit_gguf(tiny_target, tmp_path / "target.gguf", *with_padding(tiny_target, 64))
+    longer_draft = edit_gguf(tiny_draft, tmp_path / "draft.gguf", *with_padding(tiny_draft, 64, is_likely=True))
+    ends = {"tokenizer.ggml.eos_token_id": 1533, "tokenizer.ggml.eot_token_id": 1533}  # which it does not add by itself
+    other_ends = edit_gguf(tiny_draft, tmp_path / "ends.gguf", ends)
+
+    for draft in (longer_draft, other_ends):
+        fly = FlyLlama(tiny_target, drafter=DraftModel(draft, draft_max=4), **OPTIONS)
+        assert generate(fly, 200) == plain[:200]
+        assert fly.stats.accepted_at_depth[0] > 20
+    prompt = [5, 6, 1590, 7, 1599, 8]
+    base = llama_cpp.Llama(str(longer_target), **OPTIONS)
+    expected = list(itertools.islice(base.generate(prompt, temp=0.0), 120))
+    fly = FlyLlama(longer_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    assert list(itertools.islice(fly.generate(prompt, temp=0.0), 120)) == expected
+    assert fly.stats.accepted_at_depth[0] > 10
+    for target, draft in ((tiny_target, longer_draft), (longer_target, tiny_draft)):  # rows of the target's length
+        fly = FlyLlama(target, drafter=DraftModel(draft, draft_max=4), gate=Fuzzy("js", 0.3), **OPTIONS)
+        assert fly("Once", max_tokens=60)["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
