@@ -100,9 +100,12 @@ class Placement:
             raise ValueError("RPC servers take whole layers; leave out split_mode, or rpc_servers and their devices.")
 
     def require_alive(self) -> None:
-        """Raises RpcError if a server was lost: what was computed with it, or read from it, since then is void."""
+        """Raises RpcError if a server that the model is on was lost: what was computed with it, or read from it, since
+        then is void."""
+        addresses = self.addresses or []
         for server in self._servers.values():
-            server.require_alive()
+            if any(device.address in addresses for device in server.devices):
+                server.require_alive()
 
     def describe(self) -> list[list[object]]:
         """What costs hang on, fit for JSON; empty where llama.cpp chooses."""

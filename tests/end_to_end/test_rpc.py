@@ -419,8 +419,8 @@ def test_a_server_that_is_killed_below_a_batch(servers, mortal, tiny_target):
 
 
 @rpc
-def test_a_draft_whose_server_is_killed(mortal, tiny_target, tiny_draft):
-    llm = FlyLlama(tiny_target, **OPTIONS)
+def test_a_draft_whose_server_is_killed(servers, mortal, tiny_target, tiny_draft):
+    llm = FlyLlama(tiny_target, rpc_servers=[servers[0], mortal.address], devices=servers[:1], **OPTIONS)
     expected = text(llm)
     llm.drafter = DraftModel(tiny_draft, draft_max=4, devices=[mortal.address])
     stream = llm.create_completion(PROMPT, max_tokens=400, temperature=0, stream=True)
@@ -430,6 +430,8 @@ def test_a_draft_whose_server_is_killed(mortal, tiny_target, tiny_draft):
         list(stream)
     llm.drafter = None
     assert text(llm) == expected
+    llm.eval([5, 6])
+    assert llm.save_state().n_tokens > 2
     mortal.start()
     llm.drafter = DraftModel(tiny_draft, draft_max=4, devices=[mortal.address])
     assert text(llm) == expected
