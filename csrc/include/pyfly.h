@@ -366,7 +366,7 @@ typedef struct pyfly_record {
 typedef struct pyfly_stats {
     int64_t rounds;         /* target batches that were verified */
     int64_t drafted;        /* tokens proposed to the target */
-    int64_t committed;      /* tokens given to the caller for good */
+    int64_t committed;      /* tokens given to the caller for good (see pyfly_batch_end) */
     int64_t matched;        /* of these: drafted and the target's choice */
     int64_t loose_accepted; /* of these: loose accepts */
     int64_t rejected_gate;  /* mismatches rejected, by reason */
@@ -537,7 +537,9 @@ pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, 
 
 /* Ends the text: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it does
  * not hold of them is evaluated, unless the text ended because evaluating failed: then it holds fewer
- * (pyfly_batch_n_evaluated). n_keep -1: what it holds of the committed tokens, and nothing is evaluated. */
+ * (pyfly_batch_n_evaluated). The caller has taken the token behind these positions, and none after it: what the last
+ * round committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
+ * and nothing is evaluated; all of them count. */
 pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error);
 
 void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out);

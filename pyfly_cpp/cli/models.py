@@ -18,7 +18,7 @@ from pyfly_cpp.pairs import published_pair
 @click.group(
     "models",
     short_help="List, fetch and pair models.",
-    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat --model smollm2-135m",
+    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat -m smollm2-135m",
 )
 def command() -> None:
     """Models by name: --model and --draft take these names as well as paths.

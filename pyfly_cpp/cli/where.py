@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.kinds import SHARES
 from pyfly_cpp.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
 from pyfly_cpp.placement import split_address
 
@@ -78,18 +79,6 @@ class _Servers(_Names):
         return names
 
 
-class _Shares(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Numbers with commas between them."""
-
-    name = "shares"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            return tuple(float(share) for share in value.split(",")) if isinstance(value, str) else tuple(value)
-        except ValueError:
-            self.fail(f"{value!r} is no list of shares such as 3,1.", param, ctx)
-
-
 RPC_OPTION = click.option(
     "--rpc", metavar="HOST:PORT,...", type=_Servers(),
     help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
@@ -103,7 +92,7 @@ WHERE_OPTIONS: list[Callable[[Any], Any]] = [
         "[default: those of --rpc, and the GPUs]",
     ),
     click.option(
-        "--tensor-split", metavar="X,...", type=_Shares(), help="Shares of the model for the devices, in their order."
+        "--tensor-split", metavar="X,...", type=SHARES, help="Shares of the model for the devices, in their order."
     ),
     click.option(
         "--draft-devices", metavar="NAME,...", type=_Names(),

@@ -307,15 +307,33 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.gate = "margn:0.3"
     with pytest.raises(ValueError, match="theta must be"):
         fly.gate = "entropy:-1"
-    with pytest.raises(ValueError, match=r"window must be Window\(...\) or None, not 6"):
+    with pytest.raises(ValueError, match=r"window must be Window\(...\), a text such as reconverge:6, or None, not 6"):
         fly.window = 6
-    with pytest.raises(ValueError, match=r"drafter must be DraftModel\(...\).* not 'draft.gguf'"):
+    with pytest.raises(ValueError, match=r"unknown drafter 'draft.gguf'. Did you mean 'draft:draft.gguf'"):
         fly.drafter = "draft.gguf"
     with pytest.raises(ValueError, match="the list of drafters is empty; give at least one, or None"):
         fly.drafter = []
+    with pytest.raises(
+        ValueError, match=r'drafter is the class DraftModel; give one of it: DraftModel\("draft.gguf"\).'
+    ):
+        fly.drafter = DraftModel
     assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
     with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
         FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, adaptive=False, **OPTIONS)
+
+
+def test_a_setting_with_a_wrong_name(fly):
+    for name, near in (("gates", "gate"), ("windows", "window"), ("draftmax", "draft_max"), ("drafters", "drafter")):
+        with pytest.raises(ValueError, match=f"has no setting '{name}'. Did you mean '{near}'"):
+            setattr(fly, name, 3)
+    fly.cache, fly.lora_scale, fly.notes = None, 1.0, "mine"  # the base class's, and the caller's own
+
+
+def test_nothing_leaks_where_nothing_is_to_be_printed(tiny_target, capfd):
+    llm = FlyLlama(tiny_target, **{**OPTIONS, "n_ctx": 4096})  # trained on 2,048: llama.cpp would warn
+    llm(SHORT, max_tokens=2)
+    llm.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_cache_types(tiny_target, tiny_draft, expected):
