@@ -30,9 +30,11 @@ try:
         Gate,
         Margin,
         Ratio,
+        Regions,
         Relaxed,
         Typical,
         parse_gate,
+        regions_of,
     )
     from pyfly_cpp.stats import Record, Round, Stats
     from pyfly_cpp.verify import Decision, Verification, verify
@@ -72,6 +74,7 @@ __all__ = [
     "PyflyError",
     "Ratio",
     "Record",
+    "Regions",
     "Relaxed",
     "Round",
     "RpcError",
@@ -81,5 +84,6 @@ __all__ = [
     "VersionMismatchError",
     "Window",
     "parse_gate",
+    "regions_of",
     "verify",
 ]

@@ -22,7 +22,7 @@ from pyfly_cpp._native.model import (
     load_guard,
 )
 from pyfly_cpp._native.rpc import RpcDevice, RpcServer
-from pyfly_cpp._native.verify import RawDecision, verify
+from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "Batch",
@@ -47,6 +47,7 @@ __all__ = [
     "context_memory",
     "inspect_model",
     "load_guard",
+    "regions",
     "require_release",
     "simd_level",
     "verify",
