@@ -10,6 +10,7 @@ from pyfly_cpp.errors import (
     NativeError,
     NotFiniteError,
     PyflyError,
+    RpcError,
     VersionMismatchError,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "Regions",
     "Relaxed",
     "Round",
+    "RpcError",
     "Stats",
     "Stochastic",
     "Typical",

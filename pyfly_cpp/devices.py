@@ -3,36 +3,98 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 """ggml_backend_dev_type of ggml-backend.h."""
 
 
+GPU, INTEGRATED_GPU = _KINDS[1:3]
+
+
+class Device(NamedTuple):
+    """A device of one of ggml's backends."""
+
+    backend: str
+    name: str
+    description: str
+    kind: str
+    memory_free: int
+    """Bytes."""
+    memory_total: int
+    address: int
+    """Of the ggml_backend_dev."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {name: value for name, value in self._asdict().items() if name != "address"}
+
+
+class _Properties(ctypes.Structure):
+    """ggml_backend_dev_props."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 16),  # more than there are
+    )
+
+
 def devices() -> list[dict[str, Any]]:
-    """The devices of ggml's backends; empty where its libraries cannot be asked."""
+    """This machine's devices, fit for JSON; empty where ggml's libraries cannot be asked."""
+    return [device.as_dict() for device in local_devices()]
+
+
+def local_devices() -> list[Device]:
+    """This machine's devices; none where ggml's libraries cannot be asked."""
     try:
         ggml, base = _libraries()
     except (OSError, ImportError, AttributeError):
         return []
     found = []
     for i in range(ggml.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(i))
+        address = ggml.ggml_backend_dev_get(i)
+        device = ctypes.c_void_p(address)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         kind = base.ggml_backend_dev_type(device)
         registry = ctypes.c_void_p(base.ggml_backend_dev_backend_reg(device))
         found.append(
-            {
-                "backend": base.ggml_backend_reg_name(registry).decode("utf-8", errors="replace"),
-                "name": base.ggml_backend_dev_name(device).decode("utf-8", errors="replace"),
-                "description": base.ggml_backend_dev_description(device).decode("utf-8", errors="replace"),
-                "kind": _KINDS[kind] if 0 <= kind < len(_KINDS) else str(kind),
-                "memory_free": free.value,
-                "memory_total": total.value,
-            }
+            Device(
+                backend=base.ggml_backend_reg_name(registry).decode("utf-8", errors="replace"),
+                name=base.ggml_backend_dev_name(device).decode("utf-8", errors="replace"),
+                description=base.ggml_backend_dev_description(device).decode("utf-8", errors="replace"),
+                kind=_KINDS[kind] if 0 <= kind < len(_KINDS) else str(kind),
+                memory_free=free.value,
+                memory_total=total.value,
+                address=address,
+            )
         )
     return found
+
+
+def default_gpus() -> list[Device]:
+    """The devices that llama.cpp puts a model on where nobody says which: all GPUs, each once though several backends
+    may know it; without one the integrated ones, of one backend."""
+    gpus: dict[object, Device] = {}
+    integrated: list[Device] = []
+    for device in local_devices():
+        if device.kind == GPU:
+            gpus.setdefault(_hardware(device), device)
+        elif device.kind == INTEGRATED_GPU and device.backend == (integrated or [device])[0].backend:
+            integrated.append(device)
+    return list(gpus.values()) or integrated
+
+
+def _hardware(device: Device) -> object:
+    """Tells pieces of hardware apart, as far as the backend says which it is."""
+    properties = _Properties()
+    _libraries()[1].ggml_backend_dev_get_props(ctypes.c_void_p(device.address), ctypes.byref(properties))
+    return properties.device_id or device.address
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -48,6 +110,8 @@ def _libraries() -> tuple[Any, Any]:
     size = ctypes.POINTER(ctypes.c_size_t)
     base.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
     base.ggml_backend_dev_memory.restype = None
+    base.ggml_backend_dev_get_props.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Properties)]
+    base.ggml_backend_dev_get_props.restype = None
     base.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
         getattr(base, name).restype = ctypes.c_char_p

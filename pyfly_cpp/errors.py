@@ -11,6 +11,10 @@ class NativeError(PyflyError):
     """llama.cpp refused or failed; the message has its return code where there is one."""
 
 
+class RpcError(NativeError):
+    """An RPC server is not there, is of another version, or was lost; what was loaded with it is of no more use."""
+
+
 class NotFiniteError(PyflyError):
     """A logits row has no distribution: NaN, +inf, or -inf everywhere."""
 

@@ -21,6 +21,7 @@ from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
+from pyfly_cpp.placement import Placement
 from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
@@ -62,6 +63,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         *,
         has_own_head: bool,
         n_snapshots: int,
+        rpc_servers: Sequence[str],
+        devices: Sequence[str] | None,
         protected: Iterable[int],
         on_load: Callable[[float], None] | None,
         **kwargs: Any,
@@ -74,12 +77,15 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a round is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
+            rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
+                n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
         Raises:
             ValueError: the file or a thread count cannot be used, or what on_load raised.
+            RpcError: an RPC server is not there, of another version, or was lost.
         """
         self._access = Access()
         self._rows = RowStore()
@@ -89,6 +95,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._adapts = fill_thread_counts(kwargs)
+        self._where = {"rpc_servers": rpc_servers, "devices": devices}
+        self._placement = Placement(rpc_servers, devices)
+        self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
+        if self._placement.addresses:
+            kwargs.setdefault("n_gpu_layers", -1)
         # The base class assigns to draft_model.
         self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
@@ -97,6 +108,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         except ValueError as error:
             if self._load_failure is not None:
                 raise self._load_failure from None
+            self._placement.require_alive()
             if "Failed to create llama_context" in str(error):
                 raise ValueError(
                     f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
@@ -105,9 +117,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if "Failed to load model" in str(error):
                 raise ValueError(
                     f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
-                    f"that llama-cpp-python {llama_cpp.__version__} does not know; verbose=True shows why."
+                    f"that llama-cpp-python {llama_cpp.__version__} does not know"
+                    f"{', or an RPC server has too little memory' if self._placement.has_servers else ''}; "
+                    "verbose=True shows why."
                 ) from error
             raise
+        self._placement.require_alive()  # llama.cpp does not notice
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
@@ -145,6 +160,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def model_params(self, params: Any) -> None:
         self._model_params = params
         params.load_mtp = self._has_own_head
+        self._placement.place(params)
         params.use_extra_bufts &= extra_buffers.usable()
         if self._on_load is not None:
             on_load = self._on_load
@@ -177,6 +193,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             **super().__getstate__(),
             **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
             "logits_all": bool(self._logits_all),
+            **self._where,
         }
 
     @property
@@ -195,7 +212,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder = self._decoder
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale)
+            where = self._placement.describe()
+            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, *where)
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
@@ -226,6 +244,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         with self._access.exclusive():
             self._access.is_closed = True
             super().close()
+            self._placement.close()
             # The base class would hand the freed pointers to llama.cpp.
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
 
@@ -247,13 +266,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         with self._access.exclusive():
             self._supersede()
             super().eval(tokens)
+            self._placement.require_alive()
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Embeddings, as in the base class. Ends a running generation."""
         with self._access.exclusive():
             self._supersede()
             self.n_tokens = 0  # the base class clears the memory
-            return super().embed(*args, **kwargs)
+            embeddings = super().embed(*args, **kwargs)
+            self._placement.require_alive()
+            return embeddings
 
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
@@ -261,7 +283,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             slot = self._decoder.running
             if slot is not None:
                 slot.park(self.n_tokens)  # what it holds beyond is not part of the state
-            return super().save_state() if self._logits_all else states.save_state(self)
+            state = super().save_state() if self._logits_all else states.save_state(self)
+            self._placement.require_alive()
+            return state
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.

@@ -5,7 +5,7 @@ the base class's own. What it replaces is `generate` (the native rounds of `csrc
 log-probabilities need, and saving and loading of states.
 
 Here are the settings, what starts a generation, and its results; the model and its context are in `guarded_llama.py`,
-the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
+completions in `completions.py`, the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_draft_max, require_fitting
 from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.completions import CompletingLlama
 from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation, prepare_history
-from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.models import model_file
-from pyfly_cpp.processors import ExtendableProcessors, Processors
+from pyfly_cpp.processors import Processors
 from pyfly_cpp.request import HandOver, Request
 from pyfly_cpp.rules import Exact, Gate, require_gate, require_window_for, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
 from pyfly_cpp.windows import Window, require_window
 
 
-class FlyLlama(GuardedLlama):
+class FlyLlama(CompletingLlama):
     """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
 
     Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
@@ -54,6 +54,8 @@ class FlyLlama(GuardedLlama):
         draft_max: int | None = None,
         adaptive: bool | None = None,
         protected: Iterable[int] = (),
+        rpc_servers: Sequence[str] = (),
+        devices: Sequence[str] | None = None,
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
@@ -75,6 +77,11 @@ class FlyLlama(GuardedLlama):
                 exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template.
+            rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". With this
+                machine's GPUs they take the layers, by their free memory or as `tensor_split` says. Not for open
+                networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).
+            devices: These and no others, in this order: "CUDA0"; "host:port", all devices of a server; "host:port/1",
+                its second one. An empty list is the CPU alone. A draft model has its own, `DraftModel(devices=...)`.
             trace: Keep a `Record` of every token of the last generation in `self.records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
@@ -83,6 +90,7 @@ class FlyLlama(GuardedLlama):
         Raises:
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
             IncompatibleDraftError: the draft has another vocabulary.
+            RpcError: an RPC server is not there, of another version, or was lost.
         """
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
         require_base_arguments(kwargs, own, self._public_name)
@@ -118,6 +126,8 @@ class FlyLlama(GuardedLlama):
             # An MTP head is read with the model or never.
             has_own_head=has_own_head(drafter),
             n_snapshots=max(wanted, default=0),
+            rpc_servers=rpc_servers,
+            devices=devices,
             protected=self._protected,
             on_load=on_load,
             **kwargs,
@@ -314,36 +324,3 @@ class FlyLlama(GuardedLlama):
             with self._access.last_step(generation) as is_mine:
                 if is_mine:
                     self._supersede()
-
-    # ---- Completions -------------------------------------------------------------------------------------------------
-
-    def _create_completion(
-        self,
-        prompt: str | list[int],
-        suffix: str | None = None,
-        max_tokens: float | None = 16,
-        *,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stream: bool = False,
-        logits_processor: LogitsProcessorList | None = None,
-        **kwargs: Any,
-    ) -> Iterator[Any]:
-        """The base class's completion; this adds the limit that drafting should respect, and log-probabilities."""
-        request = Request(max_tokens, logprobs, echo, stream)
-        collects = request.logprobs is not None
-        if logits_processor is not None:
-            # A copy that can be extended: the base class appends its logit-bias processor to the caller's own list.
-            logits_processor = ExtendableProcessors(logits_processor)
-        self._handed_over.request = request
-        try:
-            for response in super()._create_completion(
-                prompt, suffix, max_tokens,
-                logprobs=None if collects else logprobs, echo=echo, stream=stream, logits_processor=logits_processor,
-                **kwargs,
-            ):  # fmt: skip
-                if collects:
-                    response["choices"][0]["logprobs"] = request.response_logprobs(self, prompt, echo, response)
-                yield response
-        finally:
-            self._handed_over.request = None

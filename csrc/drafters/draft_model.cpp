@@ -15,7 +15,7 @@ namespace {
 
 ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated) {
     ModelFile(config.model_path ? config.model_path : "").require_model();
-    ModelPointer model = load_draft(config, "draft model", false);
+    ModelPointer model = load_draft(target, config, "draft model", DraftKind::model);
     if (!is_translated) {
         require_vocabulary(target, model.get(), config, "draft model",
                            "use one of the same model family, or CrossVocabulary(DraftModel(...))", most_padding);

@@ -31,7 +31,8 @@ typedef enum pyfly_status {
     PYFLY_STATUS_CONTEXT_FULL = 5, /* the next token does not fit in the context */
     PYFLY_STATUS_INCOMPATIBLE = 6, /* the draft's vocabulary is not the target's */
     PYFLY_STATUS_CALLBACK = 7,     /* a callback asked to stop; whoever set it knows why */
-    PYFLY_STATUS_INTERNAL = 8      /* our own mistake */
+    PYFLY_STATUS_INTERNAL = 8,     /* our own mistake */
+    PYFLY_STATUS_SERVER = 9        /* an RPC server is not there, of another version, or was lost */
 } pyfly_status;
 
 typedef struct pyfly_error {
@@ -269,6 +270,33 @@ typedef struct pyfly_memory {
 } pyfly_memory;
 pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out, pyfly_error * error);
 
+/* ---- RPC servers ------------------------------------------------------------------------------------------------- */
+
+/* A connection to an rpc-server of llama.cpp. All of this process share it; it ends when the last of them is freed and
+ * no model has the server's devices any more. */
+typedef struct pyfly_rpc_server pyfly_rpc_server;
+
+typedef struct pyfly_rpc_device {
+    int64_t memory_free, memory_total; /* bytes, when it was connected */
+    void * device; /* ggml_backend_dev_t, for a model's list of devices while the connection is there; NULL unless the
+                      devices were wanted */
+} pyfly_rpc_device;
+
+/* Connects, where there is no connection yet; `name` is for errors. wants_devices 1: llama.cpp is to use its devices;
+ * PYFLY_STATUS_INVALID where it was built without RPC. PYFLY_STATUS_SERVER: it is not there, is no such server, serves
+ * another program, or speaks another version of the protocol. Waits for a few seconds. */
+pyfly_status pyfly_rpc_server_new(const char * host, const char * port, const char * name, int32_t wants_devices,
+                                  pyfly_rpc_server ** out, pyfly_error * error);
+
+/* How many devices it has; the first `capacity` of them go to out[capacity]. */
+size_t pyfly_rpc_server_devices(const pyfly_rpc_server * server, pyfly_rpc_device * out, size_t capacity);
+
+/* PYFLY_STATUS_SERVER if it was lost: what was computed with it, or read from it, since then is void. Batches and
+ * drafters see to it by themselves. */
+pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error);
+
+void pyfly_rpc_server_free(pyfly_rpc_server * server);
+
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 
 typedef struct pyfly_drafter pyfly_drafter;
@@ -285,6 +313,8 @@ typedef struct pyfly_draft_model_config {
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
     int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
     double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */
+    void ** devices;         /* ggml_backend_dev_t, NULL behind the last; NULL: a draft model's are those that llama.cpp
+                                chooses on this machine, a head's are its target's */
 } pyfly_draft_model_config;
 
 /* Loads a draft model beside the llama target `target` (borrowed, must outlive the drafter). PYFLY_STATUS_INCOMPATIBLE

@@ -1,5 +1,6 @@
 // The functions of pyfly.h that need llama.cpp.
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -11,9 +12,14 @@
 #include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
+#include "rpc_server.h"
 
 using pyfly::Error;
 using pyfly::guard;
+
+struct pyfly_rpc_server {
+    std::shared_ptr<pyfly::RpcServer> impl;
+};
 
 extern "C" {
 
@@ -78,6 +84,30 @@ pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memo
                 static_cast<int64_t>(data.context + data.compute);
         }
     });
+}
+
+pyfly_status pyfly_rpc_server_new(const char * host, const char * port, const char * name, int32_t wants_devices,
+                                  pyfly_rpc_server ** out, pyfly_error * error) {
+    return guard(error,
+                 [&] { *out = new pyfly_rpc_server{pyfly::RpcServer::connect(host, port, name, wants_devices != 0)}; });
+}
+
+size_t pyfly_rpc_server_devices(const pyfly_rpc_server * server, pyfly_rpc_device * out, size_t capacity) {
+    const std::vector<pyfly::Relay::Memory> & memory = server->impl->relay().devices();
+    const std::vector<ggml_backend_dev_t> & devices = server->impl->devices();
+    for (size_t i = 0; i < std::min(capacity, memory.size()); i++) {
+        out[i] = {static_cast<int64_t>(memory[i].free), static_cast<int64_t>(memory[i].total),
+                  i < devices.size() ? devices[i] : nullptr};
+    }
+    return memory.size();
+}
+
+void pyfly_rpc_server_free(pyfly_rpc_server * server) {
+    delete server;
+}
+
+pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error) {
+    return guard(error, [&] { server->impl->require_alive(); });
 }
 
 } // extern "C"

@@ -7,9 +7,24 @@
 
 #include "abort_guard.h"
 #include "error.h"
+#include "llama_ext.h"
 #include "rows.h"
 
 namespace pyfly {
+
+namespace {
+
+// A model's devices, and a null pointer behind the last.
+std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
+    std::vector<ggml_backend_dev_t> devices;
+    for (int32_t i = 0; i < llama_model_n_devices(model); i++) {
+        devices.push_back(llama_model_get_device(model, i));
+    }
+    devices.push_back(nullptr);
+    return devices;
+}
+
+} // namespace
 
 std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare) {
     const auto number = [](int64_t n) { return std::to_string(n); };
@@ -64,11 +79,18 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
     return draw ? draw(row, n_vocab, drawn) : max.token;
 }
 
-ModelPointer load_draft(const pyfly_draft_model_config & config, const char * what, bool load_mtp) {
+ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
+                        DraftKind kind) {
     const std::string path = config.model_path ? config.model_path : "";
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = config.n_gpu_layers;
-    params.load_mtp = load_mtp;
+    params.load_mtp = kind == DraftKind::mtp_head;
+    params.devices = reinterpret_cast<ggml_backend_dev_t *>(config.devices);
+    std::vector<ggml_backend_dev_t> of_target;
+    if (params.devices == nullptr && kind != DraftKind::model) {
+        of_target = devices_of(llama_get_model(target.context()));
+        params.devices = of_target.data();
+    }
     params.use_extra_bufts = config.use_extra_bufts != 0;
     ModelPointer model;
     {

@@ -38,9 +38,13 @@ double require_p_min(double p_min);
 std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
                                    const DrawDraft & draw, std::vector<Weights> & drawn);
 
-// Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error(NATIVE) if
-// llama.cpp cannot.
-ModelPointer load_draft(const pyfly_draft_model_config & config, const char * what, bool load_mtp);
+// A model of its own, a head that may use tensors of the target and so must be where they are, or an MTP head, that is,
+// the file's MTP blocks.
+enum class DraftKind { model, head, mtp_head };
+
+// Loads config.model_path; `what` names it in errors. Throws Error(NATIVE) if llama.cpp cannot.
+ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
+                        DraftKind kind);
 
 // Throws Error(INCOMPATIBLE), with the remedy, if the vocabularies differ by more than n_spare tokens at the end.
 void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,

@@ -1,6 +1,6 @@
 // Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
-// heads, and what measures a context, need. libllama exports them with C++ names, so a declaration is all it takes to
-// link.
+// heads, what measures a context, and RPC servers need. libllama exports them with C++ names, so a declaration is all
+// it takes to link.
 #pragma once
 
 #include <cstddef>
@@ -37,3 +37,7 @@ llama_get_memory_breakdown(const struct llama_context * ctx);
 // The target layers whose inputs an EAGLE-3 head reads.
 LLAMA_API const int32_t * llama_model_target_layer_ids(const struct llama_model * model);
 LLAMA_API uint32_t llama_model_target_layer_ids_n(const struct llama_model * model);
+
+// The devices that a model is on, in the order of tensor_split.
+LLAMA_API int32_t llama_model_n_devices(const struct llama_model * model);
+LLAMA_API ggml_backend_dev_t llama_model_get_device(const struct llama_model * model, int i);

@@ -21,6 +21,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
+from pyfly_cpp._native.rpc import RpcDevice, RpcServer
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "RawDecision",
     "RawRecord",
     "RowDrafter",
+    "RpcDevice",
+    "RpcServer",
     "ScriptedTarget",
     "Slot",
     "Target",

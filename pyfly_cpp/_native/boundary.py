@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pyfly_cpp._native.library import ffi, lib
-from pyfly_cpp.errors import ContextFullError, IncompatibleDraftError, NativeError, NotFiniteError, PyflyError
+from pyfly_cpp.errors import (
+    ContextFullError,
+    IncompatibleDraftError,
+    NativeError,
+    NotFiniteError,
+    PyflyError,
+    RpcError,
+)
 
 FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.int32]
@@ -28,6 +35,7 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
     lib.PYFLY_STATUS_CONTEXT_FULL: ContextFullError,
     lib.PYFLY_STATUS_INCOMPATIBLE: IncompatibleDraftError,
     lib.PYFLY_STATUS_INTERNAL: PyflyError,
+    lib.PYFLY_STATUS_SERVER: RpcError,
 }
 
 

@@ -48,7 +48,8 @@ class ModelDrafter(Drafter):
     Args:
         model_path: None where the model is in the target's file.
         more: What the constructor takes after the config; None for NULL.
-        settings: Further fields of the config.
+        devices: Addresses (integers) of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
+        settings: Further fields of the config, integers.
     """
 
     def __init__(
@@ -59,11 +60,15 @@ class ModelDrafter(Drafter):
         model_path: str | None,
         p_min: float,
         *more: Any,
-        **settings: int,
+        devices: Any = None,
+        **settings: Any,
     ) -> None:
         self._target = target
         path = ffi.NULL if model_path is None else ffi.new("char[]", model_path.encode("utf-8"))
         given = {"model_path": path, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
+        if devices is not None:
+            listed = ffi.new("void *[]", [ffi.cast("void *", address) for address in (*devices, 0)])
+            given["devices"] = listed
         arguments = [ffi.NULL if one is None else one for one in more]
         super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *arguments)
 

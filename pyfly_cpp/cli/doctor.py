@@ -18,10 +18,13 @@ import numpy as np
 from pyfly_cpp import __version__, _native, extra_buffers
 from pyfly_cpp.cli.loading import metadata, open_metadata, silence
 from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.where import RPC_OPTION
 from pyfly_cpp.devices import devices
+from pyfly_cpp.errors import RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import embedded_model, resolve_model
+from pyfly_cpp.placement import remote_devices, split_address
 from pyfly_cpp.threads import physical_cores
 
 _VOCABULARIES = ("none", "SentencePiece (SPM)", "byte-level BPE", "WordPiece", "Unigram (UGM)", "RWKV", "PLaMo-2")
@@ -37,11 +40,15 @@ _FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NON
 )
 @click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
+@RPC_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, draft: str | None, as_json: bool) -> None:
-    """Show versions and devices, and whether a model and a draft fit. Exit code 1 if they do not."""
+def command(model: str | None, draft: str | None, rpc: tuple[str, ...] | None, as_json: bool) -> None:
+    """Show versions and devices, those of RPC servers too, and whether a model and a draft fit. Exit code 1 if they do
+    not, or if a server is not there."""
     silence()
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": devices()}
+    remote, problems = _remote_devices(rpc or ())
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*devices(), *remote]}
+    report["rpc_problems"] = problems
     embedded = embedded_model()
     report["embedded_model"] = None if embedded is None else str(embedded)
     model_path = None if model is None else _gguf(model, "model")
@@ -59,7 +66,7 @@ def command(model: str | None, draft: str | None, as_json: bool) -> None:
         write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     else:
         _show(report)
-    if problem is not None:
+    if problem is not None or problems:
         sys.exit(1)
 
 
@@ -86,8 +93,22 @@ def _machine() -> dict[str, Any]:
         "row_statistics": _native.simd_level,
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
+        "rpc": bool(llama_cpp.llama_supports_rpc()),
         "extra_buffers": extra_buffers.verdict()._asdict(),
     }
+
+
+def _remote_devices(names: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The devices of these RPC servers, and what is wrong with those that have none."""
+    found: list[dict[str, Any]] = []
+    problems: dict[str, str] = {}
+    for name in names:
+        try:
+            with _native.RpcServer(*split_address(name), name, wants_devices=False) as server:
+                found += [device.as_dict() for device in remote_devices(name, server)]
+        except RpcError as error:
+            problems[name] = str(error)
+    return found, problems
 
 
 def _threads(machine: dict[str, Any]) -> str:
@@ -193,11 +214,13 @@ def _show(report: dict[str, Any]) -> None:
         ("row statistics", machine["row_statistics"]),
         ("llama.cpp features", machine["llama_cpp_features"]),
         ("GPU offload", offload),
+        ("RPC servers", "yes" if machine["rpc"] else "no: build llama-cpp-python with CMAKE_ARGS=-DGGML_RPC=on"),
         ("extra buffers", _describe_extra_buffers(machine["extra_buffers"])),
     ]
     for device in report["devices"]:
         memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"
         rows.append((f"device {device['name']}", f"{device['kind']}, {device['description']}, {memory}"))
+    rows += [(f"server {name}", problem) for name, problem in report["rpc_problems"].items()]
     embedded = report["embedded_model"] or "not installed (pip install 'pyfly-cpp[demo]')"
     rows += [None, ("demo model", embedded)]
     for title in ("model", "draft"):
@@ -209,7 +232,7 @@ def _show(report: dict[str, Any]) -> None:
             ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}{_remedy(report)}"),
         ]
     for row in rows:
-        write(f"{row[0]:20}{row[1]}\n" if row else "\n")
+        write(f"{row[0]:19} {row[1]}\n" if row else "\n")
 
 
 def _remedy(report: dict[str, Any]) -> str:

@@ -127,12 +127,12 @@ def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tu
                 n_gpu_layers=options.n_gpu_layers,
                 n_threads=options.n_threads,
                 n_threads_batch=options.n_threads,
-                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
                 lora_path=options.lora,
                 type_k=CACHE_WORDS[options.cache_type_k],
                 type_v=CACHE_WORDS[options.cache_type_v],
                 chat_format=options.chat_format,
                 verbose=options.verbose,
+                **options.where.arguments(),
                 **arguments,
             )
         return loaded, reason

@@ -20,6 +20,7 @@ from pyfly_cpp.cli.kinds import THREAD_COUNT, Int, Renamed
 from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format, silence, warn_of_long_context
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
+from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
@@ -51,6 +52,7 @@ class Models:
     gpu_layers: int
     chat_format: str | None
     preset: Preset | None = None
+    where: Where = Where()  # noqa: RUF009 - frozen
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -64,7 +66,9 @@ class Models:
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""
         preset = None if self.preset is None else self.preset.drafter
-        return choose_drafters(self.model, self.draft, self.drafter, preset)
+        drafters, reason = choose_drafters(self.model, self.draft, self.drafter, preset)
+        given = tuple(self.where.place_own(drafter) for drafter in drafters.given)
+        return Drafters(given, self.where.place(drafters.default)), reason
 
     def open(self, settings: Sequence[Setting], draft_max: int = 0) -> Session[Generator]:
         """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
@@ -98,6 +102,7 @@ class Models:
         return load(
             self.model, drafters, settings, n, n_ctx=self.n_ctx, n_threads=self.threads,
             n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
+            **self.where.arguments(),
         )  # fmt: skip
 
     def _open(self, settings: Sequence[Setting], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
@@ -120,6 +125,7 @@ class Models:
             "n_threads": AUTO_THREADS if self.threads == AUTO_THREADS else llm.n_threads,
             "gpu_layers": self.gpu_layers,
             "chat_format": llm.chat_format,
+            **self.where.as_dict(),
         }
         return Session(generator, machine, models, f"{' and '.join(map(str, require_drafters(default)))} ({reason})")
 
@@ -147,9 +153,11 @@ class Session(Generic[AnyGenerator]):
         files = [models["model"], *models["draft_files"]]
         layers = "all" if models["gpu_layers"] < 0 else models["gpu_layers"]
         names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
+        placed = {name: models[name] for name in ("rpc", "devices", "tensor_split", "draft_devices") if name in models}
+        where = "".join(f", {name}: {','.join(map(str, value)) or 'none'}" for name, value in placed.items())
         return [
             f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
-            f"threads: {models['n_threads']}, {layers} layers on the GPU",
+            f"threads: {models['n_threads']}, {layers} layers on the GPU{where}",
             f"drafter, where a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
             f"{machine['load_before']}" + (f"; NOT IDLE: {why}" if (why := disturbance(machine)) else ""),
@@ -187,6 +195,7 @@ def model_options(command: Command) -> Command:
             "--n-gpu-layers", "--gpu-layers", "gpu_layers", cls=Renamed, metavar="N", type=Int(min=-1), default=-1,
             help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
         ),
+        *WHERE_OPTIONS,
         click.option(
             "--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"
         ),
@@ -213,8 +222,9 @@ def model_options(command: Command) -> Command:
                 note(f"no --model was given: this is the demo model, {path.name}")
             model = str(path)
             draft = None if draft is None else str(resolve_model(draft))
-        gpu_layers = gpu_layers if llama_cpp.llama_supports_gpu_offload() else 0
-        models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded)
+        where = Where.take(rest)
+        gpu_layers = gpu_layers if llama_cpp.llama_supports_gpu_offload() or where.arguments() else 0
+        models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded, where)
         return command(models=models, **rest)
 
     wrapped: Any = with_models

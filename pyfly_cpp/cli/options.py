@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
-from pyfly_cpp.cli.kinds import COUNT, SEED, SHARES, SIZE, THREAD_COUNT, GateType, Int, Real
+from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
+from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -74,12 +75,12 @@ class Options:
     seed: int | None
     max_tokens: int
     verbose: bool
+    where: Where = Where()  # noqa: RUF009 - frozen
     preset: str | None = None
     """A preset file; what it says stands in the fields above already, where no option said otherwise."""
     preset_drafter: AnyDrafter | None = None
     """Its drafter, unless --drafter or --draft said otherwise."""
 
-    tensor_split: tuple[float, ...] | None = None
     lora: str | None = None
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -87,6 +88,10 @@ class Options:
     def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
         carries, else the draft model that was given, else a fitting file on this machine, else prompt lookup."""
+        drafter, why = self._choose_drafter(model)
+        return self.where.place(drafter), why
+
+    def _choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         if self.preset_drafter is not None:
             return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
         why = f"--drafter {self.drafter}"
@@ -127,7 +132,8 @@ class Options:
         """All of them, fit for JSON."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}
         drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.preset_drafter)]
-        return {**out.pop("drafting"), **out, "gate": str(self.gate), "preset_drafter": drafters}
+        where = out.pop("where").as_dict()
+        return {**out.pop("drafting"), **out, **where, "gate": str(self.gate), "preset_drafter": drafters}
 
 
 def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> dict[str, Any]:
@@ -217,9 +223,9 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Largest batch in tokens."),
         click.option("--n-gpu-layers", metavar="N", type=Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
+        *WHERE_OPTIONS,
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
-        click.option("--tensor-split", metavar="X,X,...", type=SHARES, help="Share of the model on each GPU."),
         click.option("--lora", metavar="FILE", help="LoRA adapter of the model."),
         click.option("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
                      help="Type of the K cache."),
@@ -247,6 +253,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         @functools.wraps(function)
         def wrapper(**given: Any) -> Any:
             own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+            own["where"] = Where.take(given)
             own["drafting"] = {option.name: given.pop(option.name) for option in DRAFTER_OPTIONS}
             if own["preset"] is not None:
                 source = click.get_current_context().get_parameter_source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, require_integer, require_probability
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import model_file
+from pyfly_cpp.placement import Placement, require_names
 from pyfly_cpp.threads import AUTO, require_threads
 
 P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop where its top probability falls under this.", 1.0, 0.0)
@@ -67,6 +69,10 @@ class DraftModel(WithModel):
     type_v: int | None = None
     """ggml type of the V cache likewise; a quantised one needs a target with flash_attn=True."""
 
+    devices: Sequence[str] | None = None
+    """Where it is put, as `FlyLlama(devices=...)`, RPC servers included; None: on this machine, where llama.cpp puts
+    it."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_threads == AUTO:
@@ -77,6 +83,8 @@ class DraftModel(WithModel):
         if self.n_threads is not None:
             require_threads(self.n_threads)
         require_cache_types(self.type_k, self.type_v)
+        if self.devices is not None:
+            object.__setattr__(self, "devices", require_names("devices", self.devices))
 
     def open(self, host: Host) -> _native.Drafter:
         return self.open_as("draft model", "model", host)
@@ -86,8 +94,10 @@ class DraftModel(WithModel):
         require_gguf(path := model_file(self.model_path), "draft model")
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
-        settings = {**host.settings, **given}
-        return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, **settings)
+        settings = {**host.settings, **({"n_gpu_layers": -1} if self.devices else {}), **given}
+        with Placement(devices=self.devices) as placement:
+            devices = placement.addresses
+            return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, devices=devices, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
+from fake_rpc import fake_rpc_server
 
 import pyfly_cpp
 from pyfly_cpp import extra_buffers
@@ -55,6 +57,15 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
         (["--model", TARGET, "--chat-format", "chatmll"], 1, "Did you mean 'chatml'? The formats are "),
         (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
+        (["--model", TARGET, "--rpc", "box"], 2, "an RPC server is written HOST:PORT, such as 192.168.0.7:50052, not"),
+        (["--model", TARGET, "--devices", "CUDA0,"], 2, "has an empty name"),
+        (["--model", TARGET, "--devices", "Cuda77"], 1, "there is no device 'Cuda77'"),
+        (["--model", TARGET, "--draft", DRAFT, "--draft-devices", "Cuda77"], 1, "there is no device 'Cuda77'"),
+        (
+            ["--model", TARGET, "--devices", "none", "--tensor-split", "3,1"],
+            1,
+            "tensor_split has 2 shares for 0 devices",
+        ),
         (["--model", TARGET, "--no-such-option"], 2, "--no-such-option"),
     ],
 )
@@ -325,6 +336,37 @@ def test_doctor_json(run):
     assert report["machine"]["extra_buffers"]["reason"]
     assert report["devices"][0]["name"]
     assert report["devices"][0]["memory_total"] > 0
+
+
+def test_doctor_on_rpc_servers(run):
+    with fake_rpc_server() as address, socket.create_server(("127.0.0.1", 0)) as listener:
+        nowhere = f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.close()
+        result = run("doctor", "--json", "--rpc", address)
+        devices = [device for device in json.loads(result.out)["devices"] if device["backend"] == "RPC"]
+        assert result.code == 0
+        assert [(d["name"], d["kind"], d["memory_free"], d["memory_total"]) for d in devices] == [
+            (f"{address}/{i}", "remote", 3 << 30, 4 << 30) for i in range(2)
+        ]
+        result = run("doctor", "--rpc", f"{nowhere},{address}")
+    assert result.code == 1
+    assert f"server {nowhere} the RPC server {nowhere} is not there" in result.out
+    assert f"device {address}/1 remote, device of an RPC server, 3.22 GB of 4.29 GB free" in result.out
+
+
+@pytest.mark.parametrize("command", ["chat", "complete", "bench", "tune", "eval", "doctor"])
+def test_whoever_chooses_rpc_is_told_that_it_is_not_safe(run, command):
+    help_text = " ".join(run(command, "--help").out.split())
+    assert "not for open networks: nothing is encrypted, and nobody is asked for a password" in help_text
+
+
+def test_devices_of_the_commands(run):
+    where = ["--devices", "none", "--draft", DRAFT, "--draft-devices", "none"]
+    result = run("complete", "--model", TARGET, *where, *ONE_THREAD, "--max-tokens", 5, "Tom has")
+    assert result.code == 0
+    result = run("bench", "--model", TARGET, *where, *ONE_THREAD, "--limit", 1, "--max-tokens", 4, "--without-plain")
+    assert result.code == 0
+    assert "layers on the GPU, devices: none, draft_devices: none" in result.out
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ def run(command, **environment):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def build(folder, sanitizers, target="all"):
+def build(folder, sanitizers, *targets):
     run([
         "cmake", "-S", str(ROOT), "-B", str(folder), "-DPYFLY_CORE_ONLY=ON", "-DPYFLY_WERROR=ON",
         f"-DPYFLY_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=Debug",
     ])  # fmt: skip
-    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", target])
+    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *(targets or ["all"])])
 
 
 def test_core_under_sanitizers(tmp_path):
@@ -39,11 +39,13 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_governor_test", "avx512"),
         ("pyfly_thread_policy_test", "baseline"),
         ("pyfly_cross_vocabulary_test", "baseline"),
+        ("pyfly_relay_test", "baseline"),
         ("pyfly_header_test", "baseline"),
     ):
         run([str(tmp_path / name)], ASAN_OPTIONS="detect_leaks=1", PYFLY_SIMD=level)
 
 
-def test_batches_on_several_threads(tmp_path):
-    build(tmp_path, "thread", "pyfly_core_test")
-    run([str(tmp_path / "pyfly_core_test")], TSAN_OPTIONS="halt_on_error=1")
+def test_several_threads(tmp_path):
+    build(tmp_path, "thread", "pyfly_core_test", "pyfly_relay_test")
+    for name in ("pyfly_core_test", "pyfly_relay_test"):
+        run([str(tmp_path / name)], TSAN_OPTIONS="halt_on_error=1")
