@@ -14,7 +14,7 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, Retrieval
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -72,6 +72,7 @@ __all__ = [
     "Ratio",
     "Record",
     "Relaxed",
+    "Retrieval",
     "Round",
     "Stats",
     "Typical",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.files import digest, only_writer, sha256, write_atomically
+from pyfly_cpp.files import OutputError, digest, only_writer, require_space, sha256, write_atomically
 from pyfly_cpp.models import Model, PackagePart, Packages, Requantized, entry, hub_file, locate, models_folder, no_hub
 
 Progress = Callable[[str, int, int], None]
@@ -103,12 +103,10 @@ def _sha256(path: Path, progress: Progress) -> str:
 
 
 def _require_space(folder: Path, n_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < n_bytes:
-        raise PyflyError(
-            f"{folder} has {free / 1e9:.1f} GB free and {n_bytes / 1e9:.1f} GB are needed; make room, or set "
-            "PYFLY_MODELS to a folder on another disk."
-        )
+    try:
+        require_space(folder, n_bytes, "make room, or set PYFLY_MODELS to a folder on another disk")
+    except OutputError as error:
+        raise PyflyError(str(error)) from None
 
 
 # ---- Packages --------------------------------------------------------------------------------------------------------

@@ -148,13 +148,14 @@ def _drafter(name: str, folder: Path, data: Any) -> Drafter:
     if not isinstance(kind, str) or kind not in DRAFTERS:
         raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
     arguments = {k: v for k, v in data.items() if k != "kind"}
-    arguments = _object(name, "drafter", arguments, _names(DRAFTERS[kind]))
-    path = arguments.get("model_path")
-    if path is not None or DRAFTERS[kind].needs_file:
+    drafter = DRAFTERS[kind]
+    arguments = _object(name, "drafter", arguments, _names(drafter))
+    path = arguments.get(drafter.file_field)
+    if drafter.takes_file and (path is not None or drafter.needs_file):
         if not _is_path(path):
-            raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
-        arguments = {**arguments, "model_path": str(folder / str(path))}
-    return DRAFTERS[kind](**arguments)
+            raise PresetError(f"{name}: a drafter of kind {kind!r} needs {drafter.file_field!r}, the path of its file.")
+        arguments = {**arguments, drafter.file_field: str(folder / str(path))}
+    return drafter(**arguments)
 
 
 def _is_path(value: Any) -> bool:

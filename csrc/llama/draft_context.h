@@ -23,6 +23,9 @@ using ContextPointer = std::unique_ptr<llama_context, ContextDeleter>;
 // Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not.
 std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft);
 
+// A hash of all that vocabulary_difference() looks at.
+uint64_t vocabulary_hash(const llama_vocab * vocabulary);
+
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
 double require_p_min(double p_min);
 

@@ -20,6 +20,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
+from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
 from pyfly_cpp._native.verify import RawDecision, verify
 
 __all__ = [
@@ -36,12 +37,17 @@ __all__ = [
     "Progress",
     "RawDecision",
     "RawRecord",
+    "RetrievalDrafter",
     "ScriptedTarget",
     "Slot",
+    "StoreInfo",
     "Target",
+    "build_store",
     "context_memory",
     "inspect_model",
     "load_guard",
+    "model_vocabulary",
+    "read_store",
     "require_release",
     "simd_level",
     "verify",

@@ -19,7 +19,7 @@ from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
 from pyfly_cpp.cli.options import THREAD_COUNT, THREADS_HELP
 from pyfly_cpp.cli.terminal import shown
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
@@ -123,8 +123,9 @@ class Models:
 
 
 def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:
-    path = drafter.get("model_path")
-    return drafter if path is None else {**drafter, "model_path": Path(path).name}
+    field = DRAFTERS[drafter["kind"]].file_field
+    path = drafter.get(field)
+    return drafter if path is None else {**drafter, field: Path(path).name}
 
 
 @dataclass(frozen=True)

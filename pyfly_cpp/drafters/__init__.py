@@ -19,6 +19,7 @@ from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
+from pyfly_cpp.drafters.retrieval import Retrieval
 
 __all__ = [
     "DRAFTERS",
@@ -32,6 +33,7 @@ __all__ = [
     "Option",
     "OwnDrafter",
     "PromptLookup",
+    "Retrieval",
     "as_given",
     "has_head",
     "has_own_head",
@@ -40,7 +42,7 @@ __all__ = [
     "require_drafters",
 ]
 
-DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3)}
+DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, Retrieval)}
 """All drafters by their words."""
 
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
