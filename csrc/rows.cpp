@@ -97,13 +97,21 @@ RowMax row_max(const float * row, size_t n_vocab) {
     return find_max(row, n_vocab, scratch_maxima(n_vocab));
 }
 
-RowStats row_stats(const float * row, size_t n_vocab, int32_t n_top) {
+RowStats row_top(const float * row, size_t n_vocab, int32_t n_top) {
     std::vector<float> & maxima = scratch_maxima(n_vocab);
     RowStats stats;
     stats.max = find_max(row, n_vocab, maxima);
     stats.n_top = 0;
     stats.log_sum_exp = 0.0;
     stats.entropy = 0.0;
+    if (stats.max.finite && n_top > 0) {
+        find_top(row, n_vocab, maxima, n_top, stats);
+    }
+    return stats;
+}
+
+RowStats row_stats(const float * row, size_t n_vocab, int32_t n_top) {
+    RowStats stats = row_top(row, n_vocab, n_top);
     if (!stats.max.finite) {
         return stats;
     }
@@ -112,9 +120,6 @@ RowStats row_stats(const float * row, size_t n_vocab, int32_t n_top) {
     stats.log_sum_exp = static_cast<double>(stats.max.logit) + log_sum;
     // H = -sum p (x - log_sum) with p = exp(x) / sum exp(x)
     stats.entropy = std::max(0.0, log_sum - sums.exp_times_x / sums.exp);
-    if (n_top > 0) {
-        find_top(row, n_vocab, maxima, n_top, stats);
-    }
     return stats;
 }
 

@@ -14,7 +14,7 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, Retrieval
+    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, Retrieval, TokenRecycling
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -75,6 +75,7 @@ __all__ = [
     "Retrieval",
     "Round",
     "Stats",
+    "TokenRecycling",
     "Typical",
     "Verification",
     "VersionMismatchError",

@@ -20,6 +20,7 @@ from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 from pyfly_cpp.drafters.retrieval import Retrieval
+from pyfly_cpp.drafters.token_recycling import TokenRecycling
 
 __all__ = [
     "DRAFTERS",
@@ -34,6 +35,7 @@ __all__ = [
     "OwnDrafter",
     "PromptLookup",
     "Retrieval",
+    "TokenRecycling",
     "as_given",
     "has_head",
     "has_own_head",
@@ -42,7 +44,9 @@ __all__ = [
     "require_drafters",
 ]
 
-DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, Retrieval)}
+DRAFTERS: dict[str, type[OwnDrafter]] = {
+    kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, Retrieval, TokenRecycling)
+}
 """All drafters by their words."""
 
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
