@@ -164,7 +164,7 @@ def model_options(command: Command) -> Command:
             "--model", "-m", "model", metavar="MODEL",
             help="GGUF file of the target, or a name of `pyfly-cpp models list`.  [default: the preset's]",
         ),
-        click.option("--draft", "-d", metavar="MODEL", help="Draft model of the same vocabulary, a head, or a datastore."),
+        click.option("--draft", "-d", metavar="FILE", help="Draft model of the same vocabulary, head, or datastore."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
             help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "

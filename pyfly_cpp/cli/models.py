@@ -1,4 +1,4 @@
-"""`pyfly-cpp models`: list, fetch, path."""
+"""`pyfly-cpp models`: list, fetch, path, and draft (self_draft.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import click
 
 from pyfly_cpp import models
-from pyfly_cpp.cli.terminal import Bar
+from pyfly_cpp.cli.self_draft import command as draft
+from pyfly_cpp.cli.terminal import Bar, human
 from pyfly_cpp.fetching import fetch as fetch_model
 
 
@@ -46,7 +47,7 @@ def list_models(as_json: bool) -> None:
     width = max(map(len, models.MODELS))
     for model, path in entries:
         mark = "*" if path is not None else " "
-        click.echo(f"{mark} {model.name:{width}}  {_human(model.size):>7}  {model.licence}  {model.description}")
+        click.echo(f"{mark} {model.name:{width}}  {human(model.size):>7}  {model.licence}  {model.description}")
     click.echo("* here; the others: pyfly-cpp models fetch NAME. Also: hf:OWNER/REPO/FILE.", err=True)
 
 
@@ -70,5 +71,4 @@ def path(name: str) -> None:
     click.echo(models.resolve_model(name))
 
 
-def _human(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+command.add_command(draft)
