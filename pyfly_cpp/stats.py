@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.words import counted
 
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
@@ -65,7 +67,8 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens that came out for good."""
+    """Tokens that came out for good, an end-of-text token included. What the last round accepted behind the end of the
+    answer (a stop text, a limit) does not count, but while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Of these: drafted, and the target's own choice."""
     loose_accepted: int = 0
@@ -159,11 +162,29 @@ class Stats:
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
 
+    def since(self, before: Stats) -> Stats:
+        """What was counted since `before`: all counters and seconds. Means and figures by depth are those of now."""
+        more = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in fields(Stats)
+            if isinstance(getattr(self, field.name), (int, float)) and not field.name.startswith("mean_")
+        }
+        return replace(self, **more)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Stats:
+        """What `as_dict` made, without what the governor has learned; None becomes NaN."""
+        kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        values.update(lists, accepted_by_drafter=tuple(data["accepted_by_drafter"].items()))
+        return cls(**values)
+
     def summary(self) -> str:
         """One line for people."""
         if not self.rounds:
             return "no tokens yet"
-        parts = [f"{self.committed} tokens in {self.rounds} rounds"]
+        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
         if self.seconds_decode > 0:
             parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
         parts.append(f"{self.mean_accepted:.2f} tokens per round")

@@ -35,7 +35,7 @@ from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
 from pyfly_cpp.rules.fuzzy import KINDS
 from pyfly_cpp.rules.guards import Guard
-from pyfly_cpp.windows import RULES
+from pyfly_cpp.windows import RULES, require_window
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,24 @@ def test_lists_of_drafters():
         require_drafters([])
     with pytest.raises(ValueError, match="drafter must be"):
         require_drafters([lookup, 3])
+
+
+def test_drafters_and_windows_in_their_written_form():
+    assert require_drafters("lookup") == (PromptLookup(),) and require_drafters("none") == ()
+    assert require_drafters(["lookup", "draft:x.gguf"]) == (PromptLookup(), DraftModel("x.gguf"))
+    assert require_drafters("both:x.gguf") == (PromptLookup(), DraftModel("x.gguf"))
+    for text, message in (
+        ("lokup", "Did you mean 'lookup'"), ("x.gguf", "Did you mean 'draft:x.gguf'"),
+        ("draft", "needs a file; write draft:FILE"), ("lookup:x", "takes no file; leave out 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            require_drafters(text)
+    windows = (Window(), Window(3, "reconverge"), Window(5, tail=6), Window(2, across_rounds=True))
+    assert [require_window(str(window)) for window in windows] == list(windows)
+    assert require_window("reconverge") == Window(rule="reconverge") and require_window(None) is None
+    for text in ("", "6", "tail=2", "agree:x", "agree:2 reconverge:3", "agre:2"):
+        with pytest.raises(ValueError, match=r"window|whole number"):
+            require_window(text)
 
 
 def test_the_table_of_drafters():

@@ -222,6 +222,12 @@ typedef struct pyfly_model_info {
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
+/* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
+ * word of the drafter, zero-terminated: "draft", "mtp" or "eagle3". Whether a head was trained for this very model no
+ * header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way; PYFLY_STATUS_INVALID if one of them
+ * is no GGUF file, or loading `path` would end the process. */
+pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
+
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
 typedef struct pyfly_memory {
@@ -379,7 +385,7 @@ typedef struct pyfly_record {
 typedef struct pyfly_stats {
     int64_t rounds;         /* target batches that were verified */
     int64_t drafted;        /* tokens proposed to the target */
-    int64_t committed;      /* tokens given to the caller for good */
+    int64_t committed;      /* tokens given to the caller for good (see pyfly_batch_end) */
     int64_t matched;        /* of these: drafted and the target's choice */
     int64_t loose_accepted; /* of these: loose accepts */
     int64_t rejected_gate;  /* mismatches rejected, by reason */
@@ -550,7 +556,9 @@ pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, 
 
 /* Ends the text: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it does
  * not hold of them is evaluated, unless the text ended because evaluating failed: then it holds fewer
- * (pyfly_batch_n_evaluated). n_keep -1: what it holds of the committed tokens, and nothing is evaluated. */
+ * (pyfly_batch_n_evaluated). The caller has taken the token behind these positions, and none after it: what the last
+ * round committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
+ * and nothing is evaluated; all of them count. */
 pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error);
 
 void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out);

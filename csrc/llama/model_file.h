@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gguf.h"
@@ -26,6 +27,13 @@ class ModelFile {
 
     // Value of the key "<architecture>.<name>"; nothing if it is missing or no integer.
     std::optional<int64_t> integer(const char * name) const;
+
+    // Value of a key; empty if it is missing or no text.
+    std::string text(const char * key) const;
+
+    // The vocabulary as the header spells it; no tokens if it has none. token(i) is borrowed.
+    size_t n_tokens() const;
+    std::string_view token(size_t i) const;
 
     bool has_tensor(const std::string & name) const { return gguf_find_tensor(gguf_.get(), name.c_str()) >= 0; }
 
@@ -66,6 +74,7 @@ class ModelFile {
     std::string path_;
     std::unique_ptr<gguf_context, Deleter> gguf_;
     std::string architecture_;
+    int64_t tokens_ = -1; // key of the vocabulary; -1: none
 };
 
 } // namespace pyfly

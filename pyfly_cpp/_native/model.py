@@ -32,6 +32,23 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     return ModelInfo(architecture, int(info.n_ctx_train), int(info.n_nextn), int(info.mtp_draft_max))
 
 
+def companion_word(target: str, path: str) -> str:
+    """The word of the drafter that the GGUF file at `path` could be for the model at `target`, by their headers.
+
+    Raises:
+        IncompatibleDraftError: it could not, with what is in the way.
+        ValueError: one of them is no usable GGUF file.
+    """
+    word = ffi.new("char[]", 16)
+    check(
+        lib.pyfly_companion_word,
+        ffi.new("char[]", target.encode("utf-8")),
+        ffi.new("char[]", path.encode("utf-8")),
+        word,
+    )
+    return str(ffi.string(word), "ascii")
+
+
 class ContextMemory(NamedTuple):
     """`pyfly_memory` of pyfly.h, in bytes."""
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.kinds import THREAD_COUNT
 from pyfly_cpp.cli.loading import reasons_from, silence
-from pyfly_cpp.cli.options import THREAD_COUNT, THREADS_HELP
+from pyfly_cpp.cli.options import THREADS_HELP
 from pyfly_cpp.cli.terminal import Bar, human, note
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
