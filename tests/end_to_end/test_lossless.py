@@ -42,8 +42,7 @@ def drafters(draft, store):
     yield DraftModel(draft, draft_max=7)
     yield LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=10)
     yield [PromptLookup(max_ngram_size=3, min_ngram_size=2), DraftModel(draft)]
-    yield Retrieval(store, num_pred_tokens=8)
-    yield TokenRecycling(num_pred_tokens=6)
+    yield [Retrieval(store, min_ngram_size=4, num_pred_tokens=8), TokenRecycling(num_pred_tokens=6)]
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +95,7 @@ def check_lossless(fly, model_path, prompt, n, n_alone, n_threads=1):
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
-@pytest.mark.parametrize(
-    "which", range(7), ids=["none", "lookup", "draft", "llama_cpp", "several", "retrieval", "recycling"]
-)
+@pytest.mark.parametrize("which", range(6), ids=["none", "lookup", "draft", "llama_cpp", "several", "retrieval"])
 def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, store, record_property):
     drafter = [None, *drafters(tiny_draft, store)][which]
     fly = FlyLlama(tiny_target, drafter=drafter, adaptive=adaptive, **OPTIONS)
