@@ -35,8 +35,8 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_text(history);
-    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, std::move(answer),
-                                         std::move(sampler)); // throws
+    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.windows, config.trace, std::move(answer),
+                                         history, std::move(sampler)); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
     memory_.forget_other_checkpoint(history.data(), n_held);

@@ -15,8 +15,8 @@ namespace pyfly {
 // How a text is decoded.
 struct RequestConfig {
     Gate gate;
-    pyfly_window_config window;
-    bool trace;                     // measure entropy, margin and logprob of every token
+    std::vector<pyfly_window_config> windows; // of a mismatch in each region
+    bool trace;                               // measure entropy, margin and logprob of every token
     bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
     bool resumable;                 // resume() may follow a round
     bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()

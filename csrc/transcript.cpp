@@ -18,6 +18,10 @@ void count(const pyfly_record & record, int sign, pyfly_stats & stats) {
         stats.loose_accepted += sign;
         stats.sum_margin_loose += sign * record.margin;
     }
+    if (record.region >= 0) {
+        stats.committed_in[record.region] += sign;
+        stats.loose_in[record.region] += record.origin == PYFLY_ORIGIN_LOOSE ? sign : 0;
+    }
     if (record.depth > 0) {
         stats.accepted_at[std::min(record.depth, PYFLY_MAX_DEPTH) - 1] += sign;
         stats.accepted_by[record.drafter] += sign;

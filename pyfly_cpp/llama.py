@@ -65,8 +65,8 @@ class FlyLlama(GuardedLlama):
             model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             drafter: One of pyfly_cpp.drafters (`DraftModel(...)`, `PromptLookup(...)`, ...), a `LlamaDraftModel`,
                 several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for plain decoding; so
-                does the base class's `draft_model=`. "auto": the model's MTP head, else `draft_model`, else the best of
-                the files on this machine that could draft for it, else prompt lookup; `drafter_reason` says why.
+                does the base class's `draft_model=`. "auto": the MTP head that the model carries, else `draft_model`,
+                else the best file on this machine that could draft for it, else prompt lookup: see `drafter_reason`.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand, or its text ("reconverge:6"); None: the gate's own.
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
@@ -303,10 +303,9 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                run.begin(
-                    history, sampler, self._gate, self.window,
-                    resumable=handed_over is None,  # completions send nothing
-                )  # fmt: skip
+                windows = self._gate.windows(self._window)
+                # Completions send nothing.
+                run.begin(history, sampler, self._gate, windows, resumable=handed_over is None)
                 self._rows.clear()
                 self.records, self.rounds = run.records, run.rounds
                 self._requires_eval = True

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.rules import REGIONS
 from pyfly_cpp.words import counted
 
 ORIGINS = ("matched", "loose", "target")
@@ -101,6 +102,10 @@ class Stats:
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
+    committed_by_region: tuple[tuple[str, int], ...] = ()
+    """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
+    loose_by_region: tuple[tuple[str, int], ...] = ()
+    """Of these: loose accepts."""
     governor: Governor | None = None
     """What the governor has learned (`adaptive=True`)."""
     threads: Threads | None = None
@@ -150,7 +155,8 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
-        out["accepted_by_drafter"] = dict(self.accepted_by_drafter)
+        for name in ("accepted_by_drafter", "committed_by_region", "loose_by_region"):
+            out[name] = dict(getattr(self, name))
         if self.governor is not None:
             out["governor"] = {
                 **asdict(self.governor),
@@ -177,7 +183,8 @@ class Stats:
         kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
         values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        values.update(lists, accepted_by_drafter=tuple(data["accepted_by_drafter"].items()))
+        pairs = {name: tuple(value.items()) for name, value in values.items() if isinstance(value, dict)}
+        values.update(**lists, **pairs)
         return cls(**values)
 
     def summary(self) -> str:
@@ -240,12 +247,15 @@ class Record:
     """ln p(token), nats."""
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
+    region: str = ""
+    """What it is part of, one of `rules.REGIONS`; empty where the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:
         """The batch's record, in words."""
         reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
-        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
+        region = "" if raw.region < 0 else REGIONS[raw.region]
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason, "region": region})
 
     @property
     def probability(self) -> float:

@@ -6,7 +6,6 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "rows.h"
 
 namespace pyfly {
 
@@ -34,13 +33,16 @@ const int32_t * TokenRecycling::candidates(int32_t token) const {
 void TokenRecycling::observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t span = 0; span < spans.size(); span++) {
         for (size_t i = spans[span].first_row; wanted[span] && i < spans[span].n; i++) {
-            const RowStats row = row_top(target.row(span, i), static_cast<size_t>(n_vocab_), n_candidates_);
-            const auto first = next_.begin() + (candidates(spans[span].tokens[i]) - next_.data());
-            std::fill_n(first, n_candidates_, none);
-            for (int32_t c = 0; c < row.n_top; c++) {
-                const TokenLogit & candidate = row.top[static_cast<size_t>(c)];
+            const float * row = target.row(span, i);
+            auto next = next_.begin() + (candidates(spans[span].tokens[i]) - next_.data());
+            std::fill_n(next, n_candidates_, none);
+            if (!row_max(row, static_cast<size_t>(n_vocab_)).finite) {
+                continue;
+            }
+            top_tokens(row, static_cast<size_t>(n_vocab_), static_cast<size_t>(n_candidates_), top_);
+            for (const TokenLogit & candidate : top_) {
                 if (std::isfinite(candidate.logit)) {
-                    first[c] = candidate.token;
+                    *next++ = candidate.token;
                 }
             }
         }

@@ -7,6 +7,7 @@
 
 #include "drafter.h"
 #include "pyfly.h"
+#include "rows.h"
 
 namespace pyfly {
 
@@ -35,6 +36,7 @@ class TokenRecycling : public Drafter {
 
     int32_t n_vocab_, n_candidates_, num_pred_;
     std::vector<int32_t> next_; // [n_vocab][n_candidates], by falling probability
+    std::vector<TokenLogit> top_;
 };
 
 } // namespace pyfly

@@ -22,7 +22,7 @@ from pyfly_cpp._native.model import (
     load_guard,
 )
 from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
-from pyfly_cpp._native.verify import RawDecision, verify
+from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "Batch",
@@ -50,6 +50,7 @@ __all__ = [
     "load_guard",
     "model_vocabulary",
     "read_store",
+    "regions",
     "require_release",
     "simd_level",
     "verify",

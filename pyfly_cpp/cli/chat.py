@@ -150,7 +150,9 @@ class Chat:
         if gate.is_lossless:
             note(f"gate: {gate}, the same answers as plain decoding")
             return
-        note(f"gate: {gate}, window: {self._llm.window}")
+        windows = gate.windows(self._options.make_window(gate))
+        names = {"at once" if window.size == 0 else str(window) for window in windows}
+        note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
 
     # ---- Answers -----------------------------------------------------------------------------------------------------
@@ -307,6 +309,8 @@ class Chat:
                 f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
                 f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
             )
+            if stats.loose_by_region:
+                note(f"loose in {', '.join(f'{region} {n}' for region, n in stats.loose_by_region)}")
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "
                 f"{stats.seconds_verify:.2f}, gate {stats.seconds_gate:.2f}"

@@ -6,16 +6,16 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 
 from pyfly_cpp.bench import tune as tuning
-from pyfly_cpp.cli import _COMMANDS, models
+from pyfly_cpp.cli import _COMMANDS, loading, models
 
 from .conftest import DRAFT, TARGET
 
 SAMPLE = TARGET.parents[2] / "tests" / "data" / "gsm8k_sample.jsonl"
+assert loading  # imported before anything is patched
 LOAD = ["-c", 256, "-t", 1, "--force"]
 
 LESS = {
@@ -31,6 +31,7 @@ LESS = {
     ("models", "list"): [],
     ("models", "fetch"): [],
     ("models", "path"): [],
+    ("models", "pair"): [],
 }
 """By command what keeps its example short. `serve` does not end by itself."""
 
@@ -52,7 +53,8 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("command", LESS, ids=lambda command: " ".join(command) or "pyfly-cpp")
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "target.gguf").symlink_to(TARGET)
+    for name in ("target.gguf", "Qwen2.5-7B-Instruct-Q4_K_M.gguf"):
+        (tmp_path / name).symlink_to(TARGET)
     (tmp_path / "draft.gguf").symlink_to(DRAFT)
     shutil.copy(SAMPLE, tmp_path / "gsm8k_test.jsonl")
     rows = "".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5))
@@ -62,9 +64,7 @@ def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.setattr(tuning, "DEPTHS", (4,))
     monkeypatch.setattr(tuning, "SIZES", ())
     monkeypatch.setattr(models, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
-    monkeypatch.setattr(
-        models.models, "resolve_model", lambda name: TARGET if name in models.models.MODELS else Path(name)
-    )
+    monkeypatch.setattr(models.models, "locate", lambda name: TARGET)
     found = list(examples(run(*command, "--help").out))
     assert found
     for arguments, stdin in found:
