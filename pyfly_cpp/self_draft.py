@@ -258,7 +258,8 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
 
 def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
     """What candidates are worth, from how often they were right and what batches and drafts cost. The target is the
-    same beside all of them: whatever else the machine did only added to a time, so the shortest ones count."""
+    same beside all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
+    the target down then slowed the draft beside it down, too."""
     target_us: dict[int, float] = {}
     for one in measured.values():
         for n, us in one.costs.rows:
@@ -267,7 +268,8 @@ def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
     target = [target_us[n] for n in sizes]
     out = {}
     for kind, (n_bytes, acceptance, costs) in measured.items():
-        lengths, draft = zip(*((k, us) for _, n_texts, k, us in costs.drafts if n_texts == 1))
+        slowed = dict(costs.rows)[sizes[0]] / target[0]
+        lengths, draft = zip(*((k, us / slowed) for _, n_texts, k, us in costs.drafts if n_texts == 1))
         speeds = [
             1e6 * (1 + sum(acceptance[:k])) / float(np.interp(k + 1, sizes, target) + np.interp(k, lengths, draft))
             for k in range(1, max(len(acceptance), 1) + 1)

@@ -53,6 +53,7 @@ def test_the_shortest_time_of_the_target_counts_for_all():
     trials = weigh({KINDS["q4_0"]: Measured(1, (0.9,), slow), KINDS["q2_k"]: Measured(1, (0.5,), fast)})
     a, b = trials.values()
     assert a.target_ms == b.target_ms == 1.001
+    assert a.draft_ms == pytest.approx(0.1 * 1.001 / 9.0) and b.draft_ms == pytest.approx(0.1)
     assert a.gain > b.gain
 
 
