@@ -14,7 +14,17 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup, Retrieval, TokenRecycling
+    from pyfly_cpp.drafters import (
+        MTP,
+        CrossVocabulary,
+        Drafter,
+        DraftModel,
+        Eagle3,
+        MultiLevel,
+        PromptLookup,
+        Retrieval,
+        TokenRecycling,
+    )
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -53,6 +63,7 @@ __all__ = [
     "Budget",
     "BusyError",
     "ContextFullError",
+    "CrossVocabulary",
     "Decision",
     "DraftModel",
     "Drafter",
@@ -67,6 +78,7 @@ __all__ = [
     "Handle",
     "IncompatibleDraftError",
     "Margin",
+    "MultiLevel",
     "NativeError",
     "NotFiniteError",
     "PromptLookup",

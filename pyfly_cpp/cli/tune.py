@@ -182,7 +182,7 @@ def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
     parts: list[Any] = list(require_drafters(drafters.of(setting)))
     for i, part in enumerate(parts):
         if part.file is not None:
-            parts[i] = dataclasses.replace(part, **{part.file_field: os.path.abspath(part.file)})
+            parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
     window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
     return Preset(setting.gate, window, setting.draft_max, as_given(parts), model)
 

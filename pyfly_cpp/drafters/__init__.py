@@ -16,9 +16,11 @@ from typing import Union
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
+from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 from pyfly_cpp.drafters.retrieval import Retrieval
 from pyfly_cpp.drafters.token_recycling import TokenRecycling
@@ -28,10 +30,12 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "CrossVocabulary",
     "DraftModel",
     "Drafter",
     "Eagle3",
     "Host",
+    "MultiLevel",
     "Option",
     "OwnDrafter",
     "PromptLookup",
@@ -47,7 +51,8 @@ __all__ = [
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
-    kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, Retrieval, TokenRecycling)
+    kind.word: kind
+    for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3, Retrieval, TokenRecycling)
 }
 """All drafters by their words."""
 
