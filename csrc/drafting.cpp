@@ -348,7 +348,7 @@ void Drafting::observe(const std::vector<Span> & spans) {
             continue;
         }
         try {
-            drafters_[d].drafter->observe(spans, wanted);
+            drafters_[d].drafter->observe(target_, spans, wanted);
         } catch (const Error & e) {
             // That a drafter's own cache is full is nothing the target could make room for.
             throw Error(e.status() == PYFLY_STATUS_CONTEXT_FULL ? PYFLY_STATUS_NATIVE : e.status(), e.what());

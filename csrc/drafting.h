@@ -19,7 +19,7 @@ struct BatchDrafter {
 class Drafting {
   public:
     // Borrowed: a text for each of the target's sequences.
-    Drafting(const Model & target, const Vocabulary & vocabulary, std::vector<Text> & texts)
+    Drafting(Model & target, const Vocabulary & vocabulary, std::vector<Text> & texts)
         : target_(target), vocabulary_(vocabulary), texts_(texts) {}
 
     Drafting(const Drafting &) = delete;
@@ -82,7 +82,7 @@ class Drafting {
     void ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices);
     void ask(size_t drafter, const std::vector<DraftRequest> & requests);
 
-    const Model & target_;
+    Model & target_;
     const Vocabulary & vocabulary_;
     std::vector<Text> & texts_;
     std::vector<BatchDrafter> drafters_;

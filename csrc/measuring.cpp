@@ -121,7 +121,7 @@ class Measuring {
             target_.evaluate(spans);
             for (const BatchDrafter & d : batch_.drafters()) {
                 if (target_.can_rewind()) {
-                    d.drafter->observe(spans, std::vector<bool>(spans.size(), true));
+                    d.drafter->observe(target_, spans, std::vector<bool>(spans.size(), true));
                 }
             }
         });

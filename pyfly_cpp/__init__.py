@@ -15,7 +15,17 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, CrossVocabulary, Drafter, DraftModel, Eagle3, MultiLevel, PromptLookup
+    from pyfly_cpp.drafters import (
+        MTP,
+        CrossVocabulary,
+        Drafter,
+        DraftModel,
+        Eagle3,
+        MultiLevel,
+        PromptLookup,
+        Retrieval,
+        TokenRecycling,
+    )
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -79,10 +89,12 @@ __all__ = [
     "Record",
     "Regions",
     "Relaxed",
+    "Retrieval",
     "Round",
     "RpcError",
     "Stats",
     "Stochastic",
+    "TokenRecycling",
     "Typical",
     "Verification",
     "VersionMismatchError",

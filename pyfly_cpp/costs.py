@@ -138,8 +138,7 @@ def _identity(path: str | os.PathLike[str]) -> list[Any]:
 def _describe(drafter: Drafter) -> list[Any]:
     if not isinstance(drafter, OwnDrafter):
         return ["callable", None]
-    path = getattr(drafter, "model_path", None)
-    return [repr(drafter), None if path is None else _identity(path)]
+    return [repr(drafter), None if drafter.file is None else _identity(drafter.file)]
 
 
 def _numbers(params: Any) -> dict[str, float]:

@@ -13,18 +13,17 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.files import digest, only_writer, sha256, write_atomically
+from pyfly_cpp.files import OutputError, digest, only_writer, require_space, sha256, write_atomically
 from pyfly_cpp.models import Model, PackagePart, Packages, Requantized, entry, hub_file, locate, models_folder, no_hub
+from pyfly_cpp.programs import quantize, run_quietly
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many of how many bytes are done."""
@@ -104,12 +103,10 @@ def _sha256(path: Path, progress: Progress) -> str:
 
 
 def _require_space(folder: Path, n_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < n_bytes:
-        raise PyflyError(
-            f"{folder} has {free / 1e9:.1f} GB free and {n_bytes / 1e9:.1f} GB are needed; make room, or set "
-            "PYFLY_MODELS to a folder on another disk."
-        )
+    try:
+        require_space(folder, n_bytes, "make room, or set PYFLY_MODELS to a folder on another disk")
+    except OutputError as error:
+        raise PyflyError(str(error)) from None
 
 
 # ---- Packages --------------------------------------------------------------------------------------------------------
@@ -198,7 +195,7 @@ def _download(part: PackagePart, folder: Path, report: Callable[[int], None], fi
     def poll() -> None:
         report(max(_folder_size(scratch), _folder_size(out)))
 
-    _run(command, environment, poll, f"pip could not download {wanted}")
+    run_quietly(command, environment, poll, f"pip could not download {wanted}")
     wheels = list(out.glob("*.whl"))
     if len(wheels) != 1:
         raise PyflyError(f"pip did not bring one wheel for {wanted}; try `pip download {wanted}` to see why.")
@@ -213,27 +210,6 @@ def _folder_size(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 size += os.stat(os.path.join(root, name)).st_size
     return size
-
-
-def _run(command: list[str], environment: dict[str, str], poll: Callable[[], None], failure: str) -> None:
-    """Runs a program to its end, quietly, calling `poll` meanwhile; it does not outlive an interrupt."""
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
-        )
-        try:
-            while process.poll() is None:
-                poll()
-                time.sleep(0.1)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        if process.returncode != 0:
-            errors.seek(0)
-            lines = [line for line in errors.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
-            lines = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason given"]
-            raise PyflyError(f"{failure}: {lines[0].strip().rstrip('.')}.")
 
 
 def _require_record(archive: zipfile.ZipFile, part: PackagePart) -> None:
@@ -260,29 +236,18 @@ def _require_record(archive: zipfile.ZipFile, part: PackagePart) -> None:
 def _requantize(model: Model, source: Requantized, base: Path, partial: Path, progress: Progress) -> None:
     """Writes the model to `partial`, and its SHA-256 beside the place where it will be."""
     _require_space(partial.parent, model.size)
-    # In a process of its own: the quantiser heeds no interrupt and reports no progress but the growth of its file.
-    command = [sys.executable, "-c", _QUANTIZE, str(base), str(partial), str(source.ftype)]
 
     def poll() -> None:
         with contextlib.suppress(OSError):
             progress(f"{model.name}: quantising", min(partial.stat().st_size, model.size), model.size)
 
     try:
-        _run(command, dict(os.environ), poll, f"llama.cpp could not make {model.name!r}")
+        quantize(base, partial, source.ftype, poll, f"llama.cpp could not make {model.name!r}")
         computed = _sha256(partial, progress)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
     write_atomically(_record(partial.with_name(model.filename)), f"{computed}  {model.filename}\n")
-
-
-_QUANTIZE = """
-import ctypes, sys
-import llama_cpp
-params = llama_cpp.llama_model_quantize_default_params()
-params.ftype, params.allow_requantize = int(sys.argv[3]), True
-sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(params)))
-"""
 
 
 # ---- The hub ---------------------------------------------------------------------------------------------------------

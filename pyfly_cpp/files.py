@@ -6,13 +6,14 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 class OutputError(ValueError):
@@ -41,8 +42,9 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new.
+def write_atomically(path: str | os.PathLike[str], content: str | bytes | Sequence[Any]) -> None:
+    """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new. A large content may come
+    in parts: bytes, or what else has a buffer.
 
     The file keeps the permissions that it had; a link is replaced, not followed. The folder must exist. Text is written
     as UTF-8, what UTF-8 cannot hold (names of files that are not UTF-8) as JSON's \\udcff.
@@ -51,14 +53,17 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         OutputError: the folder cannot be written to, or something that is no file has this name.
     """
     target = Path(path)
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    parts: Sequence[Any] = [content] if isinstance(content, bytes) else content
     temporary = ""
     try:
         mode = _mode(target)
         # A name of its own: whatever lies beside the file belongs to somebody else.
         descriptor, temporary = tempfile.mkstemp(prefix=".pyfly-", dir=target.parent)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, mode)  # mkstemp's file is the owner's alone
@@ -109,6 +114,15 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
             pass
     except OSError as error:
         raise OutputError(f"{folder} cannot be written to ({error.strerror}); choose another place.") from None
+
+
+def require_space(folder: str | os.PathLike[str], n_bytes: int, remedy: str) -> None:
+    """Raises OutputError unless so many bytes are free; `remedy` ends the sentence."""
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise OutputError(
+            f"{os.fspath(folder)} has {free / 1e9:.1f} GB free and {n_bytes / 1e9:.1f} GB are needed; {remedy}."
+        )
 
 
 @contextlib.contextmanager
@@ -169,14 +183,23 @@ def _lock(descriptor: int) -> bool:
 
 def require_gguf(path: str, what: str = "model") -> None:
     """Raises ValueError unless the file is there and begins as a GGUF file does."""
+    if first_bytes(path, what, ".gguf file", 4) != b"GGUF":
+        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")
+
+
+def first_bytes(path: str, what: str, kind: str, n: int) -> bytes:
+    """What a file begins with, n bytes of it at most; raises ValueError unless it is one that can be read.
+
+    Args:
+        what: What it is to the user.
+        kind: What kind of file is wanted.
+    """
     if is_stream(path):
-        raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a .gguf file.")
+        raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a {kind}.")
     try:
         with open(path, "rb") as file:
-            magic = file.read(4)
+            return file.read(n)
     except IsADirectoryError:
-        raise ValueError(f"the {what} {path!r} is a folder; give the path of the .gguf file in it.") from None
+        raise ValueError(f"the {what} {path!r} is a folder; give the path of the {kind} in it.") from None
     except OSError as error:
         raise ValueError(f"the {what} {path!r} cannot be read ({error.strerror}); check the path.") from None
-    if magic != b"GGUF":
-        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")

@@ -219,6 +219,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
             )
 
+    def _measure_costs(self, drafters: Sequence[tuple[Drafter, int]]) -> _native.Costs:
+        """What batches and drafts cost, measured now; what the context holds is dropped."""
+        self.reset()
+        self._configure(drafters, False)
+        return self._decoder.batch.measure()
+
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
 
     def _supersede(self) -> None:

@@ -157,11 +157,11 @@ def _drafter(name: str, folder: Path, data: Any) -> Drafter:
             f"{name}: a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'."
         )
     arguments.update({field: _drafter(name, folder, arguments[field]) for field in made.inner if field in arguments})
-    path = arguments.get("model_path")
-    if path is not None or (made.needs_file and not made.inner):
+    path = arguments.get(made.file_field)
+    if made.takes_file and (path is not None or (made.needs_file and not made.inner)):
         if not _is_path(path):
-            raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
-        arguments = {**arguments, "model_path": str(folder / str(path))}
+            raise PresetError(f"{name}: a drafter of kind {kind!r} needs {made.file_field!r}, the path of its file.")
+        arguments = {**arguments, made.file_field: str(folder / str(path))}
     return made(**arguments)
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import cffi
 
-# Python functions that C may call, with the signatures of pyfly_row_callback and pyfly_draft_callback.
+# Python functions that C may call, with the signatures of the callbacks of pyfly.h.
 CALLBACKS = """
 extern "Python" int32_t pyfly_py_row(void *, const int32_t *, size_t, float *);
 extern "Python" int32_t pyfly_py_draft(void *, const int32_t *, size_t, int32_t *, float *, size_t);
+extern "Python" int32_t pyfly_py_store_progress(void *, double);
 """
 
 

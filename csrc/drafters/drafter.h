@@ -64,11 +64,11 @@ class Drafter {
     }
 
     // The target has just evaluated these spans, in this order, in one batch; some of their tokens may be drafts that
-    // do not survive. A span's sequence is its text. A drafter that reads the target's hidden states takes them here,
-    // before the next batch replaces them.
+    // do not survive. A span's sequence is its text. A drafter that reads the target's rows or hidden states takes them
+    // here, before the next batch replaces them.
     // wanted[i]: whether the text of spans[i] drafts with it.
-    virtual void observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) {
-        (void) spans, (void) wanted;
+    virtual void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
+        (void) target, (void) spans, (void) wanted;
     }
 
     // Answers all requests, of different texts, together. On an Error no request is answered.

@@ -42,7 +42,7 @@ void HeadDrafter::cut_entries(int32_t text, const std::vector<int32_t> & tokens,
     memory.truncate(begin < end ? memory.n_common(tokens.data() + (begin - offset), end - begin) : 0);
 }
 
-void HeadDrafter::observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) {
+void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t s = 0; s < spans.size(); s++) {
         if (!wanted[s]) {
             continue; // should it draft one day, it begins behind the gap

@@ -21,7 +21,7 @@ namespace pyfly {
 class HeadDrafter : public Drafter {
   public:
     int32_t n_texts() const override { return memories_.n(); }
-    void observe(const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
+    void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }

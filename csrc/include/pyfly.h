@@ -363,6 +363,55 @@ pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_mo
 pyfly_status pyfly_drafter_translate(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t * out,
                                      size_t capacity, size_t * n_out, pyfly_error * error);
 
+/* ---- Datastores: texts of the user's own, for retrieval ---- */
+
+/* One block of memory, which may be a mapped file; numbers are little-endian:
+ *
+ *     header    PYFLY_STORE_HEADER bytes, with a checksum of its own and one of the rest
+ *     tokens    int32_t [n_tokens]: documents with a -1 between two of them
+ *     suffixes  int32_t [n_tokens]: where the suffixes of the tokens begin, the smallest suffix first
+ */
+#define PYFLY_STORE_HEADER 64
+
+typedef struct pyfly_store_info {
+    int64_t n_tokens;    /* those between documents included */
+    int32_t n_vocab;     /* of the vocabulary that they are of */
+    uint64_t vocabulary; /* its pyfly_model_vocabulary */
+} pyfly_store_info;
+
+/* Is told how much is done, 0..1; returns 0, or another value to stop. */
+typedef int32_t (*pyfly_store_progress)(void * user, double done);
+
+/* Sorts the suffixes of tokens[n_tokens], each -1 or a token of the vocabulary, and writes the header:
+ * header[PYFLY_STORE_HEADER], suffixes[n_tokens]. 1 <= n_tokens < 2^31. Takes time linear in them, and beside what it
+ * is given about 1.5 bytes for each, at most 4. `progress` may be NULL; PYFLY_STATUS_CALLBACK where it stopped. */
+pyfly_status pyfly_store_build(const int32_t * tokens, size_t n_tokens, int32_t n_vocab, uint64_t vocabulary,
+                               pyfly_store_progress progress, void * user, uint8_t * header, int32_t * suffixes,
+                               pyfly_error * error);
+
+/* Checks the header of a datastore at data[n_bytes], with reads_all 1 everything. INVALID: it is none, or damaged. */
+pyfly_status pyfly_store_read(const void * data, size_t n_bytes, int32_t reads_all, pyfly_store_info * out,
+                              pyfly_error * error);
+
+/* Tells the vocabulary of a llama_model, given as a pointer (it may be loaded without its weights), or of a target from
+ * others: a hash of what the tokenizer is and of the texts of all tokens. A target that is scripted has 0. */
+uint64_t pyfly_model_vocabulary(const void * llama_model);
+uint64_t pyfly_target_vocabulary(const pyfly_target * target);
+
+/* Retrieval (REST): proposes what most often follows, in the datastore at data[n_bytes], the longest suffix of the
+ * history that occurs there, of max_ngram..min_ngram tokens (1 <= min_ngram <= max_ngram <= 64); at most num_pred
+ * tokens (>= 1), looking at max_matches occurrences (1..4096). The memory is borrowed. INVALID: it is no datastore, or
+ * its header is damaged; INCOMPATIBLE: it is one of another vocabulary than this. Damage behind the header is not
+ * noticed, and makes for wrong proposals at worst. */
+pyfly_status pyfly_drafter_retrieval_new(const void * data, size_t n_bytes, uint64_t vocabulary, int32_t max_ngram,
+                                         int32_t min_ngram, int32_t num_pred, int32_t max_matches, pyfly_drafter ** out,
+                                         pyfly_error * error);
+
+/* Token recycling: remembers the n_candidates (1..32) most probable tokens of every row that the target evaluates, by
+ * the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
+pyfly_status pyfly_drafter_recycling_new(const pyfly_target * target, int32_t n_candidates, int32_t num_pred,
+                                         pyfly_drafter ** out, pyfly_error * error);
+
 /* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`, and
  * where `rows` is not NULL the logits [capacity][n_vocab] of which they are the argmax. It returns how many tokens, or
  * a negative number to stop (PYFLY_STATUS_CALLBACK). n_vocab: the target's, 0: it never has rows. */

@@ -59,6 +59,25 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
     return {};
 }
 
+uint64_t vocabulary_hash(const llama_vocab * vocabulary) {
+    uint64_t hash = 14695981039346656037u; // FNV-1a
+    const auto add = [&](const void * data, size_t n) {
+        for (size_t i = 0; i < n; i++) {
+            hash = (hash ^ static_cast<const uint8_t *>(data)[i]) * 1099511628211u;
+        }
+    };
+    const int32_t n = llama_vocab_n_tokens(vocabulary);
+    const int32_t numbers[] = {llama_vocab_type(vocabulary), n, llama_vocab_bos(vocabulary),
+                               llama_vocab_eos(vocabulary)};
+    add(numbers, sizeof(numbers));
+    const bool has_texts = llama_vocab_type(vocabulary) != LLAMA_VOCAB_TYPE_NONE;
+    for (int32_t token = 0; has_texts && token < n; token++) {
+        const char * text = llama_vocab_get_text(vocabulary, token);
+        add(text, std::strlen(text) + 1);
+    }
+    return hash;
+}
+
 double require_p_min(double p_min) {
     if (!(p_min >= 0.0 && p_min <= 1.0)) {
         throw Error(PYFLY_STATUS_INVALID, "p_min must be in [0, 1]");

@@ -29,6 +29,9 @@ constexpr int32_t most_padding = 128;
 // and its 0.5B 151,936; llama.cpp allows 128). BOS and EOS count where a model puts them into its texts by itself.
 std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare);
 
+// A hash of all that vocabulary_difference() looks at.
+uint64_t vocabulary_hash(const llama_vocab * vocabulary);
+
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
 double require_p_min(double p_min);
 

@@ -22,6 +22,7 @@ from pyfly_cpp._native.model import (
     load_guard,
 )
 from pyfly_cpp._native.rpc import RpcDevice, RpcServer
+from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
@@ -38,16 +39,21 @@ __all__ = [
     "Progress",
     "RawDecision",
     "RawRecord",
+    "RetrievalDrafter",
     "RowDrafter",
     "RpcDevice",
     "RpcServer",
     "ScriptedTarget",
     "Slot",
+    "StoreInfo",
     "Target",
+    "build_store",
     "companion_word",
     "context_memory",
     "inspect_model",
     "load_guard",
+    "model_vocabulary",
+    "read_store",
     "regions",
     "require_release",
     "simd_level",

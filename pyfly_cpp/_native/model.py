@@ -133,6 +133,11 @@ class LlamaTarget(Target):
             n_ctx,
         )
 
+    @property
+    def vocabulary(self) -> int:
+        """What tells its vocabulary from others."""
+        return int(lib.pyfly_target_vocabulary(self.pointer))
+
     def threads(self) -> tuple[int, int, int, int] | None:
         """How the threads stand: (number, most, changes, trials); None where their number is fixed."""
         out = ffi.new("pyfly_threads *")

@@ -16,13 +16,14 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native, extra_buffers
-from pyfly_cpp.cli.loading import metadata, open_metadata, silence
+from pyfly_cpp.cli.loading import silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.where import RPC_OPTION
 from pyfly_cpp.devices import devices
 from pyfly_cpp.errors import RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.files import require_gguf
+from pyfly_cpp.metadata import metadata, open_metadata
 from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.placement import remote_devices, split_address
 from pyfly_cpp.threads import physical_cores

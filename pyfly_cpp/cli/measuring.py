@@ -21,7 +21,7 @@ from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format,
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
@@ -131,8 +131,9 @@ class Models:
 
 
 def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:
-    path = drafter.get("model_path")
-    return drafter if path is None else {**drafter, "model_path": Path(path).name}
+    field = DRAFTERS[drafter["kind"]].file_field
+    path = drafter.get(field)
+    return drafter if path is None else {**drafter, field: Path(path).name}
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def model_options(command: Command) -> Command:
             "-m", "--model", metavar="MODEL",
             help="GGUF file, or a name of `pyfly-cpp models list`.  [default: the preset's, or the demo model]",
         ),
-        click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
+        click.option("-d", "--draft", metavar="FILE", help="Small model of the same vocabulary, head, or datastore."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
             help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "

@@ -1,4 +1,4 @@
-"""`pyfly-cpp models`: list, fetch, path."""
+"""`pyfly-cpp models`: list, fetch, path, and draft (self_draft.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 
 from pyfly_cpp import models
 from pyfly_cpp.auto import own_head
-from pyfly_cpp.cli.terminal import Bar
+from pyfly_cpp.cli.self_draft import command as draft
+from pyfly_cpp.cli.terminal import Bar, human
 from pyfly_cpp.companions import companions
 from pyfly_cpp.fetching import fetch as fetch_model
 from pyfly_cpp.pairs import published_pair
@@ -50,7 +51,7 @@ def list_models(as_json: bool) -> None:
     width = max(map(len, models.MODELS))
     for model, path in entries:
         mark = "*" if path is not None else " "
-        click.echo(f"{mark} {model.name:{width}}  {_human(model.size):>7}  {model.licence}  {model.description}")
+        click.echo(f"{mark} {model.name:{width}}  {human(model.size):>7}  {model.licence}  {model.description}")
     click.echo("* here; the others: pyfly-cpp models fetch NAME. Also: hf:OWNER/REPO/FILE.", err=True)
 
 
@@ -100,7 +101,7 @@ def pair(target: str, as_json: bool) -> None:
     width = max((len(one.path.name) for one in here), default=0)
     for i, one in enumerate(here):
         mark = "*" if i == 0 and own is None else " "
-        click.echo(f"{mark} {one.path.name:{width}}  {_human(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
+        click.echo(f"{mark} {one.path.name:{width}}  {human(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
     if own is None and not here:
         click.echo("no file on this machine could draft for it")
     if published is None:
@@ -108,12 +109,11 @@ def pair(target: str, as_json: bool) -> None:
     elif published.draft is None:
         click.echo(f"{published.family}: {published.note}", err=True)
     else:
-        size = _human(published.size)
+        size = human(published.size)
         click.echo(f"published for {published.family}, {size}, {published.licence}:", err=True)
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
     if own is not None or here:
         click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
 
 
-def _human(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+command.add_command(draft)

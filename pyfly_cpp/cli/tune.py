@@ -181,8 +181,8 @@ def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
         return Preset(draft_max=0, model=model)
     parts: list[Any] = list(require_drafters(drafters.of(setting)))
     for i, part in enumerate(parts):
-        if getattr(part, "model_path", None) is not None:
-            parts[i] = part.but(model_path=os.path.abspath(part.model_path))
+        if part.file is not None:
+            parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
     window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
     return Preset(setting.gate, window, setting.draft_max, as_given(parts), model)
 

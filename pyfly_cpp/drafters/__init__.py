@@ -22,6 +22,8 @@ from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
+from pyfly_cpp.drafters.retrieval import Retrieval
+from pyfly_cpp.drafters.token_recycling import TokenRecycling
 
 __all__ = [
     "DRAFTERS",
@@ -37,6 +39,8 @@ __all__ = [
     "Option",
     "OwnDrafter",
     "PromptLookup",
+    "Retrieval",
+    "TokenRecycling",
     "as_given",
     "has_head",
     "has_own_head",
@@ -47,7 +51,8 @@ __all__ = [
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
-    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3)
+    kind.word: kind
+    for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3, Retrieval, TokenRecycling)
 }
 """All drafters by their words."""
 

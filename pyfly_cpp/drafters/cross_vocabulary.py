@@ -50,8 +50,8 @@ class CrossVocabulary(OwnDrafter):
         return self.draft.draft_most
 
     @classmethod
-    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:
-        return cls(DraftModel.make(model_path, **fields))
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:
+        return cls(DraftModel.make(file, **fields))
 
     def but(self, **changes: Any) -> CrossVocabulary:
         return replace(self, draft=self.draft.but(**changes))

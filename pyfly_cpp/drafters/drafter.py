@@ -63,8 +63,10 @@ class OwnDrafter:
     noun: ClassVar[str]
     """For people, with its article."""
     needs_file: ClassVar[bool] = False
-    """Whether it cannot be without a file of its own, `model_path`."""
+    """Whether it cannot be without a file of its own."""
     takes_file: ClassVar[bool] = False
+    file_field: ClassVar[str] = "model_path"
+    """The field that names the file, where it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
     inner: ClassVar[tuple[str, ...]] = ()
@@ -83,11 +85,16 @@ class OwnDrafter:
         """Whether it is read from the target's own file, together with the target."""
         return False
 
+    @property
+    def file(self) -> str | os.PathLike[str] | None:
+        """Its file, if it has one."""
+        return getattr(self, self.file_field) if self.takes_file else None
+
     @classmethod
-    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> Any:
-        """The drafter with these fields; `model_path` and `draft_max` count where it has such fields."""
-        if model_path is not None and cls.takes_file:
-            fields["model_path"] = model_path
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> Any:
+        """The drafter with these fields; `file` and `draft_max` count where it has such fields."""
+        if file is not None and cls.takes_file:
+            fields[cls.file_field] = file
         return cls(**fields)
 
     def but(self, **changes: Any) -> Any:

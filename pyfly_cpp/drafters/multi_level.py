@@ -53,9 +53,9 @@ class MultiLevel(OwnDrafter):
         return self.draft.draft_most
 
     @classmethod
-    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> MultiLevel:
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> MultiLevel:
         of_lookup = {name: fields.pop(name) for name in field_names(PromptLookup) if name in fields}
-        return cls(DraftModel.make(model_path, **fields), PromptLookup.make(**of_lookup))
+        return cls(DraftModel.make(file, **fields), PromptLookup.make(**of_lookup))
 
     def but(self, **changes: Any) -> MultiLevel:
         of_lookup = {name: changes.pop(name) for name in field_names(PromptLookup) if name in changes}

@@ -10,6 +10,10 @@ from typing import Any
 from pyfly_cpp import _native
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, require_integer
 
+NUM_PRED = Option(
+    "num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup, retrieval: most tokens in a round.", None, 10
+)
+
 MATCHES = ("latest", "earliest")
 """In the order of `pyfly_lookup_match` of pyfly.h."""
 
@@ -26,7 +30,7 @@ class PromptLookup(OwnDrafter):
     options = (
         Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, 4),
         Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, 2),
-        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a round.", None, 10),
+        NUM_PRED,
     )
 
     max_ngram_size: int = 4
@@ -53,7 +57,7 @@ class PromptLookup(OwnDrafter):
         return self.num_pred_tokens
 
     @classmethod
-    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> PromptLookup:
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> PromptLookup:
         longest = fields.get("max_ngram_size", cls.max_ngram_size)
         shortest = min(fields.get("min_ngram_size", cls.min_ngram_size), longest)
         fields.pop("draft_max", None)  # limits what is verified, not what is looked for

@@ -165,7 +165,7 @@ def _first_drafter(
 
 
 def files_of(drafters: Drafters, settings: Sequence[Setting]) -> list[Path]:
-    """The model files that draft for these settings, each once."""
+    """The files that draft for these settings, each once."""
     parts = [part for setting in settings for part in require_drafters(drafters.of(setting))]
-    paths = [getattr(part, "model_path", None) for part in parts]
+    paths = [part.file for part in parts if isinstance(part, OwnDrafter)]
     return [Path(path) for path in dict.fromkeys(paths) if path is not None]

@@ -437,3 +437,37 @@ def test_doctor_names_the_difference(run, tmp_path):
     loaded = run("complete", "-m", TARGET, "-d", other, "x")
     problem = json.loads(run("doctor", "--json", "-m", TARGET, "-d", other).out)["draft_problem"]
     assert problem in loaded.err
+
+
+# ---- Datastores ------------------------------------------------------------------------------------------------------
+
+
+def test_datastore(run, tmp_path):
+    text, store = tmp_path / "text.md", tmp_path / "mine.store"
+    text.write_text("Natalia sold clips to 48 of her friends in April.\n" * 20)
+    built = run("datastore", "build", TARGET, text, "-o", store)
+    assert (built.code, built.out) == (0, f"{store}\n")
+    assert "tokens of 1 texts" in built.err
+    shown = run("datastore", "show", store, "-m", TARGET, "--check")
+    assert shown.code == 0 and "undamaged, fits the model" in shown.out
+    assert json.loads(run("datastore", "show", store, "--json").out)["n_vocab"] == 1536
+    options = ("--drafter", "retrieval", "--draft", store, "--no-adaptive", "--json")
+    result = json.loads(complete(run, *options, "Natalia sold clips to").out)
+    assert result["stats"]["drafted"] > 0
+    again = run("datastore", "build", TARGET, text, "-o", store)
+    assert again.code == 1 and "exists already" in again.err
+    missing = run("datastore", "build", TARGET, "missing", "-o", tmp_path / "s")
+    assert missing.code == 1 and "the text 'missing' cannot be read" in missing.err
+    store.write_bytes(store.read_bytes()[:-4])
+    for command in (("datastore", "show", store), ("complete", "-m", TARGET, *options, "x")):
+        broken = run(*command)
+        assert broken.code == 1 and "build it again" in broken.err and len(broken.err.splitlines()) == 1
+
+
+def test_recycling(run):
+    result = json.loads(complete(run, "--drafter", "recycling", "--no-adaptive", "--json", "Natalia sold").out)
+    assert result["stats"]["drafted"] > 0
+    refused = run("complete", "-m", TARGET, "--drafter", "recycling", "--draft", TARGET, "x")
+    assert refused.code == 2 and "contradict each other" in refused.err
+    missing = run("complete", "-m", TARGET, "--drafter", "retrieval", "x")
+    assert missing.code == 2 and "--drafter retrieval needs --draft" in missing.err

@@ -303,6 +303,59 @@ void test_threads() {
     assert(n_rounds > 10000);
 }
 
+// Lookups in a datastore whose body is anything: nothing outside of it is read. The memory ends where the data ends.
+void test_damaged_datastores() {
+    constexpr int32_t n_vocab = 5;
+    for (int32_t run = 0; run < 300; run++) {
+        const size_t n = static_cast<size_t>(random_int(1, 60));
+        std::vector<int32_t> tokens(n), suffixes(n);
+        for (int32_t & token : tokens) {
+            token = random_int(-1, n_vocab - 1);
+        }
+        std::vector<uint8_t> data(PYFLY_STORE_HEADER + 8 * n);
+        assert(pyfly_store_build(tokens.data(), n, n_vocab, 1, nullptr, nullptr, data.data(), suffixes.data(),
+                                 &error) == PYFLY_OK);
+        for (size_t i = 1; i < n; i++) {
+            assert(std::lexicographical_compare(tokens.begin() + suffixes[i - 1], tokens.end(),
+                                                tokens.begin() + suffixes[i], tokens.end()));
+        }
+        std::memcpy(data.data() + PYFLY_STORE_HEADER, tokens.data(), 4 * n);
+        std::memcpy(data.data() + PYFLY_STORE_HEADER + 4 * n, suffixes.data(), 4 * n);
+        pyfly_store_info info;
+        assert(pyfly_store_read(data.data(), data.size(), 1, &info, &error) == PYFLY_OK);
+        assert(info.n_tokens == static_cast<int64_t>(n) && info.n_vocab == n_vocab && info.vocabulary == 1);
+        for (int32_t i = random_int(0, 3); i > 0; i--) {
+            const int32_t values[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(n), random_int(-99, 99)};
+            const size_t word = static_cast<size_t>(random_int(0, static_cast<int32_t>(2 * n) - 1));
+            std::memcpy(data.data() + PYFLY_STORE_HEADER + 4 * word, &values[random_int(0, 4)], 4);
+        }
+        pyfly_drafter * drafter = nullptr;
+        assert(pyfly_drafter_retrieval_new(data.data(), data.size(), 2, 4, 1, 8, 4, &drafter, &error) ==
+               PYFLY_STATUS_INCOMPATIBLE);
+        assert(pyfly_drafter_retrieval_new(data.data(), data.size() - 1, 1, 4, 1, 8, 4, &drafter, &error) ==
+               PYFLY_STATUS_INVALID);
+        assert(pyfly_drafter_retrieval_new(data.data(), data.size(), 1, 4, 1, 8, random_int(1, 9), &drafter, &error) ==
+               PYFLY_OK);
+        for (int32_t step = 0; step < 30; step++) {
+            std::vector<int32_t> history(static_cast<size_t>(random_int(1, 6)));
+            for (int32_t & token : history) {
+                token = random_int(0, n_vocab - 1);
+            }
+            int32_t out[8], n_out = 0;
+            assert(pyfly_drafter_propose(drafter, history.data(), history.size(), 8, out, &n_out, &error) == PYFLY_OK);
+            assert(std::all_of(out, out + n_out, [](int32_t token) { return token >= 0 && token < n_vocab; }));
+        }
+        pyfly_drafter_free(drafter);
+        for (size_t i = 0; i < PYFLY_STORE_HEADER; i++) {
+            std::vector<uint8_t> bad(data.begin(), data.begin() + random_int(0, static_cast<int32_t>(data.size())));
+            if (i < bad.size()) {
+                bad[i] ^= 1;
+            }
+            assert(pyfly_store_read(bad.data(), bad.size(), 0, &info, &error) == PYFLY_STATUS_INVALID);
+        }
+    }
+}
+
 // KL(q || p), KL(p || q), both to the mean, the mean to both, half of what they differ by.
 double reference_divergence(int32_t kind, const std::vector<float> & p_row, const std::vector<float> & q_row) {
     const auto ln_of = [](const std::vector<float> & row) {
@@ -436,6 +489,7 @@ int main() {
     test_rows();
     test_divergences();
     test_lookup();
+    test_damaged_datastores();
     test_threads();
     test_bad_arguments();
     test_speculative_sampling();

@@ -24,7 +24,7 @@ import pytest
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
-from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, PromptLookup, Window, memory
+from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window, memory
 from pyfly_cpp.request import Request
 
 F32 = llama_cpp.GGML_TYPE_F32
@@ -219,9 +219,9 @@ def test_seeds_of_a_chain(tiny_target_f32):
     llm.close()
 
 
-@pytest.mark.parametrize("kind", ["lookup", "MTP"])
+@pytest.mark.parametrize("kind", ["lookup", "MTP", "recycling"])
 def test_other_drafters_and_models(kind, tiny_target, tiny_qwen35):
-    path, drafter = (tiny_qwen35, MTP()) if kind == "MTP" else (tiny_target, PromptLookup())
+    path, drafter = (tiny_qwen35, MTP()) if kind == "MTP" else (tiny_target, kind)
     with FlyBatch(path, 3, drafter=drafter, adaptive=False, **OPTIONS) as batch:
         handles = [batch.submit(prompt, trace=True, **GREEDY) for prompt in PROMPTS]
         for prompt, handle in zip(PROMPTS, handles):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from llama_cpp._internals import LlamaSampler
@@ -23,11 +25,14 @@ from pyfly_cpp import (
     PromptLookup,
     Ratio,
     Relaxed,
+    Retrieval,
     Stochastic,
+    TokenRecycling,
     Typical,
     Window,
 )
-from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget
+from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget, build_store
+from pyfly_cpp.drafters import Host
 from pyfly_cpp.drafters.prompt_lookup import MATCHES
 from pyfly_cpp.rules.fuzzy import KINDS
 
@@ -90,6 +95,14 @@ class Model:
         return tokens, np.array(rows, dtype=np.float32).reshape(-1, N_VOCAB)
 
 
+def open_retrieval(text):
+    header, suffixes = build_store(text, N_VOCAB, 1, lambda done: None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "store")
+        path.write_bytes(header + np.array(text, dtype=np.int32).tobytes() + suffixes.tobytes())
+        return Retrieval(path, 4, 1).open()
+
+
 class Request:
     """One text: its prompt, how it is decoded, and what happens to it after so many committed tokens."""
 
@@ -111,7 +124,8 @@ class Request:
         if world.is_adaptive:
             self.gate = Exact()  # what is drafted depends on time; what an exact text commits does not
         self.n_wanted = rng.choice([1, 5, 20, 40, 10**6]) if rng.random() < 0.5 else rng.randrange(1, 60)
-        lengths = [min(rng.choice([0, 1, 3, 10]), world.n_batch - 1) for _ in world.drafters]
+        lengths = [min(rng.choice([0, 1, 3, 10]), world.n_batch - 1) for _ in range(world.n_drawn)]
+        lengths += [min(3, world.n_batch - 1)] * (len(world.drafters) + world.recycles - world.n_drawn)
         self.draft_max = rng.choice([None, lengths])
         if world.has_rows and self.draft_max is None and not world.is_adaptive and other.random() < 0.3:
             self.gate = Fuzzy(other.choice(KINDS), other.choice([0.02, 0.1, 0.5]), other.choice([None, 3]))
@@ -245,6 +259,12 @@ class World:
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
         ]
+        self.n_drawn = len(kinds)
+        other = random.Random(seed)  # apart from what the seeds of found bugs draw
+        if other.random() < 0.2:
+            self.drafters.append(open_retrieval([other.randrange(-1, N_VOCAB) for _ in range(other.choice([9, 500]))]))
+        # What it drafts depends on the other texts.
+        self.recycles = self.is_adaptive and other.random() < 0.5
         self.has_rows = "callback" in kinds and self.draft_max > 0
         self.draws = self.has_rows and random.Random(str(seed)).random() < 0.5
         if self.draws:
@@ -264,10 +284,12 @@ class World:
             self.model.row, N_VOCAB, self.n_ctx, self.n_batch, n_sequences=n_slots, n_cells=self.n_cells,
             recurrent=self.recurrent,
         )  # fmt: skip
-        with target, Batch(target) as batch:
+        with target, Batch(target) as batch, contextlib.ExitStack() as stack:
+            host = Host(lambda: target, self.draft_max, False, {})
+            recycling = [stack.enter_context(TokenRecycling().open(host))] if self.recycles else []
             target.protect([PROTECTED], [EOG])
             batch.configure(
-                [(drafter, self.draft_max) for drafter in self.drafters],
+                [(drafter, self.draft_max) for drafter in (*self.drafters, *recycling)],
                 adaptive=self.is_adaptive,
                 n_chunk=self.n_chunk,
             )

@@ -1,0 +1,112 @@
+"""`pyfly-cpp models draft`: a draft of a model made of itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from pyfly_cpp.cli.kinds import THREAD_COUNT
+from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.options import THREADS_HELP
+from pyfly_cpp.cli.terminal import Bar, human, note
+from pyfly_cpp.models import resolve_model
+from pyfly_cpp.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
+from pyfly_cpp.threads import AUTO
+
+
+@click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")
+@click.argument("target")
+@click.option("--from", "source", metavar="MODEL", help="The same model in a better form, F16 say: requantise that.")
+@click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
+@click.option("--types", default=",".join(KINDS), show_default=True, help="Types to try, with commas.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
+@click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--n-gpu-layers", type=int, metavar="N", default=-1, help="Layers on the GPU.  [default: all, if there is one]"
+)
+@click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True, help=THREADS_HELP)
+def command(
+    target: str,
+    source: str | None,
+    output: str | None,
+    types: str,
+    yes: bool,
+    keep: bool,
+    force: bool,
+    as_json: bool,
+    n_gpu_layers: int,
+    n_threads: int | str,
+) -> None:
+    """Make a draft of TARGET out of itself: requantised, the type chosen by measuring here.
+
+    Each type is made, drafts on six bundled prompts, and is timed; the best is kept if it pays. The machine should have
+    nothing else to do.
+    """
+    log = silence()
+    kinds = [kind.strip().lower() for kind in types.split(",") if kind.strip()]
+    model = None if source is None else resolve_model(source)
+    plan = plan_draft(resolve_model(target), model, output, kinds, force)
+    _ask(plan, yes)
+    with Bar() as bar, reasons_from(log):
+        found = make_draft(
+            plan, keep=keep, on_progress=lambda what, done: bar.update(what, done, 1.0, f"{done:.0%}"),
+            n_gpu_layers=n_gpu_layers, n_threads=n_threads, n_threads_batch=n_threads,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(_as_dict(found), indent=1))
+    else:
+        _show(plan, found)
+
+
+def _ask(plan: Plan, yes: bool) -> None:
+    names = ", ".join(kind.name for kind in plan.kinds)
+    what = f"Up to {human(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
+    if plan.is_quantised:
+        note(
+            f"{plan.source.name} is quantised already: a draft of it has the errors of both types. Where you have the "
+            "model as F16, --from that makes a better one."
+        )
+    if yes:
+        note(f"{what}.")
+    elif not sys.stdin.isatty():
+        raise click.UsageError(f"{what}: nobody is there to be asked; allow it with --yes.")
+    else:
+        click.confirm(f"{what}; go on?", abort=True, err=True)
+
+
+def _show(plan: Plan, found: Found) -> None:
+    rows = [_row(trial) for trial in found.trials]
+    head = ("type", "size", "ms a token", "right at depth 1, 2, ...", "best K", "tokens/s", "gain")
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    for row in (head, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    best = found.best
+    click.echo(f"{plan.target.name} alone: {best.target_ms:.1f} ms a token, {1e3 / best.target_ms:.1f} tokens/s.")
+    if found.path is None:
+        click.echo(
+            f"No draft pays here: the best, {best.kind}, promises {best.gain:.2f}x. Nothing was kept (see --keep)."
+        )
+        return
+    pays = "pays" if best.gain >= PAYS else "does not pay"
+    click.echo(f"{best.kind} {pays}: {best.gain:.2f}x is expected, with drafts of {best.draft_max}. Use it:")
+    click.echo(f"  pyfly-cpp chat -m {shlex.quote(str(plan.target))} -d {shlex.quote(str(found.path))}")
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    right = " ".join(f"{share:.2f}" for share in trial.acceptance) or "-"
+    return (
+        trial.kind, human(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
+        f"{trial.gain:.2f}x",
+    )  # fmt: skip
+
+
+def _as_dict(found: Found) -> dict[str, Any]:
+    trials = [{**asdict(trial), "gain": trial.gain} for trial in found.trials]
+    return {"path": None if found.path is None else str(found.path), "best": found.best.kind, "trials": trials}

@@ -1,0 +1,38 @@
+"""What llama.cpp knows of a model without its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp import _native
+
+
+@contextlib.contextmanager
+def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
+    """The model as llama.cpp sees it without its weights: a llama_model, with what `params` sets."""
+    model_params = llama_cpp.llama_model_default_params()
+    for name, value in params.items():
+        setattr(model_params, name, value)
+    with _native.load_guard():
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
+    try:
+        yield model
+    finally:
+        if model:
+            llama_cpp.llama_model_free(model)
+
+
+def metadata(model: Any, key: str) -> str | None:
+    """A value of the GGUF file's metadata as text; `{arch}` in the key stands for its architecture."""
+    if "{arch}" in key:
+        key = key.format(arch=metadata(model, "general.architecture") or "")
+    buffer = ctypes.create_string_buffer(256)
+    n = llama_cpp.llama_model_meta_val_str(model, key.encode("utf-8"), buffer, len(buffer))
+    return buffer.value.decode("utf-8", errors="replace") if n >= 0 else None
