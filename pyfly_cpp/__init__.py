@@ -14,7 +14,7 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+    from pyfly_cpp.drafters import MTP, DFlash, Drafter, DraftModel, DSpark, Eagle3, PromptLookup
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -51,6 +51,8 @@ __all__ = [
     "Budget",
     "BusyError",
     "ContextFullError",
+    "DFlash",
+    "DSpark",
     "Decision",
     "DraftModel",
     "Drafter",

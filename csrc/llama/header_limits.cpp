@@ -76,7 +76,7 @@ constexpr std::array with_delta_net = {"qwen35", "qwen35moe", "qwen3next", "qwen
 // Those that divide by the number of experts that are used.
 constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
 // Graphs that take it for granted that keys and values of a head are equally long, besides the next ones.
-constexpr std::array with_equal_heads = {"eagle3", "falcon", "gemma2", "gemma3", "grok",
+constexpr std::array with_equal_heads = {"dflash", "eagle3", "falcon", "gemma2", "gemma3",   "grok",
                                          "llama",  "phi2",   "phi3",   "qwen35", "qwen35moe"};
 // Those with plain attention that assert that the whole head is rotated. (The loader checks llama, falcon, deci and
 // llama-embed.)
@@ -200,7 +200,8 @@ std::string outside_limits(const Header & header) {
 // Heads read as many floats of a hidden state as the file says; the graphs give one of embedding_length.
 std::string wrong_width(const Header & header) {
     const int64_t n = header.first("embedding_length", 0), n_out = header.first("embedding_length_out", n);
-    const bool is_head = header.first("nextn_predict_layers", 0) > 0 || header.architecture() == "eagle3";
+    const bool is_head = header.first("nextn_predict_layers", 0) > 0 || header.architecture() == "eagle3" ||
+                         header.architecture() == "dflash";
     if (n_out != n && is_head && header.architecture() != "deepseek4") {
         return "has embedding_length_out = " + std::to_string(n_out) +
                " beside embedding_length = " + std::to_string(n);

@@ -80,6 +80,25 @@ std::optional<int64_t> ModelFile::integer(const char * name) const {
     return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
 }
 
+std::optional<bool> ModelFile::boolean(const char * name) const {
+    const int64_t key = gguf_find_key(gguf_.get(), (architecture_ + "." + name).c_str());
+    if (key < 0) {
+        return std::nullopt;
+    }
+    return gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_BOOL && gguf_get_val_bool(gguf_.get(), key);
+}
+
+int64_t ModelFile::vocabulary_size() const {
+    const int64_t key = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
+    const bool is_list = key >= 0 && gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_ARRAY;
+    return is_list ? static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), key)) : 0;
+}
+
+std::optional<int64_t> ModelFile::mask_token() const {
+    const int64_t key = gguf_find_key(gguf_.get(), "tokenizer.ggml.mask_token_id");
+    return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
+}
+
 int64_t ModelFile::tensor_size(const std::string & name, int32_t dimension) const {
     const int64_t tensor = gguf_find_tensor(gguf_.get(), name.c_str());
     return tensor < 0 ? 0 : gguf_get_tensor_ne(gguf_.get(), tensor)[dimension];

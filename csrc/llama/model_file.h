@@ -27,6 +27,13 @@ class ModelFile {
     // Value of the key "<architecture>.<name>"; nothing if it is missing or no integer.
     std::optional<int64_t> integer(const char * name) const;
 
+    // The same for a key that is true or false; false for one of another type, as llama.cpp reads it.
+    std::optional<bool> boolean(const char * name) const;
+
+    // Tokens of the vocabulary, and the one that stands for a token yet to be found; nothing if there is none.
+    int64_t vocabulary_size() const;
+    std::optional<int64_t> mask_token() const;
+
     bool has_tensor(const std::string & name) const { return gguf_find_tensor(gguf_.get(), name.c_str()) >= 0; }
 
     // Size of a tensor's dimension (0: the fastest), 0 if there is no such tensor.

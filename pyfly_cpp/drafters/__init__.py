@@ -16,7 +16,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
-from pyfly_cpp.drafters.heads import MTP, Eagle3
+from pyfly_cpp.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 
@@ -25,6 +25,8 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "DFlash",
+    "DSpark",
     "DraftModel",
     "Drafter",
     "Eagle3",
@@ -40,7 +42,9 @@ __all__ = [
     "require_drafters",
 ]
 
-DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3)}
+DRAFTERS: dict[str, type[OwnDrafter]] = {
+    kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, DFlash, DSpark)
+}
 """All drafters by their words."""
 
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
