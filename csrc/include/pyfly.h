@@ -264,9 +264,9 @@ pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_mode
 pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                       pyfly_drafter ** out, pyfly_error * error);
 
-/* Heads in files of their own that draft a block of tokens in one pass, at most draft_max of them; 0: as many as a block
- * has. p_min is compared with the probability of a token, of DSpark with what its confidence head says. Otherwise as
- * pyfly_drafter_mtp_new. */
+/* Heads in files of their own that draft a block of tokens in one pass, at most draft_max of them; 0: as many as a
+ * block has. p_min is compared with the probability of a token, of DSpark with what its confidence head says. Otherwise
+ * as pyfly_drafter_mtp_new. */
 pyfly_status pyfly_drafter_dflash_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
                                       pyfly_drafter ** out, pyfly_error * error);
 pyfly_status pyfly_drafter_dspark_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,

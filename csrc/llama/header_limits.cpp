@@ -290,7 +290,8 @@ std::string wrong_heads(const Header & header) {
     for (const double n : sections) {
         n_sections += n;
     }
-    const bool is_needed = contains(with_sections, header.architecture());
+    const bool is_needed = contains(with_sections, header.architecture()) ||
+                           (header.architecture() == "dflash" && n_sections > 0); // they say how it rotates
     if (n_sections > static_cast<double>(n_key) ||
         (is_needed && !sections.empty() && sections[0] + sections[1] + sections[2] < 1)) {
         return "has " + written(n_sections) + " in rope.dimension_sections, for heads of " + std::to_string(n_key);
@@ -368,7 +369,8 @@ std::string wrong_types(const Header & header) {
         const bool is_number = ends_with(name, "d2t") || name.find("tid2eid") != name.npos; // ids, not weights
         const bool is_vector = !ends_with(name, ".weight") || name.find("norm") != name.npos ||
                                ends_with(name, "ssm_conv1d.weight") || ends_with(name, "shortconv.conv.weight") ||
-                               ends_with(name, "rope_freqs.weight");
+                               ends_with(name, "rope_freqs.weight") || ends_with(name, "attn_sinks.weight") ||
+                               ends_with(name, "layer_output_scale.weight");
         const bool is_weight = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
                                (ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K);
         if (!is_number && (is_vector ? type != GGML_TYPE_F32 : !is_weight)) {

@@ -114,19 +114,16 @@ class DFlashHead(nn.Module):
         rate: Tensor = self.conf_proj(torch.cat([hidden, self.markov_w1(previous).to(hidden.dtype)], dim=-1))
         return rate[..., 0]
 
-    def draft(self, target: Llama, tokens: Tensor, n_drafted: int) -> Tensor:
-        """Greedy logits [n_drafted, n_vocab] of the block behind tokens [row], the last of which is the anchor."""
+    def draft(self, target: Llama, tokens: Tensor, drafted: Tensor) -> Tensor:
+        """Logits [n, n_vocab] of the block behind tokens [row], the last of which is the anchor. With a Markov head
+        they are those behind the tokens drafted [n]."""
         _, features = target.logits_and_features(tokens[None], self.shape.target_layers)
         assert features is not None and target.output is not None
-        anchor = torch.tensor([[len(tokens) - 1]])
-        first = self.shape.first_row
-        rows = self.hidden(target, features, anchor, tokens[None, -1:], n_drafted + first)[0, 0, first:]
+        anchor, first = torch.tensor([[len(tokens) - 1]]), self.shape.first_row
+        rows = self.hidden(target, features, anchor, tokens[None, -1:], len(drafted) + first)[0, 0, first:]
         logits: Tensor = target.output(rows)
         if self.shape.n_markov > 0:
-            previous = tokens[-1]
-            for row in logits:
-                row += self.bias(previous)
-                previous = row.argmax()
+            logits = logits + self.bias(torch.cat([tokens[-1:], drafted[:-1]]))
         return logits
 
 
