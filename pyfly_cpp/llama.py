@@ -63,8 +63,8 @@ class FlyLlama(GuardedLlama):
 
         Args:
             model_path: Path of the GGUF file.
-            drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`,
-                several of these (the cheapest first), or None for plain decoding. The base class's `draft_model=` does
+            drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `DFlash(...)`, `DSpark(...)`, `PromptLookup(...)`, a
+                llama_cpp `LlamaDraftModel`, several of these (the cheapest first), or None for plain decoding. The base class's `draft_model=` does
                 the same. "auto": the MTP head that the model carries, else `draft_model`, else prompt lookup;
                 `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
