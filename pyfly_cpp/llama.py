@@ -65,8 +65,8 @@ class FlyLlama(GuardedLlama):
             model_path: Path of the GGUF file.
             drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `DFlash(...)`, `DSpark(...)`, `PromptLookup(...)`, a
                 llama_cpp `LlamaDraftModel`, several of these (the cheapest first), or None for plain decoding. The
-                base class's `draft_model=` does the same. "auto": the MTP head that the model carries, else `draft_model`,
-                else prompt lookup; `drafter_reason` says why.
+                base class's `draft_model=` does the same. "auto": the MTP head that the model carries, else
+                `draft_model`, else prompt lookup; `drafter_reason` says why.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
             window: What a deferred mismatch needs to stand; None: the gate's own (`gate.window`).
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
