@@ -27,9 +27,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import DraftModel, FlyLlama, extra_buffers
+from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, Gate, Margin, Window, extra_buffers, verify
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.rules.fuzzy import KINDS
 from pyfly_cpp.threads import physical_cores
 
 HERE = Path(__file__).parent
@@ -64,8 +65,8 @@ def spread(values: list[float]) -> str:
 
 
 def measure_rows(n_vocab: int, n_rounds: int) -> None:
-    """argmax and full statistics of one row, in units of a memcpy of it; rows rotate so that caches see what decoding
-    sees (a row just written by the backend)."""
+    """argmax, full statistics and divergences of one row, in units of a memcpy of it; rows rotate so that caches see
+    what decoding sees (a row just written by the backend). A divergence is what it adds to verification."""
     rng = np.random.default_rng(0)
     rows = [(rng.normal(size=n_vocab) * 3).astype(np.float32) for _ in range(8)]
     pointers = [ffi.cast("float *", ffi.from_buffer(row)) for row in rows]
@@ -81,6 +82,15 @@ def measure_rows(n_vocab: int, n_rounds: int) -> None:
     def full(i: int) -> None:
         lib.pyfly_row_statistics(pointers[i], n_vocab, 3, stats, error)
 
+    logits = np.stack([*rows, rows[0]])
+    draft_logits = logits[:-1] + rng.normal(size=(len(rows), n_vocab)).astype(np.float32)
+    draft = logits[:-1].argmin(axis=1)  # mismatches
+
+    def judge(gate: Gate) -> float:
+        started = time.perf_counter()
+        verify(logits, draft, gate, Window(0), draft_logits=draft_logits)
+        return (time.perf_counter() - started) / len(rows)
+
     seconds: dict[str, list[float]] = {"memcpy": [], "argmax": [], "statistics": []}
     for _ in range(n_rounds):
         for name, work in (("memcpy", copy), ("argmax", argmax), ("statistics", full)):
@@ -88,11 +98,16 @@ def measure_rows(n_vocab: int, n_rounds: int) -> None:
             for i in range(len(rows)):
                 work(i)
             seconds[name].append((time.perf_counter() - started) / len(rows))
+        nothing = judge(Margin(0.0))
+        for top in (None, 50):
+            for kind in KINDS:
+                name = kind if top is None else f"{kind}, top {top}"
+                seconds.setdefault(name, []).append(judge(Fuzzy(kind, 0.1, top)) - nothing)
     copies = seconds["memcpy"]
     print(f"one row of {n_vocab} float32 logits, {n_rounds} interleaved rounds of {len(rows)} rows:")
     for name, values in seconds.items():
         ratio = statistics.median(v / c for v, c in zip(values, copies))
-        print(f"  {name:11} {statistics.median(values) * 1e6:7.1f} us   {ratio:5.2f} x memcpy")
+        print(f"  {name:17} {statistics.median(values) * 1e6:7.1f} us   {ratio:5.2f} x memcpy")
 
 
 # ---- (a) and (b) decoding --------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class Batch {
     // Why the text in this slot stopped in the last step, if it did.
     const Failure & failure(int32_t slot) const { return text(slot).failure; }
 
-    void reset_stats(int32_t slot) { text(slot).sequence.stats() = {}; }
+    void reset_stats(int32_t slot) { text(slot).sequence.reset_stats(); }
     const Governor * governor() const { return drafting_.governor(); }
 
   private:

@@ -2,12 +2,14 @@
 // the functions that need llama.cpp, so that the pure part links and is tested without it.
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 
 #include "guard.h"
 #include "handles.h"
 #include "measuring.h"
+#include "regions.h"
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
@@ -68,11 +70,20 @@ int32_t pyfly_row_argmax(const float * row, size_t n_vocab) {
     return n_vocab > 0 ? pyfly::row_max(row, n_vocab).token : -1;
 }
 
+void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_control, size_t n, int32_t * regions) {
+    pyfly::RegionState state;
+    for (size_t i = 0, begin = 0; i < n; begin = ends[i++]) {
+        const pyfly::Piece piece = {{text + begin, ends[i] - begin}, is_control != nullptr && is_control[i] != 0};
+        regions[i] = state.region(piece.text);
+        state.read(piece);
+    }
+}
+
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                          const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
-                          size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
-                          size_t n_protected, int64_t n_answered, double given_away, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
+                          const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
+                          const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
+                          const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
@@ -81,6 +92,10 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         require_tokens(protected_tokens, n_protected, n_vocab, "protected token");
         if (target_tokens != nullptr) {
             require_tokens(target_tokens, n_draft + 1, n_vocab, "target token");
+        }
+        if (regions != nullptr && std::any_of(regions, regions + n_draft,
+                                              [](int32_t region) { return region < 0 || region >= PYFLY_N_REGIONS; })) {
+            throw Error(PYFLY_STATUS_INVALID, "regions must be in 0.." + std::to_string(PYFLY_N_REGIONS - 1));
         }
         std::vector<bool> is_protected(n_vocab, false);
         for (size_t i = 0; i < n_protected; i++) {
@@ -92,8 +107,8 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         pyfly::Answer answer(-n_answered);
         answer.accept_loosely(-n_answered, given_away);
         const pyfly::Round round =
-            pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, pyfly::Gate(gate, n_gate),
-                                *window, is_protected, std::move(answer));
+            pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, regions,
+                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer));
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
@@ -105,6 +120,13 @@ pyfly_status pyfly_target_scripted_new(const pyfly_scripted_config * config, pyf
     return guard(error, [&] {
         auto model = std::make_unique<pyfly::ScriptedModel>(*config, row, user);
         *out = new pyfly_target{std::move(model), pyfly::Vocabulary(config->n_vocab)};
+        if (config->pieces != nullptr) {
+            const pyfly::Vocabulary & vocabulary = (*out)->vocabulary;
+            std::vector<std::string> pieces(config->pieces, config->pieces + config->n_vocab);
+            (*out)->vocabulary.set_pieces([pieces = std::move(pieces), &vocabulary](int32_t token) {
+                return pyfly::Piece{pieces[static_cast<size_t>(token)], vocabulary.is_protected(token)};
+            });
+        }
     });
 }
 
@@ -238,7 +260,7 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         std::unique_ptr<pyfly::Sampler> sampler =
             pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0));
         pyfly::RequestConfig config = {std::move(gate),
-                                       request->window,
+                                       {std::begin(request->windows), std::end(request->windows)},
                                        request->trace != 0,
                                        request->keep_rows != 0,
                                        request->resumable != 0,

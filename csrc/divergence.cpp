@@ -2,88 +2,95 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 #include <vector>
+
+#include "error.h"
+#include "rows.h"
+#include "rows_kernels.h"
 
 namespace pyfly {
 
 namespace {
 
-// A row's distribution: probabilities and their logarithms, -inf for a forbidden token.
-struct Shares {
-    std::vector<double> p, ln_p;
+constexpr double never = -std::numeric_limits<double>::infinity(); // ln 0
 
-    void read(const float * row, size_t n) {
-        const double max = static_cast<double>(*std::max_element(row, row + n));
-        p.resize(n);
-        ln_p.resize(n);
-        double sum = 0.0;
-        for (size_t i = 0; i < n; i++) {
-            ln_p[i] = static_cast<double>(row[i]) - max;
-            p[i] = std::exp(ln_p[i]);
-            sum += p[i];
-        }
-        const double ln_sum = std::log(sum);
-        for (size_t i = 0; i < n; i++) {
-            p[i] /= sum;
-            ln_p[i] -= ln_sum;
-        }
-    }
-};
-
-// One outcome's share. A probability of 0 adds nothing to a KL from it.
-double term(Divergence kind, double p, double ln_p, double q, double ln_q) {
-    const auto kl = [](double a, double ln_a, double ln_b) { return a > 0.0 ? a * (ln_a - ln_b) : 0.0; };
+// One outcome's share, from logarithms of probabilities. A probability of 0 adds nothing to a KL from it.
+double term(Divergence kind, double ln_p, double ln_q) {
+    const auto kl = [](double ln_a, double ln_b) { return ln_a > never ? std::exp(ln_a) * (ln_a - ln_b) : 0.0; };
     if (kind == Divergence::kl) {
-        return kl(q, ln_q, ln_p);
+        return kl(ln_q, ln_p);
     }
     if (kind == Divergence::kl_target) {
-        return kl(p, ln_p, ln_q);
+        return kl(ln_p, ln_q);
     }
+    const double p = std::exp(ln_p), q = std::exp(ln_q);
     if (kind == Divergence::tv) {
         return 0.5 * std::abs(p - q);
     }
-    const double m = 0.5 * (p + q), ln_m = std::log(m);
-    return kind == Divergence::js ? 0.5 * (kl(p, ln_p, ln_m) + kl(q, ln_q, ln_m))
-                                  : 0.5 * (kl(m, ln_m, ln_p) + kl(m, ln_m, ln_q));
+    const double ln_m = std::log(0.5 * (p + q));
+    return kind == Divergence::js ? 0.5 * (kl(ln_p, ln_m) + kl(ln_q, ln_m)) : 0.5 * (kl(ln_m, ln_p) + kl(ln_m, ln_q));
 }
 
-// Over the target's n_top most probable tokens, and all others as one.
-double of_top(Divergence kind, const float * p_row, const Shares & p, const Shares & q, size_t n_top) {
-    std::vector<size_t> order(p.p.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(n_top), order.end(),
-                     [&](size_t a, size_t b) { return p_row[a] != p_row[b] ? p_row[a] > p_row[b] : a < b; });
-    double sum = 0.0, p_rest = 0.0, q_rest = 0.0;
-    for (size_t rank = 0; rank < order.size(); rank++) {
-        const size_t i = order[rank];
-        if (rank < n_top) {
-            sum += term(kind, p.p[i], p.ln_p[i], q.p[i], q.ln_p[i]);
-        } else {
-            p_rest += p.p[i];
-            q_rest += q.p[i];
-        }
+// A distribution over the target's most probable tokens, and all others as the last outcome: their logarithms.
+void read_top(const float * row, size_t n_vocab, const std::vector<TokenLogit> & top, std::vector<double> & ln) {
+    thread_local std::vector<float> others; // kept from row to row: it is large
+    others.assign(row, row + n_vocab);
+    ln.clear();
+    for (const TokenLogit & t : top) {
+        ln.push_back(static_cast<double>(row[t.token]));
+        others[static_cast<size_t>(t.token)] = -std::numeric_limits<float>::infinity();
     }
-    return sum + term(kind, p_rest, std::log(p_rest), q_rest, std::log(q_rest));
+    const RowStats stats = row_stats(others.data(), n_vocab, 0);
+    ln.push_back(stats.max.finite ? stats.log_sum_exp : never);
+    const double max = *std::max_element(ln.begin(), ln.end());
+    double sum = 0.0;
+    for (const double x : ln) {
+        sum += std::exp(x - max);
+    }
+    for (double & x : ln) {
+        x -= max + std::log(sum);
+    }
 }
 
-double of_all(Divergence kind, const Shares & p, const Shares & q) {
+double of_top(Divergence kind, const float * p_row, const float * q_row, size_t n_vocab, size_t n_top) {
+    thread_local std::vector<TokenLogit> top;
+    thread_local std::vector<double> ln_p, ln_q;
+    top_tokens(p_row, n_vocab, n_top, top);
+    read_top(p_row, n_vocab, top, ln_p);
+    read_top(q_row, n_vocab, top, ln_q);
     double sum = 0.0;
-    for (size_t i = 0; i < p.p.size(); i++) {
-        sum += term(kind, p.p[i], p.ln_p[i], q.p[i], q.ln_p[i]);
+    for (size_t i = 0; i < ln_p.size(); i++) {
+        sum += term(kind, ln_p[i], ln_q[i]);
     }
     return sum;
 }
 
+void require_finite(const RowMax & max) {
+    if (!max.finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE,
+                    "a row of the draft has no distribution: NaN, +inf, or -inf everywhere; check the draft");
+    }
+}
+
+RowScale scale_of(const RowStats & stats) {
+    const double ln_sum = stats.log_sum_exp - static_cast<double>(stats.max.logit);
+    return {stats.max.logit, std::exp(ln_sum), ln_sum};
+}
+
 } // namespace
 
-double divergence(Divergence kind, const float * p_row, const float * q_row, size_t n_vocab, int32_t n_top) {
-    thread_local Shares p, q; // kept from row to row: they are large
-    p.read(p_row, n_vocab);
-    q.read(q_row, n_vocab);
+double divergence(Divergence kind, const RowStats & target, const float * p_row, const float * q_row, size_t n_vocab,
+                  int32_t n_top) {
     const size_t n = static_cast<size_t>(n_top);
-    const double sum = n > 0 && n < n_vocab ? of_top(kind, p_row, p, q, n) : of_all(kind, p, q);
-    return std::max(sum, 0.0); // rounding
+    if (n > 0 && n < n_vocab) {
+        require_finite(row_max(q_row, n_vocab));
+        return std::max(of_top(kind, p_row, q_row, n_vocab, n), 0.0); // rounding
+    }
+    const RowStats draft = row_stats(q_row, n_vocab, 0);
+    require_finite(draft.max);
+    const double sum = row_kernels.divergence_sum(kind, p_row, q_row, n_vocab, scale_of(target), scale_of(draft));
+    return std::max(sum, 0.0);
 }
 
 } // namespace pyfly

@@ -33,6 +33,15 @@ void count_rejection(const pyfly_record & record, pyfly_stats & stats) {
 
 } // namespace
 
+Judge::Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
+             Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler)
+    : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(std::move(windows)), measures_(measures),
+      answer_(std::move(answer)), sampler_(std::move(sampler)) {
+    if (gate_.looks_at_regions()) {
+        regions_.emplace(vocabulary, history, sampler_->has_grammar());
+    }
+}
+
 bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
                    pyfly_stats & stats) {
     const size_t n_vocab = static_cast<size_t>(vocabulary_->n());
@@ -50,7 +59,9 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
     record.reason = -1;
     record.drafter = -1;
     record.round = round;
+    record.region = regions_ ? regions_->at(transcript.history(), token, choice) : -1;
     record.entropy = record.margin = record.logprob = not_measured;
+    const pyfly_region region = regions_ ? static_cast<pyfly_region>(record.region) : PYFLY_REGION_PROSE;
 
     if (token == choice) {
         if (is_drafted) {
@@ -84,7 +95,7 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
         !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
     if (keeps_shaped_rows(gate_, measures_)) {
         const Mismatch mismatch = judge_mismatch(gate_, sampler_->shaped_row(), n_vocab, token, draft.row(i, n_vocab),
-                                                 is_safe, answer_, position);
+                                                 is_safe, answer_, position, region);
         reason = mismatch.rejected;
         record.entropy = mismatch.entropy;
         record.margin = mismatch.margin;
@@ -92,12 +103,12 @@ bool Judge::settle(const Draft & draft, size_t i, int32_t round, const float * r
     } else if (!is_safe) {
         reason = PYFLY_REASON_SAFETY;
     }
-    if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.tokens.size() - 1 - i))) {
+    if (reason == PYFLY_REASON_LOOSE && !window_.fits(static_cast<int64_t>(draft.tokens.size() - 1 - i), region)) {
         reason = PYFLY_REASON_BOUNDARY;
     }
 
     if (reason == PYFLY_REASON_LOOSE) {
-        if (const Window::Outcome outcome = window_.deferred(position)) {
+        if (const Window::Outcome outcome = window_.deferred(position, region)) {
             conclude(outcome, transcript, stats);
             return false;
         }
@@ -144,6 +155,9 @@ void Judge::conclude(const Window::Outcome & outcome, Transcript & transcript, p
         pyfly_record choice;
         sampler_ = transcript.roll_back(*outcome, rolled_back, choice);
         answer_.truncate(outcome->position);
+        if (regions_) {
+            regions_->truncate(outcome->position);
+        }
         stats.rollbacks++;
         stats.rolled_back += rolled_back;
         count_rejection(choice, stats);

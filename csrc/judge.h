@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "answer.h"
+#include "regions.h"
 #include "rules/gate.h"
 #include "sampler.h"
 #include "transcript.h"
@@ -24,12 +26,11 @@ struct Draft {
 
 class Judge {
   public:
-    // A text begins, whose answer may have begun before. `measures`: entropy, margin and probability of every token,
-    // not only of mismatches. Throws Error(PYFLY_STATUS_INVALID) for a malformed window.
-    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures, Answer answer,
-          std::unique_ptr<Sampler> sampler)
-        : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(window), measures_(measures),
-          answer_(std::move(answer)), sampler_(std::move(sampler)) {}
+    // A text begins with `history`, whose answer may have begun before. `windows`: of a mismatch in each region.
+    // `measures`: entropy, margin and probability of every token, not only of mismatches. Throws
+    // Error(PYFLY_STATUS_INVALID) for a malformed window.
+    Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
+          Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler);
 
     // Settles position i of a round (i = draft.tokens.size(): the bonus), `row` [n_vocab] being the target's logits
     // there. Returns whether the round goes on. Positions come one after the other, because what the sampler does at
@@ -66,6 +67,7 @@ class Judge {
     bool measures_;
     Answer answer_;
     std::unique_ptr<Sampler> sampler_;
+    std::optional<RegionTracker> regions_; // nothing where the gate does not look at them
 };
 
 } // namespace pyfly

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace pyfly {
 
@@ -45,6 +46,10 @@ RowMax row_max(const float * row, size_t n_vocab);
 
 // Full statistics. Requires n_vocab >= 1 and 0 <= n_top <= max_top. Where max.finite is false only `max` is set.
 RowStats row_stats(const float * row, size_t n_vocab, int32_t n_top);
+
+// The n largest logits, or all if there are no more, by falling logit, then rising token. Requires a row with a
+// distribution and n >= 1.
+void top_tokens(const float * row, size_t n_vocab, size_t n, std::vector<TokenLogit> & top);
 
 // The instruction set chosen for this processor: "avx512", "avx2" or "baseline".
 const char * simd_level();

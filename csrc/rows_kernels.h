@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "divergence.h"
+
 namespace pyfly {
 
 constexpr size_t block_size = 1024;
@@ -13,11 +15,20 @@ struct ExpSums {
     double exp_times_x; // sum x exp(x)
 };
 
+// Of a row: probabilities are exp(logit - max) / sum.
+struct RowScale {
+    float max;
+    double sum, ln_sum; // sum exp(logit - max), and its logarithm
+};
+
 #define PYFLY_DECLARE_ROW_KERNELS(level)                                                                               \
     namespace level {                                                                                                  \
     /* Largest logit of every block of block_size: maxima[ceil(n / block_size)]. False if the row holds a NaN. */      \
     bool block_maxima(const float * row, size_t n, float * maxima);                                                    \
     ExpSums exp_sums(const float * row, size_t n, float max);                                                          \
+    /* A divergence of two rows, nats. */                                                                              \
+    double divergence_sum(Divergence kind, const float * p_row, const float * q_row, size_t n, const RowScale & p,     \
+                          const RowScale & q);                                                                         \
     }
 
 PYFLY_DECLARE_ROW_KERNELS(baseline)
@@ -25,5 +36,15 @@ PYFLY_DECLARE_ROW_KERNELS(avx2)
 PYFLY_DECLARE_ROW_KERNELS(avx512)
 
 #undef PYFLY_DECLARE_ROW_KERNELS
+
+struct RowKernels {
+    const char * level;
+    decltype(&baseline::block_maxima) block_maxima;
+    decltype(&baseline::exp_sums) exp_sums;
+    decltype(&baseline::divergence_sum) divergence_sum;
+};
+
+// The best this processor has; the environment variable PYFLY_SIMD ("avx2", "baseline") asks for less, for tests.
+extern const RowKernels row_kernels;
 
 } // namespace pyfly

@@ -35,8 +35,8 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_text(history);
-    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, std::move(answer),
-                                         std::move(sampler)); // throws
+    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.windows, config.trace, std::move(answer),
+                                         history, std::move(sampler)); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
     memory_.forget_other_checkpoint(history.data(), n_held);
@@ -69,9 +69,23 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
     std::vector<int32_t> history(old.begin(), old.begin() + static_cast<std::ptrdiff_t>(n_keep));
     history.insert(history.end(), tokens, tokens + n_tokens);
     require_text(history);
+    uncount(n_keep);
     std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
     begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer(static_cast<int64_t>(n_keep)),
           then ? std::move(then) : judge_->take_sampler());
+}
+
+void Sequence::reset_stats() {
+    stats_ = {};
+    counts_round_ = false;
+}
+
+// The caller takes only the tokens before position n of what the last round committed.
+void Sequence::uncount(size_t n) {
+    if (counts_round_) {
+        transcript_.uncount(static_cast<int64_t>(n), stats_);
+        counts_round_ = false;
+    }
 }
 
 // Most drafts of a round.
@@ -202,6 +216,7 @@ void Sequence::take_round(size_t span, int64_t us) {
     }
     round_++;
     transcript_.commit(open.value_or(static_cast<int64_t>(transcript_.n())), stats_);
+    counts_round_ = true;
 }
 
 // A mismatch that the target could not come back to after another round is not left open: its window falls back to the
@@ -264,6 +279,9 @@ void Sequence::end(size_t n_keep) {
     prompt_row_begin_ = prompt_row_end_ = 0;
     if (!has_text_) {
         return;
+    }
+    if (n_keep != everything) {
+        uncount(n_keep + 1); // the caller has the token behind what is kept
     }
     try { // drafters see what is evaluated of a text
         if (n_keep == everything) {

@@ -15,8 +15,8 @@ namespace pyfly {
 // How a text is decoded.
 struct RequestConfig {
     Gate gate;
-    pyfly_window_config window;
-    bool trace;                     // measure entropy, margin and logprob of every token
+    std::vector<pyfly_window_config> windows; // of a mismatch in each region
+    bool trace;                               // measure entropy, margin and logprob of every token
     bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
     bool resumable;                 // resume() may follow a round
     bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
@@ -91,6 +91,7 @@ class Sequence {
 
     pyfly_stats & stats() { return stats_; }
     const pyfly_stats & stats() const { return stats_; }
+    void reset_stats();
 
   private:
     enum class Planned { nothing, prompt, round };
@@ -101,6 +102,7 @@ class Sequence {
     int64_t draft_max() const;
     void require_text(const std::vector<int32_t> & history) const;
     void count_evaluated(size_t n) { (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
+    void uncount(size_t n);
     void catch_up(size_t n);
     void checkpoint();
     void take_round(size_t span, int64_t us);
@@ -127,6 +129,7 @@ class Sequence {
     size_t prompt_span_ = 0;                            // of the last prompt chunk with all rows
     int32_t prompt_row_begin_ = 0, prompt_row_end_ = 0; // its positions
     pyfly_stats stats_ = {};
+    bool counts_round_ = false; // the records of the last round are counted in it
 };
 
 } // namespace pyfly

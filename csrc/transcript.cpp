@@ -6,6 +6,30 @@
 
 namespace pyfly {
 
+namespace {
+
+// A committed token; `sign` -1 takes it back.
+void count(const pyfly_record & record, int sign, pyfly_stats & stats) {
+    stats.committed += sign;
+    if (record.origin == PYFLY_ORIGIN_MATCHED) {
+        stats.matched += sign;
+    }
+    if (record.origin == PYFLY_ORIGIN_LOOSE) {
+        stats.loose_accepted += sign;
+        stats.sum_margin_loose += sign * record.margin;
+    }
+    if (record.region >= 0) {
+        stats.committed_in[record.region] += sign;
+        stats.loose_in[record.region] += record.origin == PYFLY_ORIGIN_LOOSE ? sign : 0;
+    }
+    if (record.depth > 0) {
+        stats.accepted_at[std::min(record.depth, PYFLY_MAX_DEPTH) - 1] += sign;
+        stats.accepted_by[record.drafter] += sign;
+    }
+}
+
+} // namespace
+
 void Transcript::begin(std::vector<int32_t> history, size_t n_vocab, Keeps keeps) {
     history_ = std::move(history);
     n_vocab_ = n_vocab;
@@ -85,18 +109,17 @@ void Transcript::commit(int64_t end, pyfly_stats & stats) {
         if (keeps_.samplers) {
             samplers_.push_back(std::move(pending.sampler));
         }
-        stats.committed++;
-        stats.matched += record.origin == PYFLY_ORIGIN_MATCHED;
-        if (record.origin == PYFLY_ORIGIN_LOOSE) {
-            stats.loose_accepted++;
-            stats.sum_margin_loose += record.margin;
-        }
-        if (record.depth > 0) {
-            stats.accepted_at[std::min(record.depth, PYFLY_MAX_DEPTH) - 1]++;
-            stats.accepted_by[record.drafter]++;
-        }
+        count(record, 1, stats);
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(n));
+}
+
+void Transcript::uncount(int64_t end, pyfly_stats & stats) const {
+    for (const pyfly_record & record : records_) {
+        if (record.position >= end) {
+            count(record, -1, stats);
+        }
+    }
 }
 
 void Transcript::abandon(size_t n) {

@@ -48,6 +48,10 @@ class Transcript {
     // The round failed: tokens behind the first n go, and so do the records.
     void abandon(size_t n);
 
+    // Of what the last round committed, only tokens before position `end` were given to the caller: the others are not
+    // counted any more.
+    void uncount(int64_t end, pyfly_stats & stats) const;
+
     // The text ends: provisional tokens are not given out any more, samplers may go.
     void end();
 

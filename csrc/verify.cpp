@@ -14,14 +14,15 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
 }
 
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
-                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position) {
+                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
+                        pyfly_region region) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
     const Evidence evidence = {
-        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away()};
+        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away(), region};
     Mismatch mismatch;
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
@@ -39,7 +40,7 @@ namespace {
 // Judges the deferred mismatch at position j (0-based) on its own: does its window hold in this round?
 pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions, size_t j) {
     const size_t n = decisions.size();
-    Window window(config);
+    Window window({config});
     const auto at = [](size_t i) { return static_cast<int64_t>(i); };
     if (!window.fits(at(n - 1 - j))) {
         return PYFLY_REASON_BOUNDARY;
@@ -71,7 +72,7 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
 } // namespace
 
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                   const float * draft_logits, const int32_t * choices, const Gate & gate,
+                   const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
                    const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer) {
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
@@ -81,16 +82,26 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         throw Error(PYFLY_STATUS_INVALID,
                     "the gate compares the draft's distribution with the target's; give draft_logits");
     }
-    const Window validated(window); // also where there is no mismatch to judge
+    if (gate.looks_at_regions() && regions == nullptr && n_draft > 0) {
+        throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
+    }
+    const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;
-    const auto choice_at = [&](size_t i) {
-        const RowMax max = row_max(logits + i * n_vocab, n_vocab);
+    const auto max_of = [&](const float * rows, const std::string & what, size_t i) {
+        const RowMax max = row_max(rows + i * n_vocab, n_vocab);
         if (!max.finite) {
             throw Error(PYFLY_STATUS_NOT_FINITE,
-                        "logits row " + std::to_string(i) + " has no distribution: NaN, +inf, or -inf everywhere");
+                        what + " row " + std::to_string(i) + " has no distribution: NaN, +inf, or -inf everywhere");
         }
+        return max;
+    };
+    const auto choice_at = [&](size_t i) {
+        const RowMax max = max_of(logits, "logits", i);
         return choices ? choices[i] : max.token;
     };
+    for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
+        max_of(draft_logits, "draft_logits", i);
+    }
     Round round;
     round.decisions.resize(n_draft);
     for (size_t i = 0; i < n_draft; i++) {
@@ -98,9 +109,9 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         decision.choice = choice_at(i);
         const bool is_safe =
             !is_protected[static_cast<size_t>(draft[i])] && !is_protected[static_cast<size_t>(decision.choice)];
-        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
-                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
-                                                 static_cast<int64_t>(i));
+        const Mismatch mismatch = judge_mismatch(
+            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
+            answer, static_cast<int64_t>(i), regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         if (decision.reason == PYFLY_REASON_LOOSE) {
             answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);

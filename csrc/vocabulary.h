@@ -1,10 +1,20 @@
-// What the core knows of the target's tokens: which must not be replaced loosely and which end a text. No llama.h.
+// What the core knows of the target's tokens: which must not be replaced loosely, which end a text, and their texts. No
+// llama.h.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace pyfly {
+
+// What a token stands for.
+struct Piece {
+    std::string text; // bytes: a character may go on in the next token
+    bool is_control;  // it is no text
+};
 
 class Vocabulary {
   public:
@@ -15,6 +25,10 @@ class Vocabulary {
     bool is_eog(int32_t token) const { return eog_[static_cast<size_t>(token)]; }
     void protect(int32_t token) { protected_[static_cast<size_t>(token)] = true; }
 
+    // The texts of tokens; without them every text is empty.
+    void set_pieces(std::function<Piece(int32_t)> pieces) { pieces_ = std::move(pieces); }
+    Piece piece(int32_t token) const { return pieces_ ? pieces_(token) : Piece{{}, false}; }
+
     // A token that ends a text is protected too.
     void mark_eog(int32_t token) {
         eog_[static_cast<size_t>(token)] = true;
@@ -24,6 +38,7 @@ class Vocabulary {
   private:
     std::vector<bool> protected_;
     std::vector<bool> eog_;
+    std::function<Piece(int32_t)> pieces_;
 };
 
 } // namespace pyfly

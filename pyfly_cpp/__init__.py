@@ -29,9 +29,11 @@ try:
         Gate,
         Margin,
         Ratio,
+        Regions,
         Relaxed,
         Typical,
         parse_gate,
+        regions_of,
     )
     from pyfly_cpp.stats import Record, Round, Stats
     from pyfly_cpp.verify import Decision, Verification, verify
@@ -73,6 +75,7 @@ __all__ = [
     "PyflyError",
     "Ratio",
     "Record",
+    "Regions",
     "Relaxed",
     "Round",
     "Stats",
@@ -81,5 +84,6 @@ __all__ = [
     "VersionMismatchError",
     "Window",
     "parse_gate",
+    "regions_of",
     "verify",
 ]

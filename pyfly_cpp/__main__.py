@@ -1,6 +1,22 @@
-"""`python -m pyfly_cpp` is `pyfly-cpp`."""
+"""`pyfly-cpp`, and `python -m pyfly_cpp`: the command line, which needs packages that the library does not."""
 
-from pyfly_cpp.cli import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    try:
+        from pyfly_cpp.cli import main as run
+
+        run()
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in ("click", "rich", "prompt_toolkit"):
+            raise
+        sys.exit(f"Error: the command line needs {name}; run `pip install 'pyfly-cpp[cli]'`.")
+
 
 if __name__ == "__main__":
     main()

@@ -35,6 +35,20 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
     require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
 
 
+_SETTINGS = ("adaptive", "draft_max", "drafter", "gate", "log_rounds", "on_prefill", "protected", "trace", "window")
+"""What may be set on a FlyLlama, besides the attributes of the base class."""
+
+
+def require_attribute(kind: type, name: str) -> None:
+    """Raises ValueError where a new attribute of an object of this class is nearly, but not quite, a setting's name.
+    Others are the caller's own business, or the base class's."""
+    if name.startswith("_") or name in _SETTINGS or hasattr(kind, name):
+        return
+    near = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
+    if near:
+        raise ValueError(f"a {kind.__name__} has no setting {name!r}. Did you mean {near[0]!r}?")
+
+
 def require_integer(name: str, n: Any, least: int, most: int = 2**31 - 1) -> int:
     """Returns `n` if it is an integer in this range, numpy's included; raises ValueError otherwise."""
     if not is_integer(n) or not least <= n <= most:

@@ -11,6 +11,9 @@ CACHE_TYPES = {
 }  # fmt: skip
 """Name by number of the ggml type."""
 
+CACHE_WORDS = {name.lower(): number for number, name in CACHE_TYPES.items()}
+"""Number by the name that the command line takes."""
+
 _PLAIN = ("F32", "F16", "BF16")
 
 

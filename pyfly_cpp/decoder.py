@@ -11,6 +11,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.access import CLOSED
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.drafters import Drafter, Host, open_drafter
+from pyfly_cpp.rules import REGIONS
 from pyfly_cpp.stats import Governor, Stats, Threads
 
 
@@ -145,7 +146,15 @@ class Decoder:
         by_drafter = dict(self._accepted_earlier)
         for native, n in zip(self._drafters, fields.pop("accepted_by")):
             by_drafter[native.name] = by_drafter.get(native.name, 0) + n
-        return Stats(**fields, seconds_python=python_seconds, accepted_by_drafter=tuple(by_drafter.items()))
+        committed, loose = fields.pop("committed_in"), fields.pop("loose_in")
+        is_followed = any(committed)
+        return Stats(
+            **fields,
+            seconds_python=python_seconds,
+            accepted_by_drafter=tuple(by_drafter.items()),
+            committed_by_region=tuple(zip(REGIONS, committed)) if is_followed else (),
+            loose_by_region=tuple(zip(REGIONS, loose)) if is_followed else (),
+        )
 
     def with_state(self, stats: Stats, adaptive: bool) -> Stats:
         """Adds how the threads stand and, if `adaptive`, what the governor has learned."""

@@ -17,6 +17,7 @@ import jinja2
 from pyfly_cpp.evaluation.generation import Generated
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.stats import Record
+from pyfly_cpp.words import counted
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -107,7 +108,8 @@ def make_page(
         ("mean margin of loose tokens", f"{_number(stats.mean_margin_loose)} nats"),
         ("rejected by gate, window, boundary, safety",
          f"{stats.rejected_gate}, {stats.rejected_window}, {stats.rejected_boundary}, {stats.rejected_safety}"),
-        ("taken back after a deferral", f"{stats.rolled_back} tokens in {stats.rollbacks} rollbacks"),
+        ("taken back after a deferral",
+         f"{counted(stats.rolled_back, 'token')} in {counted(stats.rollbacks, 'rollback')}"),
     ]  # fmt: skip
     if generated.decode_seconds > 0:
         numbers.append(("tokens per second", _number(generated.decode_tokens / generated.decode_seconds, 1)))

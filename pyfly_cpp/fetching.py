@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def fetch(name: str, on_progress: Progress | None = None, find_links: str | None
     """
     progress = on_progress or (lambda what, done, total: None)
     if name.startswith("hf:"):
-        return _fetch_hub(name)
+        return _fetch_hub(name, progress)
     model = entry(name)
     present = _checked(model, progress)
     if present is not None:
@@ -287,13 +288,26 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 # ---- The hub ---------------------------------------------------------------------------------------------------------
 
 
-def _fetch_hub(name: str) -> Path:
+def _fetch_hub(name: str, progress: Progress) -> Path:
     repo, file = hub_file(name)
     try:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError:
         raise no_hub(name) from None
     try:
-        return Path(hf_hub_download(repo, file))  # verifies, resumes and shows its own progress
+        path = Path(hf_hub_download(repo, file))  # resumes, and shows its own progress
+    except LocalEntryNotFoundError as error:
+        raise PyflyError(
+            f"the hub cannot be reached ({error.__cause__ or 'offline'}), and {name!r} is not here; check the network, "
+            "or give --model the path of a file."
+        ) from error
     except Exception as error:
         raise PyflyError(f"the hub did not give {name!r}: {str(error).splitlines()[0]}") from error
+    blob = Path(os.path.realpath(path))
+    # The hub's cache names a large file by the SHA-256 that the hub said, and looks at its size alone.
+    if re.fullmatch("[0-9a-f]{64}", blob.name) and _sha256(blob, progress) != blob.name:
+        for damaged in (path, blob):
+            damaged.unlink(missing_ok=True)
+        raise PyflyError(f"{name!r} arrived damaged (wrong SHA-256) and was removed; fetch it again.")
+    return path

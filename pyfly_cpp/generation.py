@@ -121,13 +121,16 @@ class Generation:
         self.rounds: list[Round] = []
         """What each round did, with `log_rounds`."""
 
-    def begin(self, history: list[int], sampler: Any, gate: Gate, window: Window, *, resumable: bool) -> None:
-        """Begins with a history, a part of which the memory may hold; `resumable`: the caller may send tokens."""
+    def begin(
+        self, history: list[int], sampler: Any, gate: Gate, windows: Sequence[Window], *, resumable: bool
+    ) -> None:
+        """Begins with a history, a part of which the memory may hold. `windows`: as of `Gate.windows`; `resumable`: the
+        caller may send tokens."""
         llm = self._llm
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():
             self._text.begin(
-                history, gate.nodes(), window.config(), sampler=sampler,
+                history, gate.nodes(), [window.config() for window in windows], sampler=sampler,
                 take_failure=self._processors and self._processors.take_failure, n_room=self._request.max_tokens,
                 n_evaluated=min(n_reusable, len(history) - 1),  # the last one gives the first row
                 trace=self._trace, keep_rows=self.keeps_rows, resumable=resumable, all_rows=self._wants_prompt_rows,

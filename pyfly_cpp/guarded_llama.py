@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp import _native, extra_buffers, states
 from pyfly_cpp.access import CLOSED, Access
+from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
+from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 
 _MOST_SNAPSHOTS = 16
+
+# llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
+_logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
+_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -119,6 +129,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         )
         self._stack.callback(self._decoder.close)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__:
+            require_attribute(type(self), name)
+        super().__setattr__(name, value)
+
     # ---- Parameters: the base class assigns them before it loads anything, so this is the place to add our own -------
 
     @property
@@ -213,6 +228,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             super().close()
             # The base class would hand the freed pointers to llama.cpp.
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
+
+    # ---- Completions -------------------------------------------------------------------------------------------------
+
+    @functools.wraps(llama_cpp.Llama.create_chat_completion)
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        given = _CHAT.bind(self, *args, **kwargs).arguments
+        return super().create_chat_completion(**with_grammar({k: v for k, v in given.items() if k != "self"}))
 
     # ---- The sequence ------------------------------------------------------------------------------------------------
 

@@ -20,10 +20,11 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_draft_max, require_fitting
 from pyfly_cpp.auto import choose_drafter
-from pyfly_cpp.drafters import Drafter, OwnDrafter, has_own_head, require_drafters
+from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation, prepare_history
 from pyfly_cpp.guarded_llama import GuardedLlama
+from pyfly_cpp.models import model_file
 from pyfly_cpp.processors import ExtendableProcessors, Processors
 from pyfly_cpp.request import HandOver, Request
 from pyfly_cpp.rules import Exact, Gate, require_gate, why_strict
@@ -38,7 +39,6 @@ class FlyLlama(GuardedLlama):
     `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
     (docs/threads.md). A number is that many, always; with a number of `n_threads` alone, batches take all physical
     cores. The base class takes half of the logical cores for generation.
-
     An object serves one generation at a time; use one object per thread.
     """
 
@@ -50,7 +50,7 @@ class FlyLlama(GuardedLlama):
         *,
         drafter: Drafter | Sequence[Drafter] | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
-        window: Window | None = None,
+        window: Window | str | None = None,
         draft_max: int | None = None,
         adaptive: bool | None = None,
         protected: Iterable[int] = (),
@@ -62,13 +62,14 @@ class FlyLlama(GuardedLlama):
         """Loads a model.
 
         Args:
-            model_path: Path of the GGUF file.
+            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `DFlash(...)`, `DSpark(...)`, `PromptLookup(...)`, a
-                llama_cpp `LlamaDraftModel`, several of these (the cheapest first), or None for plain decoding. The
-                base class's `draft_model=` does the same. "auto": the MTP head that the model carries, else
-                `draft_model`, else prompt lookup; `drafter_reason` says why.
+                llama_cpp `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or
+                None for plain decoding; so does the base class's `draft_model=`. "auto": the MTP head that the model
+                carries, else `draft_model`, else the best file on this machine that could draft for it, else prompt
+                lookup: see `drafter_reason`.
             gate: What may happen to a draft token that is not the target's choice; `Exact()` is lossless.
-            window: What a deferred mismatch needs to stand; None: the gate's own (`gate.window`).
+            window: What a deferred mismatch needs to stand, or its text ("reconverge:6"); None: the gate's own.
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
             adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
                 cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
@@ -102,7 +103,7 @@ class FlyLlama(GuardedLlama):
         self.rounds: list[Round] = []
         self._handed_over = HandOver()
         self._warned_strict: set[str] = set()
-        model_path = os.fspath(model_path)
+        model_path = model_file(model_path)
         require_gguf(model_path)
         self.drafter_reason: str | None = None
         """Why this drafter, where something chose it; a sentence without its full stop."""
@@ -152,13 +153,13 @@ class FlyLlama(GuardedLlama):
         return self._drafter
 
     @drafter.setter
-    def drafter(self, drafter: Drafter | Sequence[Drafter] | None) -> None:
+    def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
         drafters = require_drafters(drafter)
         with self._access.exclusive():
             opened = self._decoder.open_drafters(drafters, self._draft_max, self.n_batch)
             self._supersede()
             self._decoder.drafters = opened
-            self._drafter = drafter
+            self._drafter = as_given(drafters) if isinstance(drafter, str) else drafter
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
                 self._configure(self._drafting(), True)
 
@@ -186,7 +187,7 @@ class FlyLlama(GuardedLlama):
         return self._window or self._gate.window
 
     @window.setter
-    def window(self, window: Window | None) -> None:
+    def window(self, window: Window | str | None) -> None:
         self._window = require_window(window)
 
     @property
@@ -303,10 +304,9 @@ class FlyLlama(GuardedLlama):
                     logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
                 )  # fmt: skip
                 self._warn_if_strict()
-                run.begin(
-                    history, sampler, self._gate, self.window,
-                    resumable=handed_over is None,  # completions send nothing
-                )  # fmt: skip
+                windows = self._gate.windows(self._window)
+                # Completions send nothing.
+                run.begin(history, sampler, self._gate, windows, resumable=handed_over is None)
                 self._rows.clear()
                 self.records, self.rounds = run.records, run.rounds
                 self._requires_eval = True

@@ -161,6 +161,18 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     raise _unknown(text)
 
 
+def model_file(path: str | os.PathLike[str]) -> str:
+    """A path as it is; for a name of the registry, or `hf:OWNER/REPO/FILE`, the model's file. A file that has such a
+    name goes before the model.
+
+    Raises:
+        ValueError: there is no model of that name, or it is not fetched yet.
+    """
+    text = os.fspath(path)
+    is_name = isinstance(path, str) and not text.endswith(".gguf") and not os.path.exists(text)
+    return str(resolve_model(text)) if is_name and (os.sep not in text or text.startswith("hf:")) else text
+
+
 def locate(name: str) -> Path | None:
     """The file of a model of the registry, or of `hf:OWNER/REPO/FILE`, if it is on this machine."""
     if name.startswith("hf:"):

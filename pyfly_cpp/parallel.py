@@ -59,7 +59,7 @@ class FlyBatch:
         """Loads a model.
 
         Args:
-            model_path: Path of the GGUF file.
+            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             n_parallel: Requests that run at once. Each takes memory for n_ctx tokens.
             n_ctx: Most tokens of one text, prompt and answer; rounded up to a multiple of 256. 0: what the model was
                 trained on.
@@ -89,7 +89,7 @@ class FlyBatch:
         prompt: Prompt,
         *,
         gate: Gate | str | None = None,
-        window: Window | None = None,
+        window: Window | str | None = None,
         draft_max: int | None = None,
         trace: bool | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
@@ -111,8 +111,8 @@ class FlyBatch:
             TypeError: the completion has no such argument.
         """
         is_chat, prompt = _understood(prompt)
-        method = FlyLlama.create_chat_completion if is_chat else FlyLlama.create_completion
-        inspect.signature(method).bind(None, prompt, **request)
+        method = "create_chat_completion" if is_chat else "create_completion"
+        inspect.signature(getattr(FlyLlama, method)).bind(None, prompt, **request)
         if gate is not None:
             require_gate(gate)
         require_window(window)
@@ -125,7 +125,7 @@ class FlyBatch:
             return view
 
         def complete(view: View) -> Any:
-            return (view.create_chat_completion if is_chat else view.create_completion)(prompt, **request)
+            return getattr(view, method)(prompt, **request)
 
         self_crew = self._crew  # the request must not keep the FlyBatch
         job = Job(start, complete, bool(request.get("stream")))

@@ -11,6 +11,7 @@ from pyfly_cpp import _native, memory
 from pyfly_cpp.arguments import require_integer
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.models import model_file
 
 _CELLS = 256  # llama.cpp's caches are multiples of it
 
@@ -48,8 +49,9 @@ class SharedLlama(FlyLlama):
         if self._may_choose_attention:
             kwargs["flash_attn"] = True
         kwargs.pop("logits_all", None)  # log-probabilities do not need it
-        require_gguf(os.fspath(model_path))
-        n_ctx = n_ctx or _native.inspect_model(os.fspath(model_path)).n_ctx_train or _CELLS
+        model_path = model_file(model_path)
+        require_gguf(model_path)
+        n_ctx = n_ctx or _native.inspect_model(model_path).n_ctx_train or _CELLS
         self._n_ctx_of_text = _rounded_up(n_ctx)
         least = self._n_ctx_of_text
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.rules import REGIONS
+from pyfly_cpp.words import counted
 
 ORIGINS = ("matched", "loose", "target")
 """In the order of `pyfly_origin` of pyfly.h."""
@@ -65,7 +68,8 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens that came out for good."""
+    """Tokens that came out for good, an end-of-text token included. What the last round accepted behind the end of the
+    answer (a stop text, a limit) does not count, but while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Of these: drafted, and the target's own choice."""
     loose_accepted: int = 0
@@ -98,6 +102,10 @@ class Stats:
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
+    committed_by_region: tuple[tuple[str, int], ...] = ()
+    """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
+    loose_by_region: tuple[tuple[str, int], ...] = ()
+    """Of these: loose accepts."""
     governor: Governor | None = None
     """What the governor has learned (`adaptive=True`)."""
     threads: Threads | None = None
@@ -147,7 +155,8 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
-        out["accepted_by_drafter"] = dict(self.accepted_by_drafter)
+        for name in ("accepted_by_drafter", "committed_by_region", "loose_by_region"):
+            out[name] = dict(getattr(self, name))
         if self.governor is not None:
             out["governor"] = {
                 **asdict(self.governor),
@@ -159,11 +168,30 @@ class Stats:
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
 
+    def since(self, before: Stats) -> Stats:
+        """What was counted since `before`: all counters and seconds. Means and figures by depth are those of now."""
+        more = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in fields(Stats)
+            if isinstance(getattr(self, field.name), (int, float)) and not field.name.startswith("mean_")
+        }
+        return replace(self, **more)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Stats:
+        """What `as_dict` made, without what the governor has learned; None becomes NaN."""
+        kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        pairs = {name: tuple(value.items()) for name, value in values.items() if isinstance(value, dict)}
+        values.update(**lists, **pairs)
+        return cls(**values)
+
     def summary(self) -> str:
         """One line for people."""
         if not self.rounds:
             return "no tokens yet"
-        parts = [f"{self.committed} tokens in {self.rounds} rounds"]
+        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
         if self.seconds_decode > 0:
             parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
         parts.append(f"{self.mean_accepted:.2f} tokens per round")
@@ -219,12 +247,15 @@ class Record:
     """ln p(token), nats."""
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
+    region: str = ""
+    """What it is part of, one of `rules.REGIONS`; empty where the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:
         """The batch's record, in words."""
         reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
-        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
+        region = "" if raw.region < 0 else REGIONS[raw.region]
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason, "region": region})
 
     @property
     def probability(self) -> float:

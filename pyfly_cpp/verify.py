@@ -5,13 +5,13 @@ The same C++ as in generation: for experiments, other runtimes, and the conforma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy.typing as npt
 
 from pyfly_cpp import _native
-from pyfly_cpp.rules import Exact, Gate, require_gate
+from pyfly_cpp.rules import REGIONS, Exact, Gate, require_gate
 from pyfly_cpp.stats import REASONS
 from pyfly_cpp.windows import Window
 
@@ -76,6 +76,7 @@ def verify(
     draft_logits: npt.ArrayLike | None = None,
     n_answered: int = 0,
     given_away: float = 0.0,
+    regions: Sequence[str] | None = None,
 ) -> Verification:
     """Verifies one round.
 
@@ -92,6 +93,7 @@ def verify(
         n_answered: Tokens of the answer before this round, >= 0, for guards.
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
             defers counts as given away.
+        regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.
@@ -105,8 +107,12 @@ def verify(
         raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
     before = n_answered, given_away
+    for region in regions or ():
+        if region not in REGIONS:
+            raise ValueError(f"there is no region {region!r}, but {', '.join(REGIONS)}.")
+    places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, *before
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before
     )
     decisions = []
     for i, d in enumerate(raw):

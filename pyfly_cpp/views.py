@@ -97,7 +97,7 @@ class View(FlyLlama):
     def configure(
         self,
         gate: Gate | str | None,
-        window: Window | None,
+        window: Window | str | None,
         draft_max: int | None,
         trace: bool | None,
         on_prefill: Callable[[int, int], None] | None,

@@ -109,9 +109,28 @@ class Window:
 
 
 def require_window(window: object) -> Window | None:
-    """Returns `window` if it is one, or None, which stands for the gate's own; raises ValueError otherwise."""
+    """Returns `window` if it is one (an object or its written form), or None, which stands for the gate's own; raises
+    ValueError otherwise."""
+    if isinstance(window, str):
+        return parse_window(window)
     if window is not None and not isinstance(window, Window):
-        raise ValueError(f"window must be Window(...) or None, not {window!r}.")
+        raise ValueError(f"window must be Window(...), a text such as reconverge:6, or None, not {window!r}.")
+    return window
+
+
+def parse_window(text: str) -> Window:
+    """Reads a window as `str` writes it: the rule with its size first; raises ValueError."""
+    window: Window | None = None
+    for word in text.split():
+        is_rule = word.partition(":")[0] in RULES
+        window = (window or Window()).with_word(word) if is_rule == (window is None) else None
+        if window is None:
+            break
+    if window is None:
+        raise ValueError(
+            f"cannot read the window {text!r}; write {' or '.join(f'{rule}:{Window().size}' for rule in RULES)}, and "
+            "behind it tail=N, across or in-round where it needs them."
+        )
     return window
 
 

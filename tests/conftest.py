@@ -69,6 +69,28 @@ def tiny_target_f32(tiny_target, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def lora(tmp_path_factory, tiny_target):
+    """A LoRA adapter of rank 4 for two matrices of the tiny target, strong enough to change its text."""
+    gguf = pytest.importorskip("gguf")
+    path = str(tmp_path_factory.mktemp("lora") / "lora.gguf")
+    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(tiny_target).tensors}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    rng = np.random.default_rng(0)
+    for name in ("blk.1.attn_q.weight", "blk.4.ffn_down.weight"):
+        n_in, n_out = shapes[name]
+        writer.add_tensor(f"{name}.lora_a", rng.normal(scale=0.08, size=(4, n_in)).astype(np.float32))
+        writer.add_tensor(f"{name}.lora_b", rng.normal(scale=0.08, size=(n_out, 4)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_draft():
     """A draft for `tiny_target`, distilled from it."""
     return _tiny("tiny-llama-draft-f16.gguf")

@@ -23,6 +23,7 @@ from pyfly_cpp import (
     Margin,
     PromptLookup,
     Ratio,
+    Regions,
     Relaxed,
     Typical,
     Window,
@@ -32,10 +33,10 @@ from pyfly_cpp import (
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
-from pyfly_cpp.rules import FORMS, examples, require_gate, why_strict
+from pyfly_cpp.rules import FORMS, REGIONS, examples, require_gate, why_strict
 from pyfly_cpp.rules.fuzzy import KINDS
 from pyfly_cpp.rules.guards import Guard
-from pyfly_cpp.windows import RULES
+from pyfly_cpp.windows import RULES, require_window
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,10 @@ gates = st.recursive(
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99)),
         st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
     ),
-    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)]))
+        | st.dictionaries(st.sampled_from(REGIONS), inner, min_size=1).map(lambda gates: Regions(**gates))
+    ),
     max_leaves=6,
 )
 windows = st.builds(
@@ -219,9 +223,11 @@ def test_a_lossless_gate_never_defers(gate):
     """Of the most undecided row, with the draft second by a hair; a gate that is not lossless may still be strict."""
     row = np.zeros((2, 4))
     row[:, 1] = 1e-3
-    decisions = verify(row, [0], gate=gate, window=Window(0), draft_logits=row[:1]).decisions
-    loose = decisions[0].reason == "loose"
-    assert not (loose and gate.is_lossless)
+    for region in REGIONS:
+        for g in (gate, gate.in_region(region)):
+            decisions = verify(row, [0], gate=g, window=Window(0), draft_logits=row[:1], regions=[region]).decisions
+            loose = decisions[0].reason == "loose"
+            assert not (loose and g.is_lossless)
 
 
 @given(windows.filter(lambda window: not window.outlives_round), st.integers(1, 12))
@@ -285,6 +291,24 @@ def test_lists_of_drafters():
         require_drafters([])
     with pytest.raises(ValueError, match="drafter must be"):
         require_drafters([lookup, 3])
+
+
+def test_drafters_and_windows_in_their_written_form():
+    assert require_drafters("lookup") == (PromptLookup(),) and require_drafters("none") == ()
+    assert require_drafters(["lookup", "draft:x.gguf"]) == (PromptLookup(), DraftModel("x.gguf"))
+    assert require_drafters("both:x.gguf") == (PromptLookup(), DraftModel("x.gguf"))
+    for text, message in (
+        ("lokup", "Did you mean 'lookup'"), ("x.gguf", "Did you mean 'draft:x.gguf'"),
+        ("draft", "needs a file; write draft:FILE"), ("lookup:x", "takes no file; leave out 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            require_drafters(text)
+    windows = (Window(), Window(3, "reconverge"), Window(5, tail=6), Window(2, across_rounds=True))
+    assert [require_window(str(window)) for window in windows] == list(windows)
+    assert require_window("reconverge") == Window(rule="reconverge") and require_window(None) is None
+    for text in ("", "6", "tail=2", "agree:x", "agree:2 reconverge:3", "agre:2"):
+        with pytest.raises(ValueError, match=r"window|whole number"):
+            require_window(text)
 
 
 def test_the_table_of_drafters():

@@ -20,11 +20,13 @@ from pyfly_cpp import (
     Margin,
     NotFiniteError,
     Ratio,
+    Regions,
     Relaxed,
     Typical,
     Window,
     verify,
 )
+from pyfly_cpp.rules import REGIONS
 from pyfly_cpp.rules.fuzzy import KINDS
 
 
@@ -58,8 +60,10 @@ def divergence(gate, lp, lq):
     }[gate.kind]()
 
 
-def measure(gate, lp, draft, answered=0, given=0.0, lq=None):
+def measure(gate, lp, draft, answered=0, given=0.0, lq=None, region="prose"):
     """The gate's verdict and how far it is from flipping (nats or, normalised, a share)."""
+    if isinstance(gate, Regions):
+        return measure(getattr(gate, region), lp, draft, answered, given, lq, region)
     p = np.exp(lp)
     terms = np.where(p > 0, -p * np.where(p > 0, lp, 0), 0)
     margin = lp.max() - lp[draft]
@@ -86,18 +90,18 @@ def measure(gate, lp, draft, answered=0, given=0.0, lq=None):
     if isinstance(gate, Entropy):
         h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
         return h >= gate.theta, abs(h - gate.theta)
-    verdicts = [measure(g, lp, draft, answered, given, lq) for g in gate.gates]
+    verdicts = [measure(g, lp, draft, answered, given, lq, region) for g in gate.gates]
     combine = all if isinstance(gate, AllOf) else any
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
 
-def oracle(rows, draft, gate, window, protected, answered=0, given=0.0, draft_rows=None):
+def oracle(rows, draft, gate, window, protected, answered=0, given=0.0, draft_rows=None, regions=None):
     """Reasons of all positions, each judged on its own; None where float32 and float64 may disagree."""
     k, tokens = len(draft), rows.argmax(axis=1)
     gated = []
     for i, d in enumerate(draft):
         lp = log_softmax(rows[i])
-        defers, slack = measure(gate, lp, d, answered + i, given, log_softmax(draft_rows[i]))
+        defers, slack = measure(gate, lp, d, answered + i, given, log_softmax(draft_rows[i]), regions[i])
         if slack < 1e-4:
             return None
         forbidden = d in protected or tokens[i] in protected or np.isneginf(lp[d])
@@ -140,7 +144,10 @@ gates = st.recursive(
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 40)),
     ),
-    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)]))
+        | st.dictionaries(st.sampled_from(REGIONS), inner, min_size=1).map(lambda gates: Regions(**gates))
+    ),
     max_leaves=4,
 )
 guards = st.integers(0, 12).map(ExactFirst) | st.floats(0, 300).map(Budget)
@@ -164,8 +171,9 @@ def test_verify_equals_the_oracle(gate, window, k, v, seed):
     protected = frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist())
     before = {"n_answered": int(rng.integers(0, 9)), "given_away": float(rng.choice([0.0, 1.0]))}
     draft_rows = (rows[:k] + rng.normal(scale=rng.choice([0.1, 1.0]), size=(k, v))).astype(np.float32)
-    expected = oracle(rows, draft, gate, window, protected, *before.values(), draft_rows)
-    result = verify(rows, draft, gate, window, protected, draft_logits=draft_rows, **before)
+    regions = rng.choice(REGIONS, k).tolist()
+    expected = oracle(rows, draft, gate, window, protected, *before.values(), draft_rows, regions)
+    result = verify(rows, draft, gate, window, protected, draft_logits=draft_rows, regions=regions, **before)
     if expected is None:
         return
     assert [d.reason for d in result.decisions] == expected
@@ -185,6 +193,17 @@ def test_rows_without_a_distribution_are_errors(v, seed, bad):
         rows[0, rng.integers(0, v)] = bad
     with pytest.raises(NotFiniteError, match="no distribution"):
         verify(rows, [0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, None])
+@pytest.mark.parametrize("top", [None, 2])
+def test_draft_rows_without_a_distribution_are_errors(bad, top):
+    rows = np.zeros((2, 5), dtype=np.float32)
+    draft_rows = np.full((1, 5), -np.inf) if bad is None else np.array([[0, 0, bad, 0, 0]])
+    for draft in (0, 1):  # a match, a mismatch
+        with pytest.raises(NotFiniteError, match="draft_logits row 0 has no distribution"):
+            verify(rows, [draft], Fuzzy("js", 0.1, top), draft_logits=draft_rows)
+        verify(rows, [draft], Margin(0.1), draft_logits=draft_rows)  # nobody looks at them
 
 
 def test_target_tokens_replace_the_argmax():
@@ -217,6 +236,9 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": "margn:0.3"}, "Did you mean 'margin'"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, r"shape \[1, 3\]"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Fuzzy("js", 0.1)}, "give draft_logits"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Regions(prose=Margin(1))}, "give regions"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "regions": ["poem"]}, "no region 'poem', but prose, code,"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "regions": []}, "regions must hold 1"),
     ],
 )
 def test_bad_input(arguments, message):

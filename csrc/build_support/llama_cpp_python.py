@@ -18,9 +18,6 @@ OLDEST_SUPPORTED = "0.3.36"
 RUNTIME_DEPENDENCIES = [
     "numpy>=1.24",
     "cffi>=1.16",
-    "click>=8.1",
-    "rich>=13.0",
-    "prompt_toolkit>=3.0.36",
     "jinja2>=3.1",
 ]
 

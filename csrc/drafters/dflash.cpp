@@ -26,6 +26,7 @@ constexpr int64_t most_rows_of_chain = 32; // llama.cpp's graph of a Markov head
 DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const std::string & what) {
     const auto number = [](int64_t n) { return std::to_string(n); };
     const bool has_selector = file.has_tensor("selector_hidden.weight");
+    const int64_t n_vocab = static_cast<int64_t>(file.n_tokens());
     if (file.has_tensor("markov_w1.weight") != is_dspark) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
@@ -45,15 +46,15 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
                                               " can be run; choose another head");
     }
     const int64_t n_candidates = has_selector ? file.integer("selector_top_k").value_or(0) : 0;
-    if (n_candidates > file.vocabulary_size()) {
+    if (n_candidates > n_vocab) {
         refuse(PYFLY_STATUS_INCOMPATIBLE, what + " chooses among " + number(n_candidates) + " tokens of " +
-                                              number(file.vocabulary_size()) + "; convert it again");
+                                              number(n_vocab) + "; convert it again");
     }
     const std::optional<int64_t> mask = file.mask_token();
-    if (!mask || *mask < 0 || *mask >= file.vocabulary_size()) {
+    if (!mask || *mask < 0 || *mask >= n_vocab) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                what +
-                   (mask ? " names the mask token " + number(*mask) + " of " + number(file.vocabulary_size())
+                   (mask ? " names the mask token " + number(*mask) + " of " + number(n_vocab)
                          : std::string(" names no mask token")) +
                    "; convert it again");
     }

@@ -1,6 +1,7 @@
 #include "draft_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "error.h"
 #include "guard.h"
@@ -13,7 +14,7 @@ namespace {
 
 ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config) {
     ModelFile(config.model_path ? config.model_path : "").require_model();
-    return load_draft(target, config, "draft model", false);
+    return load_draft(target, config, "draft model", false, most_padding);
 }
 
 } // namespace
@@ -22,7 +23,8 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
-      offsets_(static_cast<size_t>(memories_.n()), 0) {
+      offsets_(static_cast<size_t>(memories_.n()), 0), n_vocab_(static_cast<size_t>(target.n_vocab())),
+      n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
     // A text that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
@@ -150,11 +152,12 @@ void DraftModel::draft(std::vector<Job> & jobs) {
             Job & job = *active[i];
             n_evaluated_ += static_cast<int64_t>(parts[i].n);
             const float * row = own_.row(span, parts[i].n - 1);
-            const auto token = draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, "draft model");
+            const auto token = draft_token(row, n_shared_, p_min_, "draft model");
             if (token) {
                 job.drafted.push_back(*token);
                 if (job.wants_rows) {
-                    job.rows.insert(job.rows.end(), row, row + own_.n_vocab());
+                    job.rows.insert(job.rows.end(), row, row + n_shared_);
+                    job.rows.resize(job.rows.size() + n_vocab_ - n_shared_, -INFINITY);
                 }
             }
             job.is_done = !token || job.drafted.size() > job.n_more;

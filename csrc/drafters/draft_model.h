@@ -54,6 +54,8 @@ class DraftModel : public Drafter {
     LlamaModel own_;
     TextMemories memories_;
     std::vector<size_t> offsets_; // where each text's memory begins in its history
+    size_t n_vocab_;              // of the target
+    size_t n_shared_;             // tokens that both have; the rest is padding, which is never drafted
     size_t n_ctx_;                // most that one text gets
     size_t n_ctx_of_all_;         // that each gets where all are long
     int64_t n_evaluated_ = 0;

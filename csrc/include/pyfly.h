@@ -65,6 +65,23 @@ pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top
 /* Lowest index among the largest logits of row[n_vocab], or -1 for a row without a distribution. */
 int32_t pyfly_row_argmax(const float * row, size_t n_vocab);
 
+/* ---- Regions ----------------------------------------------------------------------------------------------------- */
+
+/* What is being written; csrc/regions.h says what each is. */
+typedef enum pyfly_region {
+    PYFLY_REGION_PROSE = 0,
+    PYFLY_REGION_CODE = 1,
+    PYFLY_REGION_NUMBERS = 2,
+    PYFLY_REGION_THINK = 3,
+    PYFLY_REGION_STRUCTURED = 4
+} pyfly_region;
+
+#define PYFLY_N_REGIONS 5
+
+/* A text cut into n pieces: piece i is text[ends[i - 1]..ends[i]], UTF-8 that may be cut anywhere; ends[] rising.
+ * is_control[n]: 1 for a control token; NULL: there are none. regions[n] receives the pyfly_region of each piece. */
+void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_control, size_t n, int32_t * regions);
+
 /* ---- Gates and windows ------------------------------------------------------------------------------------------- */
 
 typedef enum pyfly_gate_kind {
@@ -86,13 +103,15 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_KL_TARGET = 11, /* KL(p || q) */
     PYFLY_GATE_FUZZY_JS = 12,        /* KL(p || m) / 2 + KL(q || m) / 2, at most ln 2 */
     PYFLY_GATE_FUZZY_JS_CODE = 13,   /* KL(m || p) / 2 + KL(m || q) / 2: what the reference code calls "js" */
-    PYFLY_GATE_FUZZY_TV = 14         /* sum |p - q| / 2, at most 1 */
+    PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
+    PYFLY_GATE_REGION = 32           /* defers where a region is written whose bit, 1 << pyfly_region, n has */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; ALL, ANY: operands, >= 1; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; ALL, ANY: operands, >= 1;
+                         REGION: bits, 0..31; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -133,15 +152,16 @@ typedef struct pyfly_decision {
  * bonus token.
  *
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
- * target_tokens[n_draft + 1] or NULL for the argmax of each row; protected_tokens[n_protected] are never accepted
- * loosely. What came before in the answer: n_answered >= 0 tokens, and given_away >= 0, the nats of margin of the
- * loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft], tokens[n_draft +
- * 1], *n_tokens. window->across_rounds must be 0: one round is all there is here. */
+ * target_tokens[n_draft + 1] or NULL for the argmax of each row; regions[n_draft], the pyfly_region of each position,
+ * or NULL where no rule needs them; protected_tokens[n_protected] are never accepted loosely. What came before in the
+ * answer: n_answered >= 0 tokens, and given_away >= 0, the nats of margin of the loosely accepted ones among them; here
+ * those that the gate defers count. Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must
+ * be 0: one round is all there is here. */
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                          const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
-                          size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
-                          size_t n_protected, int64_t n_answered, double given_away, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
+                          const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
+                          const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -170,8 +190,9 @@ typedef struct pyfly_threads {
 } pyfly_threads;
 void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out);
 
-/* A scripted target for tests: `row` writes the logits that follow history[n_history] to out[n_vocab] and returns 0,
- * or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed through. */
+/* A scripted target for tests, whose protected tokens are control tokens: `row` writes the logits that follow
+ * history[n_history] to out[n_vocab] and returns 0, or another value to stop (PYFLY_STATUS_CALLBACK). `user` is handed
+ * through. */
 typedef int32_t (*pyfly_row_callback)(void * user, const int32_t * history, size_t n_history, float * out);
 typedef struct pyfly_scripted_config {
     int32_t n_vocab; /* all sizes >= 1 */
@@ -182,6 +203,7 @@ typedef struct pyfly_scripted_config {
     int32_t n_snapshots;     /* -1: a plain cache; else a recurrent memory, which can go back to the last n_snapshots
                                 tokens of its last batch, to one checkpoint and to the beginning */
     int32_t has_checkpoints; /* 0 or 1 */
+    const char * const * pieces; /* [n_vocab] texts of the tokens, UTF-8 in pieces, copied; NULL: they have none */
 } pyfly_scripted_config;
 pyfly_status pyfly_target_scripted_new(const pyfly_scripted_config * config, pyfly_row_callback row, void * user,
                                        pyfly_target ** out, pyfly_error * error);
@@ -221,6 +243,12 @@ typedef struct pyfly_model_info {
  * would end the process: the message says what is wrong with it. With wants_mtp 1 also if its MTP head is incomplete,
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
+
+/* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
+ * word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Whether a head was trained for
+ * this very model no header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way;
+ * PYFLY_STATUS_INVALID if one of them is no GGUF file, or loading `path` would end the process. */
+pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
 
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
@@ -322,6 +350,7 @@ typedef struct pyfly_record {
     int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
     int32_t round;   /* number of the round that produced it, from 0 at begin */
     int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
+    int32_t region;  /* pyfly_region, -1 where the gate does not look at regions */
     int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_batch_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
@@ -338,7 +367,7 @@ typedef struct pyfly_record {
 typedef struct pyfly_stats {
     int64_t rounds;         /* target batches that were verified */
     int64_t drafted;        /* tokens proposed to the target */
-    int64_t committed;      /* tokens given to the caller for good */
+    int64_t committed;      /* tokens given to the caller for good (see pyfly_batch_end) */
     int64_t matched;        /* of these: drafted and the target's choice */
     int64_t loose_accepted; /* of these: loose accepts */
     int64_t rejected_gate;  /* mismatches rejected, by reason */
@@ -355,6 +384,8 @@ typedef struct pyfly_stats {
     int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
+    int64_t committed_in[PYFLY_N_REGIONS];   /* committed tokens by region, where the gate looks at regions */
+    int64_t loose_in[PYFLY_N_REGIONS];       /* of these: loose accepts */
     double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
     double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
     int64_t n_margin_rejected;               /* how many went into it */
@@ -432,7 +463,8 @@ typedef struct pyfly_request {
                                 live until the text ends or another begins in its slot */
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
-    pyfly_window_config window;
+    pyfly_window_config windows[PYFLY_N_REGIONS]; /* of a mismatch in each region; where the gate does not look at
+                                                     regions the first one, of all */
     const int32_t * draft_max; /* one for each drafter of the batch, 0: it is not asked; NULL: those of the batch */
     int32_t trace;             /* 1: measure entropy, margin and logprob of every token */
     int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next step */
@@ -509,7 +541,9 @@ pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, 
 
 /* Ends the text: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it does
  * not hold of them is evaluated, unless the text ended because evaluating failed: then it holds fewer
- * (pyfly_batch_n_evaluated). n_keep -1: what it holds of the committed tokens, and nothing is evaluated. */
+ * (pyfly_batch_n_evaluated). The caller has taken the token behind these positions, and none after it: what the last
+ * round committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
+ * and nothing is evaluated; all of them count. */
 pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error);
 
 void pyfly_batch_stats(const pyfly_batch * batch, int32_t slot, pyfly_stats * out);

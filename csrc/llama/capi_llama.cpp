@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "abort_guard.h"
+#include "companion.h"
 #include "guard.h"
 #include "handles.h"
 #include "llama_ext.h"
@@ -45,6 +46,13 @@ void pyfly_load_guard(int32_t is_on) {
     } else if (!guards.empty()) {
         guards.pop_back();
     }
+}
+
+pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error) {
+    return guard(error, [&] {
+        const std::string word = pyfly::companion_word(pyfly::ModelFile(target), pyfly::ModelFile(path));
+        std::snprintf(out, 16, "%s", word.c_str());
+    });
 }
 
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error) {

@@ -23,6 +23,10 @@ bool is_disabled(const llama_sampler * sampler) {
     return name_of(sampler)[0] == '?';
 }
 
+bool is_grammar(const llama_sampler * sampler) {
+    return std::strcmp(name_of(sampler), "grammar") == 0;
+}
+
 bool selects(const llama_sampler * sampler) {
     static const std::array<const char *, 13> names = {"greedy",      "dist",        "top-k",     "typical", "top-p",
                                                        "min-p",       "temp",        "temp-ext",  "xtc",     "mirostat",
@@ -76,7 +80,7 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     if (is_greedy && n_active == 0) {
         return std::make_unique<GreedySampler>();
     }
-    if (is_greedy && n_active == 1 && std::strcmp(name_of(at(active)), "grammar") == 0) {
+    if (is_greedy && n_active == 1 && is_grammar(at(active))) {
         return std::make_unique<GreedyGrammarSampler>(std::move(copy), active);
     }
     return std::make_unique<ChainSampler>(std::move(copy), n_shaping, is_greedy, keeps_shaped_row);
@@ -124,6 +128,15 @@ bool ChainSampler::could_draw(int32_t token) const {
     const llama_token_data * end = candidates_.data + candidates_.size;
     return std::any_of(static_cast<const llama_token_data *>(candidates_.data), end,
                        [&](const llama_token_data & d) { return d.id == token && std::isfinite(d.logit); });
+}
+
+bool ChainSampler::has_grammar() const {
+    for (int32_t i = 0; i < n_shaping_; i++) {
+        if (is_grammar(llama_sampler_chain_get(chain_.get(), i))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 std::unique_ptr<Sampler> ChainSampler::clone() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "abort_guard.h"
@@ -10,7 +11,7 @@
 
 namespace pyfly {
 
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft) {
+std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare) {
     const auto number = [](int64_t n) { return std::to_string(n); };
     const auto differs = [&](const char * what, int64_t a, int64_t b) {
         return std::string("the draft's ") + what + " is " + number(b) + ", the target's " + number(a);
@@ -29,13 +30,15 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
             return "token " + number(token) + " is '" + a + "' in the target and '" + b + "' in the draft";
         }
     }
-    if (n_target != n_draft) {
+    if (std::abs(n_target - n_draft) > (has_texts ? n_spare : 0)) {
         return differs("vocabulary size", n_target, n_draft);
     }
-    if (llama_vocab_bos(target) != llama_vocab_bos(draft)) {
+    const bool adds_bos = llama_vocab_get_add_bos(target) || llama_vocab_get_add_bos(draft);
+    if (adds_bos && llama_vocab_bos(target) != llama_vocab_bos(draft)) {
         return differs("BOS token", llama_vocab_bos(target), llama_vocab_bos(draft));
     }
-    if (llama_vocab_eos(target) != llama_vocab_eos(draft)) {
+    const bool adds_eos = llama_vocab_get_add_eos(target) || llama_vocab_get_add_eos(draft);
+    if (adds_eos && llama_vocab_eos(target) != llama_vocab_eos(draft)) {
         return differs("EOS token", llama_vocab_eos(target), llama_vocab_eos(draft));
     }
     return {};
@@ -61,7 +64,7 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
 }
 
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        bool load_mtp) {
+                        bool load_mtp, int32_t n_spare) {
     const std::string path = config.model_path ? config.model_path : "";
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = config.n_gpu_layers;
@@ -77,7 +80,7 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
                                              "'; check that it is a complete GGUF file");
     }
     const std::string difference = vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())),
-                                                         llama_model_get_vocab(model.get()));
+                                                         llama_model_get_vocab(model.get()), n_spare);
     if (!difference.empty()) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + path +
                                                    "' does not share the target's vocabulary: " + difference +

@@ -20,8 +20,13 @@ struct ContextDeleter {
 using ModelPointer = std::unique_ptr<llama_model, ModelDeleter>;
 using ContextPointer = std::unique_ptr<llama_context, ContextDeleter>;
 
-// Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not.
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft);
+// Tokens of padding by which the vocabularies of a draft model and its target may differ, as in llama.cpp.
+constexpr int32_t most_padding = 128;
+
+// Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not. One of them may have
+// up to n_spare tokens more than the other: sizes of one family are padded differently (Qwen2.5-7B has 152,064 tokens
+// and its 0.5B 151,936; llama.cpp allows 128). BOS and EOS count where a model puts them into its texts by itself.
+std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare);
 
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
 double require_p_min(double p_min);
@@ -31,9 +36,9 @@ double require_p_min(double p_min);
 std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who);
 
 // Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error: NATIVE if
-// llama.cpp cannot, INCOMPATIBLE if the vocabularies differ.
+// llama.cpp cannot, INCOMPATIBLE if the vocabularies differ by more than n_spare tokens at the end.
 ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        bool load_mtp);
+                        bool load_mtp, int32_t n_spare = 0);
 
 // Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
 // batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.

@@ -117,7 +117,9 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
     for (const size_t s : group) {
         const Span & span = spans[s];
         const size_t begin = places_[s].begin;
-        std::copy_n(span.tokens, span.n, tokens_.begin() + static_cast<std::ptrdiff_t>(begin));
+        // The target's padding, which a draft of a smaller vocabulary lacks: any token does, nobody drafts behind it.
+        std::transform(span.tokens, span.tokens + span.n, tokens_.begin() + static_cast<std::ptrdiff_t>(begin),
+                       [&](int32_t token) { return token < n_vocab_ ? token : 0; });
         if (span.inputs != nullptr) {
             std::copy_n(span.inputs, span.n * input_width_,
                         inputs_.begin() + static_cast<std::ptrdiff_t>(begin * input_width_));

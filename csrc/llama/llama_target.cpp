@@ -9,9 +9,29 @@
 
 namespace pyfly {
 
+namespace {
+
+Piece read_piece(const llama_vocab * vocab, int32_t token) {
+    Piece piece = {std::string(64, '\0'), llama_vocab_is_control(vocab, token) || llama_vocab_is_eog(vocab, token)};
+    const auto read = [&] {
+        return llama_token_to_piece(vocab, token, piece.text.data(), static_cast<int32_t>(piece.text.size()),
+                                    /*lstrip=*/0, /*special=*/true);
+    };
+    int32_t n = read();
+    if (n < 0) { // the text is longer
+        piece.text.resize(static_cast<size_t>(-n));
+        n = read();
+    }
+    piece.text.resize(static_cast<size_t>(std::max(n, 0)));
+    return piece;
+}
+
+} // namespace
+
 // Tokens that only have a meaning to the chat format are control, unknown and unused ones, and user-defined markers
 // such as <think> or <tool_call>, which are normal text to the model but appear in its chat template. A model without a
-// vocabulary has only the numbers of its tokens; llama.cpp ends the process when asked for more.
+// vocabulary has only the numbers of its tokens; llama.cpp ends the process when asked for more. Texts are read when
+// they are asked for: the model outlives its target.
 Vocabulary make_vocabulary(const llama_model * model) {
     const llama_vocab * vocab = llama_model_get_vocab(model);
     const int32_t n_vocab = llama_vocab_n_tokens(vocab);
@@ -19,6 +39,7 @@ Vocabulary make_vocabulary(const llama_model * model) {
     if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
         return vocabulary;
     }
+    vocabulary.set_pieces([vocab](int32_t token) { return read_piece(vocab, token); });
     const char * chat_template = llama_model_chat_template(model, nullptr);
     for (int32_t token = 0; token < n_vocab; token++) {
         const int attributes = llama_vocab_get_attr(vocab, token);

@@ -69,9 +69,11 @@ ModelFile::ModelFile(const std::string & path) : path_(path) {
                     "'" + path +
                         "' is no complete GGUF file: its header is truncated or damaged; download or convert it again");
     }
-    const int64_t key = gguf_find_key(gguf_.get(), "general.architecture");
-    if (key >= 0 && gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_STRING) {
-        architecture_ = gguf_get_val_str(gguf_.get(), key);
+    architecture_ = text("general.architecture");
+    tokens_ = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
+    if (tokens_ >= 0 && (gguf_get_kv_type(gguf_.get(), tokens_) != GGUF_TYPE_ARRAY ||
+                         gguf_get_arr_type(gguf_.get(), tokens_) != GGUF_TYPE_STRING)) {
+        tokens_ = -1;
     }
 }
 
@@ -88,15 +90,22 @@ std::optional<bool> ModelFile::boolean(const char * name) const {
     return gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_BOOL && gguf_get_val_bool(gguf_.get(), key);
 }
 
-int64_t ModelFile::vocabulary_size() const {
-    const int64_t key = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
-    const bool is_list = key >= 0 && gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_ARRAY;
-    return is_list ? static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), key)) : 0;
-}
-
 std::optional<int64_t> ModelFile::mask_token() const {
     const int64_t key = gguf_find_key(gguf_.get(), "tokenizer.ggml.mask_token_id");
     return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
+}
+
+std::string ModelFile::text(const char * key) const {
+    const int64_t i = gguf_find_key(gguf_.get(), key);
+    return i >= 0 && gguf_get_kv_type(gguf_.get(), i) == GGUF_TYPE_STRING ? gguf_get_val_str(gguf_.get(), i) : "";
+}
+
+size_t ModelFile::n_tokens() const {
+    return tokens_ < 0 ? 0 : gguf_get_arr_n(gguf_.get(), tokens_);
+}
+
+std::string_view ModelFile::token(size_t i) const {
+    return gguf_get_arr_str(gguf_.get(), tokens_, i);
 }
 
 int64_t ModelFile::tensor_size(const std::string & name, int32_t dimension) const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gguf.h"
@@ -30,9 +31,15 @@ class ModelFile {
     // The same for a key that is true or false; false for one of another type, as llama.cpp reads it.
     std::optional<bool> boolean(const char * name) const;
 
-    // Tokens of the vocabulary, and the one that stands for a token yet to be found; nothing if there is none.
-    int64_t vocabulary_size() const;
+    // The token that stands for one yet to be found; nothing if the file names none.
     std::optional<int64_t> mask_token() const;
+
+    // Value of a key; empty if it is missing or no text.
+    std::string text(const char * key) const;
+
+    // The vocabulary as the header spells it; no tokens if it has none. token(i) is borrowed.
+    size_t n_tokens() const;
+    std::string_view token(size_t i) const;
 
     bool has_tensor(const std::string & name) const { return gguf_find_tensor(gguf_.get(), name.c_str()) >= 0; }
 
@@ -73,6 +80,7 @@ class ModelFile {
     std::string path_;
     std::unique_ptr<gguf_context, Deleter> gguf_;
     std::string architecture_;
+    int64_t tokens_ = -1; // key of the vocabulary; -1: none
 };
 
 } // namespace pyfly

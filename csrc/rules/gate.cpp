@@ -30,6 +30,7 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
         n_top_ = std::max(n_top_, rule.n_top());
         n_top_entropy_ = std::max(n_top_entropy_, rule.reports_top_entropy() ? rule.n_top() : 0);
         needs_draft_rows_ = needs_draft_rows_ || rule.needs_draft_row();
+        looks_at_regions_ = looks_at_regions_ || rule.looks_at_region();
         depth++;
     }
     require(depth == 1, "a gate expression must leave exactly one verdict");

@@ -28,6 +28,8 @@ class Gate {
     // Whether one of its rules looks at the drafter's rows.
     bool needs_draft_rows() const { return needs_draft_rows_; }
 
+    bool looks_at_regions() const { return looks_at_regions_; }
+
   private:
     struct Node {
         int32_t kind;
@@ -37,7 +39,7 @@ class Gate {
 
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
-    bool needs_draft_rows_ = false;
+    bool needs_draft_rows_ = false, looks_at_regions_ = false;
 };
 
 } // namespace pyfly

@@ -21,6 +21,7 @@ struct Evidence {
     const float * draft_row; // [n_vocab], the drafter's own; null if it has none
     int64_t n_answered;      // tokens of this answer before it, >= 0
     double given_away;       // nats: the margins of the loosely accepted ones among them, >= 0
+    pyfly_region region;     // what is being written; prose where no rule looks at it
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
@@ -39,6 +40,8 @@ class Rule {
 
     // Whether it looks at the drafter's row. Without one it does not defer.
     virtual bool needs_draft_row() const { return false; }
+
+    virtual bool looks_at_region() const { return false; }
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().
     virtual bool reports_top_entropy() const { return false; }

@@ -16,11 +16,12 @@ from pyfly_cpp._native.model import (
     ModelInfo,
     ScriptedTarget,
     Target,
+    companion_word,
     context_memory,
     inspect_model,
     load_guard,
 )
-from pyfly_cpp._native.verify import RawDecision, verify
+from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "Batch",
@@ -39,9 +40,11 @@ __all__ = [
     "ScriptedTarget",
     "Slot",
     "Target",
+    "companion_word",
     "context_memory",
     "inspect_model",
     "load_guard",
+    "regions",
     "require_release",
     "simd_level",
     "verify",

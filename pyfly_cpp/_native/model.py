@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,23 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
     return ModelInfo(architecture, int(info.n_ctx_train), int(info.n_nextn), int(info.mtp_draft_max))
+
+
+def companion_word(target: str, path: str) -> str:
+    """The word of the drafter that the GGUF file at `path` could be for the model at `target`, by their headers.
+
+    Raises:
+        IncompatibleDraftError: it could not, with what is in the way.
+        ValueError: one of them is no usable GGUF file.
+    """
+    word = ffi.new("char[]", 16)
+    check(
+        lib.pyfly_companion_word,
+        ffi.new("char[]", target.encode("utf-8")),
+        ffi.new("char[]", path.encode("utf-8")),
+        word,
+    )
+    return str(ffi.string(word), "ascii")
 
 
 class ContextMemory(NamedTuple):
@@ -136,6 +153,7 @@ class ScriptedTarget(Target):
         n_sequences: int = 1,
         n_cells: int | None = None,
         recurrent: tuple[int, bool] | None = None,
+        pieces: Sequence[bytes] | None = None,
     ) -> None:
         """
         Args:
@@ -145,15 +163,17 @@ class ScriptedTarget(Target):
             n_batch: Most tokens in one evaluation.
             n_sequences: Texts at once.
             n_cells: Positions of all sequences together; None: n_ctx each.
+            pieces: The texts of the tokens, without NUL; None: they have none.
             recurrent: Snapshots behind the last token, and whether there are checkpoints, of a recurrent memory.
         """
         self.row = row
         self.n_vocab = n_vocab
         self._self = ffi.new_handle(self)
         n_snapshots, has_checkpoints = recurrent or (-1, True)
+        texts = [ffi.new("char[]", piece) for piece in pieces or ()]
         config = (
             n_vocab, n_ctx, n_batch, n_sequences, n_ctx * n_sequences if n_cells is None else n_cells, n_snapshots,
-            int(has_checkpoints),
+            int(has_checkpoints), ffi.new("char *[]", texts) if texts else ffi.NULL,
         )  # fmt: skip
         super().__init__(
             lib.pyfly_target_scripted_new, lib.pyfly_target_free, "pyfly_target",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,6 +20,10 @@ SPLIT = ("draft", "verify", "gate", "python")
 """Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
 
 
+Key = tuple[str, int, int, str, int]
+"""Of a generation in a measurement: prompt, turn, repeat, setting, texts at once."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """One generation of a measurement."""
@@ -33,6 +37,11 @@ class Measured:
     result: Generated
     n_parallel: int = 1
     """Texts that ran at once."""
+
+    @property
+    def key(self) -> Key:
+        """Which generation of a measurement it is."""
+        return self.prompt.id, self.turn, self.repeat, self.setting, self.n_parallel
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -98,12 +107,18 @@ def measure(
     max_tokens: int,
     repeats: int = 1,
     progress: Callable[[int, str], None] | None = None,
+    known: Mapping[Key, Measured] | None = None,
+    keep: Callable[[Measured], None] | None = None,
 ) -> list[Measured]:
     """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
     kept.
 
     In a conversation of several turns all settings get the history with the answers of the first setting, so that they
     are measured on the same prompts.
+
+    Args:
+        known: What was measured earlier and is not measured again.
+        keep: Is given everything else as soon as it is measured.
 
     Raises:
         ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
@@ -122,13 +137,19 @@ def measure(
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})
                 rendered = render(generator, prompt, messages, max_tokens)
-                n_held = generator.hold(rendered, settings)
                 begin = (i + repeat) % len(settings)
-                for setting in [*settings[begin:], *settings[:begin]]:
-                    generator.forget(n_held)
-                    result = generator.generate(rendered, setting, max_tokens)
-                    result = replace(result, records=())
-                    measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
+                turns_of = [*settings[begin:], *settings[:begin]]
+                there = [(known or {}).get((prompt.id, turn, repeat, str(setting), 1)) for setting in turns_of]
+                n_held = generator.hold(rendered, settings) if None in there else 0
+                for setting, earlier in zip(turns_of, there):
+                    if earlier is None:
+                        generator.forget(n_held)
+                        result = replace(generator.generate(rendered, setting, max_tokens), records=())
+                        measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
+                        if keep is not None:
+                            keep(measured[-1])
+                    else:
+                        measured.append(earlier)
                     if progress is not None:
                         progress(len(measured), f"{prompt.id} {setting}")
                 reference = next(m for m in reversed(measured) if m.setting == str(settings[0]))
@@ -143,7 +164,7 @@ def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, s
     if len(rendered.tokens) + n_answers > room:
         raise ValueError(
             f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
-            f"in the context of {room}; raise --ctx, or lower --max-tokens."
+            f"in the context of {room}; raise --n-ctx, or lower --max-tokens."
         )
     return rendered
 

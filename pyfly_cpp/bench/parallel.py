@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pyfly_cpp.bench.measure import Measured, Summary, render, summarise
+from pyfly_cpp.bench.measure import Key, Measured, Summary, render, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.settings import Setting
@@ -44,12 +44,15 @@ def measure_parallel(
     max_tokens: int,
     repeats: int = 1,
     progress: Callable[[int, str], None] | None = None,
+    known: Mapping[Key, Measured] | None = None,
+    keep: Callable[[Measured], None] | None = None,
 ) -> list[Measured]:
     """Runs every setting with every number of texts at once on the same prompts (of conversations, the first turn).
     They take turns on blocks of prompts, and another one begins each time; each evaluates its prompts anew.
 
     Args:
         counts: Texts at once, 1..generator.n_parallel.
+        known, keep: As of `measure`; a block of prompts is known as a whole or measured again.
 
     Raises:
         ValueError: there are fewer prompts than texts at once, a prompt and its answer do not fit in the context, or a
@@ -72,6 +75,10 @@ def measure_parallel(
     for i, (repeat, block) in enumerate(itertools.product(range(repeats), blocks)):
         begin = i % len(cells)
         for n, setting in [*cells[begin:], *cells[:begin]]:
+            keys = [(prompts[order.key].id, 0, repeat, str(setting), n) for order in block if order.key is not None]
+            if known is not None and all(key in known for key in keys):
+                measured += [known[key] for key in keys]
+                continue
             generator.forget_all()
             more = (replace(order, key=None) for order in itertools.cycle(block))
             made = generator.generate_all(itertools.chain(block, more), setting, n)
@@ -84,6 +91,8 @@ def measure_parallel(
                     prompt = prompts[order.key]
                     n_prompt = len(order.prompt.tokens)
                     measured.append(Measured(prompt, 0, repeat, str(setting), n_prompt, result, n_parallel=n))
+                    if keep is not None:
+                        keep(measured[-1])
                     if progress is not None:
                         progress(len(measured), f"{prompt.id} {setting}, {n} at once")
     return measured

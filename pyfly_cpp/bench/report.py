@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -161,6 +162,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
     shown = [setting for setting in overall if setting != base]
     width = 0.8 / max(1, len(shown))
     axis = axes[0][0]
+    has_intervals = False
     for j, setting in enumerate(shown):
         for i, name in enumerate(names):
             group = overall if name == "all" else {s.setting: s for s in summarise(measured, name)}
@@ -169,11 +171,12 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
                 continue
             place = i + (j - (len(shown) - 1) / 2) * width
             axis.bar(place, value.estimate, width, color=f"C{j % 10}", label=setting if i == 0 else None)
-            if value.low == value.low:
+            if math.isfinite(value.low):
+                has_intervals = True
                 axis.vlines(place, value.low, value.high, color="black", linewidth=1)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(names)), names)
-    axis.set_ylabel(f"speedup over {base}, 95 % interval")
+    axis.set_ylabel(f"speedup over {base}{', 95 % interval' if has_intervals else ''}")
     axis.legend(fontsize="small", ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     if curves:
         axis = axes[0][1]
@@ -186,7 +189,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
         if "exact" in overall:
             axis.axhline(overall["exact"].tokens_per_second.estimate, color="grey", linestyle="--", label="exact")
         axis.set_xlabel("threshold of the gate (nats; entropy-normalized: share of ln V)")
-        axis.set_ylabel("tokens/s, 95 % interval")
+        axis.set_ylabel(f"tokens/s{', 95 % interval' if has_intervals else ''}")
         axis.legend(fontsize="small")
     figure.suptitle(title, y=0.99)
     figure.tight_layout()

@@ -3,8 +3,8 @@
 Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
 losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
 is a greedy search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the
-answer. At the end the choice is measured afresh beside plain and exact, since the best of many noisy measurements looks
-better than it is.
+answer. At the end the choice is measured afresh beside plain, exact and the best lossless setting, since the best of
+many noisy measurements looks better than it is; a lossy one that is not surely faster then is not chosen.
 
 The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
 """
@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
-from pyfly_cpp.drafters import WORDS
+from pyfly_cpp.drafters import WORDS, require_drafters
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting
-from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, ratio, ratio_of_ratios
 from pyfly_cpp.rules import Entropy, Gate, Margin
 from pyfly_cpp.windows import Window
 
-MIN_PROMPTS = 4
+MIN_PROMPTS = MIN_GROUPS
+"""With fewer there is no interval, and without one nothing lossy is ever shown to be faster."""
 
 GATES: tuple[Gate, ...] = (
     Margin(0.1), Margin(0.3), Margin(0.6), Margin(1.0), Entropy(0.3), Entropy(0.6), Entropy(0.9),
@@ -91,10 +93,14 @@ class Tuned:
 
     chosen: Candidate
     """As measured in the search."""
+    fastest: Candidate
+    """The fastest of the search within the budget: the choice, unless it is lossy and was not surely faster afresh."""
+    over_lossless: Interval | None
+    """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None where it is lossless itself."""
     candidates: tuple[Candidate, ...]
     """All that were measured, in order."""
     confirmation: tuple[Measured, ...]
-    """plain, exact and the choice, measured afresh."""
+    """plain, exact, the best lossless setting and the fastest, measured afresh."""
     n_prompts: int
     """Forms of one prompt counted once."""
 
@@ -168,10 +174,33 @@ def _fits(generator: Generator, setting: Setting) -> bool:
     return True
 
 
-def _can_defer(setting: Setting) -> bool:
+def _can_defer(generator: Generator, setting: Setting) -> bool:
     """Whether it can be looser than exact; one that cannot is exact under another name."""
     window = setting.window or setting.gate.window
-    return setting.is_exact or setting.draft_max is None or window.n_strict < setting.draft_max
+    return setting.is_exact or window.n_strict < _draft_max(generator, setting)
+
+
+def _draft_max(generator: Generator, setting: Setting) -> int:
+    """K, spelled out."""
+    parts = require_drafters(generator.drafters.of(setting))
+    return max((draft_max_of(part, setting.draft_max) for part in parts), default=0)
+
+
+def _spelled_out(generator: Generator, setting: Setting) -> object:
+    """Equal for settings that do the same under different names."""
+    drafter = generator.drafters.of(setting)
+    return setting.gate, setting.window or setting.gate.window, drafter, _draft_max(generator, setting)
+
+
+def decide(
+    fastest: Candidate, lossless: Candidate, confirmation: Sequence[Measured]
+) -> tuple[Candidate, Interval | None]:
+    """The choice among the fastest setting and the best lossless one, both measured afresh, and `Tuned.over_lossless`:
+    what is lossy must be faster with its whole interval."""
+    if fastest.setting.is_exact:
+        return fastest, None
+    over = assess(confirmation, fastest.setting, lossless.setting).speedup
+    return (fastest if over.low > 1 else lossless), over
 
 
 def tune(
@@ -193,8 +222,13 @@ def tune(
     """
     n_prompts = len({prompt.unit for prompt in prompts})
     if n_prompts < MIN_PROMPTS:
-        raise ValueError(f"tuning on {n_prompts} prompts says nothing; give at least {MIN_PROMPTS}, better 8-16.")
+        raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
     candidates: dict[Setting, Candidate] = {}
+    names = {_spelled_out(generator, setting): setting for setting in (PLAIN, EXACT)}
+
+    def once(settings: Sequence[Setting]) -> list[Setting]:
+        """Each under the name it got first: two names of one setting would only measure the noise."""
+        return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s) for s in settings))
 
     def run(stage: str, settings: Sequence[Setting]) -> None:
         wanted = list(dict.fromkeys([EXACT, PLAIN, *settings]))
@@ -208,19 +242,24 @@ def tune(
         kept = [candidates[s] for s in among if s in candidates and candidates[s].within(budget)]
         return max(kept, key=lambda c: c.speedup.estimate)
 
-    first = [setting for setting in first_settings(words) if _fits(generator, setting)]
+    first = once([setting for setting in first_settings(words) if _fits(generator, setting)])
     run("1/3 drafter and K", first)
     start = best(first).setting
     # Under "agree" a mismatch can stand only if W positions of its round follow it.
-    windows = (Window(rule="reconverge"), Window(rule="agree", size=min(6, max(0, (start.draft_max or 8) - 2))))
-    gates = [replace(start, gate=gate, window=window) for gate in GATES for window in windows]
+    size = min(6, max(0, _draft_max(generator, start) - 2))
+    windows = (Window(rule="reconverge"), Window(rule="agree", size=size))
+    gates = once([] if start.is_plain else [replace(start, gate=gate, window=w) for gate in GATES for w in windows])
     run("2/3 gate", gates)
     leader = best([start, *gates]).setting
-    around = [replace(leader, draft_max=s.draft_max) for s in first if s.drafter == leader.drafter]
+    drafter = generator.drafters.of(leader)
+    around = [replace(leader, draft_max=s.draft_max) for s in first if generator.drafters.of(s) == drafter]
     if not leader.is_exact:
         window = leader.window or leader.gate.window
         around += [replace(leader, window=replace(window, size=size)) for size in SIZES]
-    run("3/3 window and K", [s for s in around if s not in candidates and _can_defer(s)])
-    chosen = best(list(candidates))
-    confirmation = measure(generator, prompts, list(dict.fromkeys([PLAIN, EXACT, chosen.setting])), max_tokens)
-    return Tuned(chosen, tuple(candidates.values()), tuple(confirmation), n_prompts)
+    run("3/3 window and K", [s for s in once(around) if s not in candidates and _can_defer(generator, s)])
+    fastest = best(list(candidates))
+    lossless = best([setting for setting in candidates if setting.is_exact])
+    afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
+    confirmation = measure(generator, prompts, afresh, max_tokens)
+    chosen, over = decide(fastest, lossless, confirmation)
+    return Tuned(chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts)

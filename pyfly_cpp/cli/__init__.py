@@ -60,6 +60,13 @@ class _Commands(click.Group):
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         warnings.showwarning = _show_warning
         try:
@@ -90,8 +97,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 @click.command(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf",
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")
 def cli() -> None:

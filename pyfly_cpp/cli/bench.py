@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import Measured, measure, measure_memory, summarise
+from pyfly_cpp.bench.journal import Journal
+from pyfly_cpp.bench.measure import Key, Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.cli.kinds import Int, ParallelCounts
 from pyfly_cpp.cli.measuring import (
     Models,
     Session,
@@ -22,39 +25,43 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
-from pyfly_cpp.cli.options import ParallelCounts
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
+from pyfly_cpp.words import counted
 
 HELP = f"""Measures the speed of plain, exact and loose decoding on the same prompts.
 
 \b
 Example:
   pyfly-cpp bench -m target.gguf -d draft.gguf -s margin:0.3 -s entropy:0.3
-  pyfly-cpp bench -m target.gguf -s "exact lookup" --prompts spec_bench.jsonl --limit 24 --json a.json --plot a.png
+  pyfly-cpp bench -m target.gguf -s "exact lookup" \\
+      --prompts spec_bench.jsonl --limit 24 --json speed.json
 
 {written("adaptive (the governor, as in chat), ")}
 Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
-without --prompts, twelve of our own. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
+without --prompts, twelve of our own. With --json, what is measured is kept as it comes: interrupted, the same command
+goes on where it stopped. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 
 @click.command("bench", help=HELP)
 @click.option(
-    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
+    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
 )
 @click.option("--without-plain", is_flag=True, help="Leave plain decoding out.")
 @click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve of our own]")
-@click.option("--limit", type=click.IntRange(1), help="Take N prompts, evenly over the categories.")
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
-@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Passes over the prompts.")
+@click.option("--limit", metavar="N", type=Int(1), help="Take N prompts, evenly over the categories.")
+@click.option(
+    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
+)
+@click.option("--repeats", metavar="N", type=Int(1), default=1, show_default=True, help="Passes over the prompts.")
 @click.option(
     "--parallel",
     "counts",
     metavar="N,N,...",
     type=ParallelCounts(),
-    help="Measure throughput and latency of so many texts at once, each of --ctx tokens, instead of one alone.",
+    help="Measure throughput and latency of so many texts at once, each of --n-ctx tokens, instead of one alone.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write every measurement, with machine, versions and hashes.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables.")
@@ -76,7 +83,8 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors("Nothing was written."):
+    kept = f"What was measured is kept beside {json_file}; the same command goes on from here."
+    with one_sentence_errors(kept if json_file else "Nothing was written; with --json it would go on from here."):
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
@@ -87,11 +95,20 @@ def command(
                 raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
             require_enough(prompts, counts)
         session: Session[Any] = models.open_parallel(chosen, counts[-1]) if counts else models.open(chosen)
-        what = Work(session, prompts, chosen, max_tokens, repeats)
+        journal = None
+        if json_file:
+            machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
+            asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
+                     "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
+            journal = Journal(f"{json_file}.part", {**session.models, **machine, **asked}, force)
+            if journal.restore(prompts):
+                note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
+        what = Work(session, prompts, chosen, max_tokens, repeats, journal)
         found = _measure_parallel(what, counts) if counts else _measure(what)
         title = f"Speed of {Path(models.model).name}"
         facts = [
-            f"{len(prompts)} prompts of {path.name}, {repeats} passes, at most {max_tokens} tokens, greedy",
+            f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
+            f"{max_tokens} tokens, greedy",
             *found.facts,
             *session.facts(),
         ]
@@ -108,6 +125,8 @@ def command(
                     "measured": [m.as_dict() for m in found.measured],
                 }
                 write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            if journal is not None:
+                journal.close()
             if markdown_file:
                 write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
             if plot_file:
@@ -129,6 +148,36 @@ class Work:
     settings: list[Setting]
     max_tokens: int
     repeats: int
+    journal: Journal | None
+
+    def known(self) -> dict[Key, Measured]:
+        """What earlier starts measured."""
+        known = {} if self.journal is None else dict(self.journal.measured)
+        for measured in known.values():
+            self._count(measured)
+        return known
+
+    def keep(self, measured: Measured) -> None:
+        """Keeps a measurement, and where stderr is no terminal tells when a prompt is through."""
+        if self.journal is not None:
+            self.journal.add(measured)
+        if not sys.stderr.isatty():
+            self._tell(measured)
+
+    def _count(self, m: Measured) -> dict[str, float]:
+        row = self.speeds.setdefault((m.prompt.id, m.turn, m.repeat, m.n_parallel), {})
+        row[m.setting] = m.result.decode_tokens / m.result.decode_seconds if m.result.decode_seconds > 0 else 0.0
+        return row
+
+    def _tell(self, m: Measured) -> None:
+        row = self._count(m)
+        if len(row) == len(self.settings):
+            speeds = ", ".join(f"{setting} {speed:.1f}" for setting, speed in row.items())
+            at_once = f", {m.n_parallel} at once" if m.n_parallel > 1 else ""
+            note(f"{m.prompt.id}{at_once}: {speeds} tokens/s")
+
+    speeds: dict[tuple[str, int, int, int], dict[str, float]] = field(default_factory=dict)
+    """Tokens/s by setting of what was told or will be."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +197,9 @@ def _measure(work: Work) -> Found:
     memory = measure_memory(generator, work.prompts[0], work.settings)
     n_total = sum(len(prompt.turns) for prompt in work.prompts) * len(work.settings) * work.repeats
     with progress_bar(n_total, "bench") as progress:
-        measured = measure(generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress)
+        measured = measure(
+            generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress, work.known(), work.keep
+        )
     record = {
         "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
         "summaries": [s.as_dict() for s in summarise(measured)],
@@ -163,8 +214,9 @@ def _measure_parallel(work: Work, counts: tuple[int, ...]) -> Found:
     n_total = len(work.prompts) * len(work.settings) * len(counts) * work.repeats
     with progress_bar(n_total, "bench") as progress:
         measured = measure_parallel(
-            work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress
-        )
+            work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress,
+            work.known(), work.keep,
+        )  # fmt: skip
     loads = summarise_loads(measured)
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]
     numbers = ", ".join(map(str, counts))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,42 @@ import click
 from pyfly_cpp import __version__
 from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.chat_settings import options_of, settings_of
+from pyfly_cpp.cli.chat_settings import changed, options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
-from pyfly_cpp.cli.loading import load
+from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Bar, note, shown, warn, write, write_marked
-from pyfly_cpp.cli.text import TEXT
+from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
+from pyfly_cpp.cli.text import TEXT, file_named, file_text
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.rules import examples, parse_gate
-from pyfly_cpp.stats import Stats
+from pyfly_cpp.words import counted
 
 HELP = f"""\
-/help         this list
-/reset        forget the conversation
-/stats        counters since the start
-/gate [GATE]  show or set the gate: {examples(combined=False)}; exact is lossless
-/save FILE    save the conversation and the settings
-/load FILE    go on with a saved one
-/exit         leave (so does Ctrl-D)
-A message of several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one.
-Ctrl-C stops an answer. A message that begins with a slash: write //."""
+/help               this list
+/regenerate         answer the last message once more
+/undo               forget the last message and its answer
+/read FILE          put the text of a file before the next message
+/system [TEXT]      show or set the system prompt; "" for none
+/set [NAME VALUE]   show or change temperature, seed, max-tokens, top-p, ...
+/gate [GATE]        show or set the gate; exact is lossless
+/stats              counters since the start
+/reset              forget the conversation
+/save FILE          save the conversation and the settings
+/load FILE          go on with a saved one
+/exit               leave (so does Ctrl-D)
+Gates: {examples(combined=False)}.
+Several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash
+at the end of one. Ctrl-C stops an answer. A message that begins with a slash:
+write //."""
 
 
 @click.command(
     "chat",
     short_help="Talk to a model.",
-    epilog="Example: pyfly-cpp chat --model target.gguf --draft draft.gguf --system 'Answer in one sentence.'",
+    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
 @click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
@@ -76,6 +82,7 @@ class Chat:
         self._reader = reader
         self._show_drafts = show_drafts
         self._colour = use_colour()
+        self._read = ""  # goes before the next message
         self.interactive = reader.interactive
 
     def run(self) -> int:
@@ -98,11 +105,11 @@ class Chat:
                 if text == "/exit":
                     return n_failed
                 if text.startswith("//"):
-                    self._answer(text[1:])
+                    self._say(text[1:])
                 elif text.startswith("/"):
                     self._run_command(text)
                 elif text:
-                    self._answer(text)
+                    self._say(text)
             except KeyboardInterrupt:  # in the middle of a command, or once more in the middle of a stop
                 if not self.interactive:
                     raise
@@ -143,25 +150,31 @@ class Chat:
         if gate.is_lossless:
             note(f"gate: {gate}, the same answers as plain decoding")
             return
-        note(f"gate: {gate}, window: {self._llm.window}")
+        windows = gate.windows(self._options.make_window(gate))
+        names = {"at once" if window.size == 0 else str(window) for window in windows}
+        note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
 
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
-    def _answer(self, text: str) -> None:
-        """One turn. It becomes part of the conversation when it is over, with what was said before an interrupt; a turn
-        that failed leaves no trace."""
+    def _say(self, text: str) -> None:
+        """A message of the user, behind what was read for it."""
+        if self._answer(self._conversation, f"{self._read}\n{text}" if self._read else text):
+            self._read = ""
+
+    def _answer(self, before: Conversation, text: str) -> bool:
+        """One turn. It becomes the conversation's last when it is over, with what was said before an interrupt; a turn
+        that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
         llm = self._llm
-        turn = Conversation(self._conversation.system, [*self._conversation.messages])
+        turn = Conversation(before.system, [*before.messages])
         turn.say("user", text)
         self._make_room(turn)
-        counted = llm.stats
+        before_stats = llm.stats
         said: list[str] = []
         interrupted, finish_reason = False, None
         view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
-            with Bar() as bar:
-                llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+            with reading(llm) as bar:
                 for piece, reason in self._stream(turn):
                     bar.stop()
                     finish_reason = reason or finish_reason
@@ -178,25 +191,24 @@ class Chat:
             if said:
                 write("\n")
             raise
-        finally:
-            llm.on_prefill = None
         answer = "".join(said)
         if interrupted and not answer:
             write("\n")
             note("(stopped before the first word; your message was forgotten)")
-            return
+            return False
         turn.say("assistant", answer)
         self._conversation = turn
         if view is not None:
             view.finish()
         write("\n")
-        notes = [difference(llm.stats, counted).summary()]
+        notes = [llm.stats.since(before_stats).summary()]
         if interrupted:
             notes.insert(0, "stopped")
         elif finish_reason == "length":
             full = llm.n_tokens + 2 >= llm.n_ctx()
             notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
         note(f"({'; '.join(notes)})")
+        return True
 
     def _stream(self, turn: Conversation) -> Iterator[tuple[str, str | None]]:
         """(text, why it ended or None) as it comes."""
@@ -221,7 +233,8 @@ class Chat:
         message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
             raise ValueError(
-                f"the message has {count(message)} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+                f"the message has {count(message)} tokens and the context holds "
+                f"{context_words(llm, self._options.n_ctx)}; shorten it, or raise --n-ctx."
             )
         n_turns = turn.shorten(n_room, count)
         if n_turns:
@@ -238,8 +251,25 @@ class Chat:
         rest = rest.strip()
         if name == "/help":
             click.echo(HELP, err=True)
+        elif name == "/regenerate":
+            before, message = self._conversation.without_last_turn()
+            if self._options.temperature == 0 or self._options.seed is not None:
+                note("(with temperature 0, or a seed, it is likely to be the same one; /set changes that)")
+            self._answer(before, message)
+        elif name == "/undo":
+            self._conversation, message = self._conversation.without_last_turn()
+            note(f"(forgotten: {message if len(message) <= 60 else message[:57] + '...'!r} and its answer)")
+        elif name == "/read":
+            self._read_file(file_named(name, rest))
+        elif name == "/system":
+            if rest:
+                self._conversation.system = None if rest in ('""', "''") else rest
+            note(f"(system prompt: {self._conversation.system or 'none'})")
+        elif name == "/set":
+            self._options, what = changed(rest, self._options, command.params)
+            note(f"({what})")
         elif name == "/reset":
-            self._conversation.messages = []
+            self._conversation.messages, self._read = [], ""
             note("(the conversation was forgotten)")
         elif name == "/stats":
             self._show_stats()
@@ -250,25 +280,37 @@ class Chat:
                 self._llm.window = self._options.make_window(gate)
             self._show_gate()
         elif name == "/save":
-            path = _file(name, rest)
+            path = file_named(name, rest)
             conversations.save(path, self._conversation, settings_of(self._llm, self._options))
-            note(f"(saved {len(self._conversation.messages)} messages in {path})")
+            note(f"(saved {counted(len(self._conversation.messages), 'message')} in {path})")
         elif name == "/load":
-            self._load(_file(name, rest))
+            self._load(file_named(name, rest))
         else:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
             raise ValueError(f"there is no command {name!r}. {hint} (A message that begins with a slash: write //.)")
 
+    def _read_file(self, path: Path) -> None:
+        text = file_text(path).rstrip("\n")
+        n, n_ctx = len(self._llm.tokenize(text.encode("utf-8"), add_bos=False)), self._llm.n_ctx()
+        if n + 8 >= n_ctx:
+            raise ValueError(
+                f"{str(path)!r} has {n} tokens and the context holds {n_ctx}; take a part, or raise --n-ctx."
+            )
+        self._read = f"{self._read}\n{text}" if self._read else text
+        note(f"({counted(n, 'token')} of {path} go before your next message)")
+
     def _show_stats(self) -> None:
         stats = self._llm.stats
         n_turns = sum(message["role"] == "assistant" for message in self._conversation.messages)
-        note(f"{n_turns} answers in this conversation; since the start: {stats.summary()}")
+        note(f"{counted(n_turns, 'answer')} in this conversation; since the start: {stats.summary()}")
         if stats.rounds:
             note(
                 f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
                 f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
             )
+            if stats.loose_by_region:
+                note(f"loose in {', '.join(f'{region} {n}' for region, n in stats.loose_by_region)}")
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "
                 f"{stats.seconds_verify:.2f}, gate {stats.seconds_gate:.2f}"
@@ -283,28 +325,8 @@ class Chat:
         window = options.make_window(gate)
         self._llm.gate, self._llm.window = gate, window
         self._options, self._conversation = options, conversation
-        note(f"(loaded {len(conversation.messages)} messages from {path})")
+        note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
         if isinstance(model, str) and model != Path(self._llm.model_path).name:
             warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
         self._show_gate()
-
-
-def difference(after: Stats, before: Stats) -> Stats:
-    """What was counted in between: all counters and seconds. Means and figures by depth are those of `after`."""
-    counted = {
-        field.name: getattr(after, field.name) - getattr(before, field.name)
-        for field in fields(Stats)
-        if isinstance(getattr(after, field.name), (int, float)) and not field.name.startswith("mean_")
-    }
-    return replace(after, **counted)
-
-
-def _file(name: str, rest: str) -> Path:
-    try:
-        parts = shlex.split(rest) if os.name == "posix" else [rest.strip('"')]
-    except ValueError:
-        parts = [rest]
-    if len(parts) != 1 or not parts[0]:
-        raise ValueError(f"write {name} FILE, with quotes around a name that has spaces.")
-    return Path(parts[0]).expanduser()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,29 @@ def options_of(path: Path, settings: dict[str, Any], params: Sequence[click.Para
         ValueError: a setting is not what the option of that name takes.
     """
     return {name: _checked(path, name, settings[name], params) for name in _SAVED if name in settings}
+
+
+def changed(text: str, options: Options, params: Sequence[click.Parameter]) -> tuple[Options, str]:
+    """The options after `/set NAME VALUE`, and the new setting for people; all of them where the text is empty.
+
+    Raises:
+        ValueError: there is no such setting, or it cannot have that value.
+    """
+    if not text:
+        return options, ", ".join(f"{name} {getattr(options, name)}" for name in _SAMPLING)
+    name, _, value = text.partition(" ")
+    name, value = name.replace("-", "_"), value.strip()
+    if name not in _SAMPLING:
+        raise ValueError(f"there is no setting {name!r} to change here. The settings are {', '.join(_SAMPLING)}.")
+    if not value:
+        return options, f"{name} {getattr(options, name)}"
+    option = next(param for param in params if param.name == name)
+    try:
+        is_none = value == "none" and _NONE in _SAMPLING[name]
+        given: dict[str, Any] = {name: None if is_none else option.type.convert(value, None, None)}
+    except (click.BadParameter, OverflowError) as error:
+        raise ValueError(f"{name} cannot be {value!r}: {error}") from None
+    return replace(options, **given), f"{name} {given[name]}"
 
 
 def _checked(path: Path, name: str, value: Any, params: Sequence[click.Parameter]) -> Any:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 from llama_cpp.llama_grammar import LlamaGrammar
 
-from pyfly_cpp.cli.loading import load
+from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
-from pyfly_cpp.cli.terminal import Bar, note, write
-from pyfly_cpp.cli.text import TEXT, open_stdin, repaired
+from pyfly_cpp.cli.terminal import note, write
+from pyfly_cpp.cli.text import TEXT, file_text, piped_text
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.llama import FlyLlama
-
-_FILE = click.Path(exists=True, dir_okay=False)
+from pyfly_cpp.response_format import schema_grammar
 
 
 @click.command(
     "complete",
     short_help="Complete a prompt: argument or stdin to stdout.",
-    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete --model target.gguf --max-tokens 200",
+    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete -m target.gguf -n 200",
 )
 @click.argument("prompt", required=False, type=TEXT)
 @click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
 @click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
 @click.option("--stop", multiple=True, type=TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
-@click.option("--grammar", type=_FILE, help="GBNF grammar that the text must follow.")
-@click.option("--json-schema", type=_FILE, help="JSON schema that the text must follow.")
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE",
+              help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
+@click.option("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
+@click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow; or the schema: '{...}'.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
 @shared_options(gate=LOSSLESS)
@@ -40,25 +39,26 @@ def command(
     chat: bool,
     system: str | None,
     stop: tuple[str, ...],
+    files: tuple[str, ...],
     grammar: str | None,
     json_schema: str | None,
     as_json: bool,
     show_stats: bool,
 ) -> None:
-    """Complete PROMPT (without one, or for -: stdin, less one newline at its end)."""
+    """Complete PROMPT. Text that is piped in, and that of --file, is put before it, on lines of its own."""
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat.")
     if grammar is not None and json_schema is not None:
         raise click.UsageError("give either --grammar or --json-schema, not both.")
-    if prompt is None or prompt == "-":
-        prompt = _read_stdin()
+    parts = [*map(file_text, files), piped_text(), None if prompt == "-" else prompt]
+    prompt = "\n".join(part for part in parts if part)
     if not prompt:
-        raise click.UsageError("the prompt is empty.")
+        raise click.UsageError("the prompt is empty; give a PROMPT, a --file, or pipe text in.")
     rules = _grammar(grammar, json_schema)
     llm = load(options)
     try:
         request = {**options.sampling(), "stop": list(stop), "grammar": rules}
-        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json)
+        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json, options.n_ctx)
         if as_json:
             result = {
                 "text": text,
@@ -77,7 +77,7 @@ def command(
 
 
 def _run(
-    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool
+    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, n_ctx: int | None
 ) -> tuple[str, str, dict[str, int]]:
     """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
     complete: Any = llm.create_completion
@@ -87,8 +87,7 @@ def _run(
         what = [{"role": "system", "content": system}] if system else []
         what.append({"role": "user", "content": prompt})
     texts: list[str] = []
-    with Bar() as bar:
-        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+    with reading(llm) as bar:
         try:
             if quiet:
                 response = complete(what, **request)
@@ -102,9 +101,10 @@ def _run(
                 write(texts[-1])
         except ValueError as error:
             if "exceed context window" in str(error):
-                n_prompt, n_ctx = str(error).partition("(")[2].partition(")")[0], llm.n_ctx()
+                n_prompt = str(error).partition("(")[2].partition(")")[0]
                 raise ValueError(
-                    f"the prompt has {n_prompt} tokens and the context holds {n_ctx}; shorten it, or raise --n-ctx."
+                    f"the prompt has {n_prompt} tokens and the context holds {context_words(llm, n_ctx)}; shorten it, "
+                    "or raise --n-ctx."
                 ) from error
             raise
     return "".join(texts), choice["finish_reason"], {}
@@ -126,29 +126,11 @@ def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
     }
 
 
-def _read_stdin() -> str:
-    if sys.stdin.isatty():
-        raise click.UsageError("give a PROMPT, or pipe one in.")
-    text = repaired(open_stdin().read(), "the prompt")
-    return text[:-1] if text.endswith("\n") else text
-
-
 def _grammar(grammar: str | None, json_schema: str | None) -> Any:
-    path = grammar or json_schema
-    if path is None:
-        return None
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
     if grammar is not None:
-        return LlamaGrammar.from_string(text, verbose=False)
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path!r} is not valid JSON: {error}.") from None
-    try:
-        return LlamaGrammar.from_json_schema(text, verbose=False)
-    except Exception as error:  # its converter asserts and indexes where a schema is none, or is of a kind it lacks
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise ValueError(f"{path!r} is no JSON schema that llama-cpp-python can follow ({reason}).") from error
+        return LlamaGrammar.from_string(file_text(grammar), verbose=False)
+    if json_schema is None:
+        return None
+    if json_schema.lstrip().startswith("{"):
+        return schema_grammar(json_schema, "the text of --json-schema")
+    return schema_grammar(file_text(json_schema), repr(json_schema))

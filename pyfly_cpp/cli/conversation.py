@@ -31,6 +31,14 @@ class Conversation:
         """Appends a message."""
         self.messages.append({"role": role, "content": content})
 
+    def without_last_turn(self) -> tuple[Conversation, str]:
+        """The conversation before the last message of the user, and that message; raises ValueError if there is
+        none."""
+        places = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        if not places:
+            raise ValueError("there is no message yet; write one first.")
+        return Conversation(self.system, self.messages[: places[-1]]), self.messages[places[-1]]["content"]
+
     def prompt(self) -> list[Message]:
         """The messages, the system prompt first."""
         head = [{"role": "system", "content": self.system}] if self.system else []

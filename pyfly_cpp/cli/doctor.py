@@ -33,7 +33,7 @@ _FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NON
 @click.command(
     "doctor",
     short_help="Show what is installed, and whether a model and a draft fit.",
-    epilog="Example: pyfly-cpp doctor --model target.gguf --draft draft.gguf",
+    epilog="Example: pyfly-cpp doctor -m target.gguf -d draft.gguf",
 )
 @click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")

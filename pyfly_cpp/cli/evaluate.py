@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int, Real
 from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
@@ -17,7 +18,7 @@ from pyfly_cpp.cli.measuring import (
     show_table,
     terminal_width,
 )
-from pyfly_cpp.cli.options import PARALLEL_COUNT
+from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -28,6 +29,7 @@ from pyfly_cpp.evaluation.sandbox import Containment, find_containment, uncontai
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable, written
 from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.files import sha256, write_atomically
+from pyfly_cpp.words import counted
 
 HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
 
@@ -35,8 +37,8 @@ TASK is one of {", ".join(TASKS)}.
 
 \b
 Example:
-  pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf -d draft.gguf \\
-      --setting margin:0.3 --setting entropy:0.3 --limit 60 --output runs/gsm8k
+  pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf \\
+      -d draft.gguf -s margin:0.3 -s entropy:0.3 --limit 60 -o runs/gsm8k
 
 {written()} Interrupted, the
 same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for
@@ -54,11 +56,12 @@ That contains accidents, not adversaries; see the documentation."""
 @click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
 @click.option(
     "--few-shot",
-    type=click.IntRange(0),
+    metavar="N",
+    type=Int(0),
     help="Worked examples before an item.  [default: the task's convention with --examples, else 0]",
 )
 @click.option(
-    "--setting", "-s", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
+    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
 )
 @click.option(
     "--without-plain",
@@ -67,21 +70,24 @@ That contains accidents, not adversaries; see the documentation."""
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    metavar="N",
+    type=Int(1),
     help="Take N items, evenly over what the task spreads them over (prompts, subjects, languages).",
 )
-@click.option("--output", "-o", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
+@click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
 @click.option("--force", is_flag=True, help="Start over: delete the run in the folder.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, tokens.  [default: the task's]")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling, and of needle.")
+@click.option("-n", "--max-tokens", metavar="N", type=Int(1), help="Longest answer in tokens.  [default: the task's]")
+@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
+@click.option(
+    "--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling, and of needle."
+)
 @click.option(
     "--parallel",
     metavar="N",
     type=PARALLEL_COUNT,
     default=1,
     show_default=True,
-    help="Texts at once, each of --ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "
+    help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "
     "speeds are then the throughput of all.",
 )
 @click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
@@ -92,8 +98,8 @@ That contains accidents, not adversaries; see the documentation."""
     show_default=True,
     help="What contains those programs; auto is bubblewrap, else namespaces, and never none.",
 )
-@click.option("--needle-words", type=click.IntRange(1), default=800, show_default=True, help="Length of a haystack.")
-@click.option("--needle-values", type=click.IntRange(1), default=4, show_default=True, help="Values hidden in it.")
+@click.option("--needle-words", metavar="N", type=Int(1), default=800, show_default=True, help="Length of a haystack.")
+@click.option("--needle-values", metavar="N", type=Int(1), default=4, show_default=True, help="Values hidden in it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @model_options
 def command(
@@ -132,7 +138,8 @@ def command(
         n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
         if n_least < few_shot:
             raise DataError(
-                f"there are only {n_least} worked examples for some items, not {few_shot}; give --few-shot {n_least}."
+                f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
+                f"{n_least}."
             )
         n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
         session = models.open(chosen) if n_parallel == 1 else models.open_parallel(chosen, n_parallel)
@@ -161,7 +168,8 @@ def command(
             lines = runner.run(plan, session.generator, folder, force, machine, progress)
         table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
         facts = [
-            f"{len(items)} items of {source}; {few_shot} worked examples; at most {plan.max_tokens} tokens; "
+            f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
+            f"{plan.max_tokens} tokens; "
             f"temperature {temperature:g}",
             *session.facts(),
         ]
@@ -213,7 +221,8 @@ def _read_examples(
     picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}
     left = [item for item in items if item.id not in picked]
     if len(left) < len(items):
-        click.echo(f"{len(items) - len(left)} items are worked examples and are not evaluated.", err=True)
+        what = counted(len(items) - len(left), "item is a worked example", "items are worked examples")
+        click.echo(f"{what} and not evaluated.", err=True)
     if not left:
         raise DataError("every item is a worked example; give other --examples.")
     return examples, left, n

@@ -7,19 +7,24 @@ from pathlib import Path
 import click
 import llama_cpp
 
+from pyfly_cpp.cli.kinds import SEED, GateType, Int, Real
+from pyfly_cpp.cli.loading import reading
 from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
+from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.evaluation.settings import parse_setting
+from pyfly_cpp.evaluation.settings import Setting, parse_setting
 from pyfly_cpp.explain import make_page, render
 from pyfly_cpp.files import require_free, write_atomically
+from pyfly_cpp.rules import Gate, Margin
 
 HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
 
 \b
 Example:
-  pyfly-cpp explain "Why is the sky blue?" -m target.gguf -d draft.gguf --setting margin:0.3 -o sky.html
+  pyfly-cpp explain "Why is the sky blue?" -m target.gguf \\
+      -d draft.gguf --gate margin:0.3 -o sky.html
 
 Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected
 drafts are struck through. The page is one file, without scripts, and loads nothing."""
@@ -28,18 +33,22 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 @click.command("explain", help=HELP)
 @click.argument("prompt", type=TEXT)
 @click.option(
-    "--setting", "-s", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
+    "-s", "--setting", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
 )
-@click.option("--system", type=TEXT, metavar="TEXT", help="A system message.")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer, tokens.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampling.")
-@click.option("--output", "-o", default="explain.html", show_default=True, metavar="FILE", help="The page to write.")
+@click.option("--gate", type=GateType(), help="The gate, where it is all that --setting would say.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
+@click.option(
+    "-n", "--max-tokens", metavar="N", type=Int(1), default=256, show_default=True, help="Longest answer in tokens."
+)
+@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
+@click.option("--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling.")
+@click.option("-o", "--output", default="explain.html", show_default=True, metavar="FILE", help="The page to write.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @model_options
 def command(
     prompt: str,
     setting_text: str | None,
+    gate: Gate | None,
     system: str | None,
     max_tokens: int,
     temperature: float,
@@ -50,7 +59,12 @@ def command(
 ) -> None:
     """See HELP."""
     with one_sentence_errors("Nothing was written."):
-        setting = parse_setting(setting_text) if setting_text else (*models.settings, parse_setting("margin:0.3"))[0]
+        if gate is not None and setting_text is not None:
+            raise click.UsageError("give either --gate or --setting, not both; a setting begins with its gate.")
+        if gate is not None:
+            setting = Setting(gate)
+        else:
+            setting = parse_setting(setting_text) if setting_text else (*models.settings, Setting(Margin(0.3)))[0]
         if not prompt.strip():
             raise ValueError("the prompt is empty; give a text.")
         require_free(output, force)
@@ -59,7 +73,8 @@ def command(
         llm.trace = True
         messages = [{"role": "system", "content": system}] if system else []
         rendered = generator.render([*messages, {"role": "user", "content": prompt}])
-        generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
+        with reading(llm):
+            generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
         vocab = llm._model.vocab
 
         def is_special(token: int) -> bool:

@@ -14,8 +14,11 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from pyfly_cpp import _native
+from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
-from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt
+from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
+from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import embedded_model, resolve_model
 
@@ -70,11 +73,17 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         ValueError, PyflyError: a file is missing, unfit, or an option does not fit the model.
     """
     path = model_path(options.model)
+    if options.lora is not None:
+        require_gguf(options.lora, "LoRA adapter")
+    if options.cache_type_v not in ("f32", "f16", "bf16") and not options.flash_attn:
+        raise ValueError(f"--cache-type-v {options.cache_type_v} needs flash attention; add --flash-attn.")
     log = None if options.verbose else silence()
     n_ctx = options.n_ctx
     if n_ctx is None:
         trained = _training_context(path)
         n_ctx = min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
+    else:
+        warn_of_long_context(path, n_ctx)
     with Bar() as bar, leave_on_interrupt():
 
         def on_load(fraction: float) -> None:
@@ -96,6 +105,10 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 n_gpu_layers=options.n_gpu_layers,
                 n_threads=options.n_threads,
                 n_threads_batch=options.n_threads,
+                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
+                lora_path=options.lora,
+                type_k=CACHE_WORDS[options.cache_type_k],
+                type_v=CACHE_WORDS[options.cache_type_v],
                 flash_attn=options.flash_attn,
                 chat_format=options.chat_format,
                 verbose=options.verbose,
@@ -103,6 +116,34 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
         require_chat_format(llm)
         llm.drafter_reason = reason
         return llm
+
+
+def warn_of_long_context(path: Path, n_ctx: int) -> None:
+    """Says, before anything is loaded, if the context is longer than what the model was trained on."""
+    trained = _training_context(path)
+    if trained is not None and n_ctx > trained:
+        warn(
+            f"Warning: {path.name} was trained on contexts of {trained} tokens, and --n-ctx asks for {n_ctx}: it takes "
+            "memory for all of them, and what it answers beyond is often nonsense."
+        )
+
+
+def context_words(llm: FlyLlama, n_ctx: int | None) -> str:
+    """How many tokens the context holds, and why not what was asked for."""
+    n = llm.n_ctx()
+    return f"{n}" if n_ctx in (None, 0, n) else f"{n} ({n_ctx}, rounded up)"
+
+
+@contextlib.contextmanager
+def reading(llm: FlyLlama) -> Iterator[Bar]:
+    """Shows that a prompt is read, and how far, until the bar is stopped or the first tokens are there."""
+    with Bar() as bar:
+        bar.update("reading", 0, None)
+        llm.on_prefill = lambda done, total: bar.update("reading", done, total, f"{done} of {total} tokens")
+        try:
+            yield bar
+        finally:
+            llm.on_prefill = None
 
 
 def require_chat_format(llm: FlyLlama) -> None:
@@ -116,9 +157,11 @@ def require_chat_format(llm: FlyLlama) -> None:
 
 @contextlib.contextmanager
 def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words into the errors that would refer to its log."""
+    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
     try:
         yield
+    except IncompatibleDraftError as error:
+        raise IncompatibleDraftError(str(error).replace("as MTP(model_path=...)", "with --draft")) from error
     except ValueError as error:
         if log is not None and log.errors and "verbose=True" in str(error):
             raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
@@ -150,11 +193,7 @@ def metadata(model: Any, key: str) -> str | None:
 
 
 def _training_context(path: Path) -> int | None:
-    if path.is_dir():
-        return None
-    with open(path, "rb") as file:
-        if file.read(4) != b"GGUF":
-            return None  # FlyLlama says it better
-    with open_metadata(path, vocab_only=True) as model:
-        text = metadata(model, "{arch}.context_length") if model else None
-    return int(text) if text and text.isdigit() else None
+    try:
+        return (_native.inspect_model(str(path)).n_ctx_train or None) if path.is_file() else None
+    except ValueError:
+        return None  # FlyLlama says it better

@@ -16,9 +16,10 @@ import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.loading import reasons_from, require_chat_format, silence
-from pyfly_cpp.cli.options import THREAD_COUNT, THREADS_HELP
-from pyfly_cpp.cli.terminal import shown
+from pyfly_cpp.cli.kinds import THREAD_COUNT, Int, Renamed
+from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format, silence, warn_of_long_context
+from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
+from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
@@ -82,7 +83,7 @@ class Models:
             try:
                 batch = self._load(load_batch, drafters, settings, n_parallel)
             except ValueError as error:  # in the words of the command line
-                words = str(error).replace("lower n_parallel, n_ctx or n_cells", "lower --parallel or --ctx")
+                words = str(error).replace("lower n_parallel, n_ctx or n_cells", "lower --parallel or --n-ctx")
                 raise ValueError(words.replace("n_parallel", "--parallel")) from error
             return ParallelGenerator(batch, drafters)
 
@@ -104,6 +105,7 @@ class Models:
         warn_of_load(machine)
         drafters, reason = self.drafters()
         log = silence()
+        warn_of_long_context(Path(self.model), self.n_ctx)
         with reasons_from(log):
             generator = load(drafters)
         llm = generator.llm
@@ -160,10 +162,10 @@ def model_options(command: Command) -> Command:
     """Adds the options that say which models to load; the command gets them as one argument `models: Models`."""
     options = [
         click.option(
-            "--model", "-m", "model", metavar="MODEL",
-            help="GGUF file of the target, or a name of `pyfly-cpp models list`.  [default: the preset's]",
+            "-m", "--model", metavar="MODEL",
+            help="GGUF file, or a name of `pyfly-cpp models list`.  [default: the preset's, or the demo model]",
         ),
-        click.option("--draft", "-d", metavar="MODEL", help="Draft model of the same vocabulary, or a head."),
+        click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
             help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "
@@ -174,19 +176,19 @@ def model_options(command: Command) -> Command:
             help="Preset of `tune`: its models and drafter where none are given, and its setting too.",
         ),
         click.option(
-            "--ctx", "--n-ctx", "n_ctx", type=click.IntRange(64), default=4096, show_default=True,
-            help="Context, tokens.",
+            "-c", "--n-ctx", "--ctx", "n_ctx", cls=Renamed, metavar="N", type=Int(min=64), default=DEFAULT_N_CTX,
+            show_default=True, help="Context in tokens.",
         ),
         click.option(
-            "--threads", "--n-threads", "-t", "threads", type=THREAD_COUNT, default=AUTO_THREADS, show_default=True,
-            help=THREADS_HELP,
+            "-t", "--n-threads", "--threads", "threads", cls=Renamed, metavar="N", type=THREAD_COUNT,
+            default=AUTO_THREADS, show_default=True, help=THREADS_HELP,
         ),
         click.option(
-            "--gpu-layers", "--n-gpu-layers", "gpu_layers", type=click.IntRange(-1), default=-1,
+            "--n-gpu-layers", "--gpu-layers", "gpu_layers", cls=Renamed, metavar="N", type=Int(min=-1), default=-1,
             help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
         ),
         click.option(
-            "--chat-format", metavar="NAME", help="llama-cpp-python's name of a chat format.  [default: the model's]"
+            "--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"
         ),
     ]  # fmt: skip
 
@@ -206,9 +208,10 @@ def model_options(command: Command) -> Command:
             loaded = load_preset(preset) if preset is not None else None
             if loaded is not None:
                 model = model or loaded.model
+            path = model_path(model)
             if model is None:
-                raise click.UsageError("Missing option '--model' / '-m' (or a --preset that names a model).")
-            model = str(resolve_model(model))
+                note(f"no --model was given: this is the demo model, {path.name}")
+            model = str(path)
             draft = None if draft is None else str(resolve_model(draft))
         gpu_layers = gpu_layers if llama_cpp.llama_supports_gpu_offload() else 0
         models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded)
@@ -297,6 +300,21 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
 
 
+def _is_too_wide(head: list[str], body: list[list[str]], width: int) -> bool:
+    """Whether a table of these cells would have to break words."""
+    longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in zip(head, *body)]
+    return sum(longest) + 3 * len(longest) + 1 > width
+
+
+def _show_list(title: str, head: list[str], body: list[list[str]]) -> None:
+    """Prints what a table holds below one another, for narrow terminals."""
+    write(f"{title}\n" if title else "")
+    for first, *rest in body:
+        write(f"{first or '-'}\n")
+        for name, cell in zip(head[1:], rest):
+            write(f"  {name}: {cell}\n")
+
+
 def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     """Prints a table to stdout, wrapped to the terminal; piped, as wide as it is."""
     from rich.console import Console
@@ -304,6 +322,9 @@ def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     from rich.text import Text
 
     console = Console(width=terminal_width())
+    if _is_too_wide(head, body, console.width):
+        _show_list(title, head, body)
+        return
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(head):
         table.add_column(name, justify="left" if i == 0 else "right")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
 from pyfly_cpp import models
+from pyfly_cpp.auto import own_head
 from pyfly_cpp.cli.terminal import Bar
+from pyfly_cpp.companions import companions
 from pyfly_cpp.fetching import fetch as fetch_model
+from pyfly_cpp.pairs import published_pair
 
 
 @click.group(
     "models",
-    short_help="List and fetch models by name.",
-    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat --model smollm2-135m",
+    short_help="List, fetch and pair models.",
+    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat -m smollm2-135m",
 )
 def command() -> None:
     """Models by name: --model and --draft take these names as well as paths.
@@ -56,7 +60,8 @@ def list_models(as_json: bool) -> None:
 def fetch(name: str, find_links: str | None) -> None:
     """Fetch or build the model NAME (or hf:OWNER/REPO/FILE) and print its path.
 
-    An interrupted fetch goes on where it stopped. A model that is here already is checked.
+    An interrupted fetch goes on where it stopped (one from the hub only if it was the connection that broke). A model
+    that is here already is checked.
     """
     with Bar(download=True) as bar:
         path = fetch_model(name, bar.update, find_links)
@@ -68,6 +73,46 @@ def fetch(name: str, find_links: str | None) -> None:
 def path(name: str) -> None:
     """Print the path of the model NAME."""
     click.echo(models.resolve_model(name))
+
+
+@command.command(epilog="Example: pyfly-cpp models pair ./Qwen2.5-7B-Instruct-Q4_K_M.gguf")
+@click.argument("target")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def pair(target: str, as_json: bool) -> None:
+    """List what could draft for the model TARGET: files on this machine, and what is published for its family.
+
+    Looks beside the model and in the folders of this program, the hub, llama.cpp and LM Studio. Fitting says nothing
+    about speed: `bench` measures that, and while decoding a drafter that does not pay is left out.
+    """
+    path = models.resolve_model(target)
+    own = own_head(path)
+    here = list(companions(path))
+    published = published_pair(path)
+    if as_json:
+        files = [
+            {"path": str(one.path), "drafter": one.drafter.word, "size": one.size, "share": one.share} for one in here
+        ]
+        shown = None if published is None else asdict(published)
+        click.echo(json.dumps({"mtp_head": own is not None, "here": files, "published": shown}, indent=2))
+        return
+    if own is not None:
+        click.echo("* the model's own MTP head")
+    width = max((len(one.path.name) for one in here), default=0)
+    for i, one in enumerate(here):
+        mark = "*" if i == 0 and own is None else " "
+        click.echo(f"{mark} {one.path.name:{width}}  {_human(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
+    if own is None and not here:
+        click.echo("no file on this machine could draft for it")
+    if published is None:
+        click.echo("nothing is known to be published for it", err=True)
+    elif published.draft is None:
+        click.echo(f"{published.family}: {published.note}", err=True)
+    else:
+        size = _human(published.size)
+        click.echo(f"published for {published.family}, {size}, {published.licence}:", err=True)
+        click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
+    if own is not None or here:
+        click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
 
 
 def _human(n_bytes: int) -> str:

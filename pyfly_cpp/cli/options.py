@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +12,8 @@ import click
 from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.cache_types import CACHE_WORDS
+from pyfly_cpp.cli.kinds import COUNT, SEED, SHARES, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -28,7 +29,7 @@ from pyfly_cpp.drafters import (
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
 from pyfly_cpp.presets import drafter_as_dict, load_preset
-from pyfly_cpp.rules import Gate, examples, parse_gate
+from pyfly_cpp.rules import Gate, examples
 from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
 
@@ -78,9 +79,14 @@ class Options:
     preset_drafter: AnyDrafter | None = None
     """Its drafter, unless --drafter or --draft said otherwise."""
 
+    tensor_split: tuple[float, ...] | None = None
+    lora: str | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+
     def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
-        carries, else the draft model that was given, else prompt lookup."""
+        carries, else the draft model that was given, else a fitting file on this machine, else prompt lookup."""
         if self.preset_drafter is not None:
             return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
         why = f"--drafter {self.drafter}"
@@ -155,86 +161,18 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
     return {**out, "preset_drafter": as_given(parts)}
 
 
-class _GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A gate in its written form."""
-
-    name = "gate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return parse_gate(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
+TEMPERATURE_HELP = "0 takes the most probable token; more is more varied (0.7 is usual)."
 THREADS_HELP = "Threads; auto: the physical cores, fewer while other programs use some."
-
-
-class CountOrAuto(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number from 1 on of what `things` names, or "auto"."""
-
-    def __init__(self, name: str, things: str) -> None:
-        self.name = name
-        self._things = things
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == AUTO:
-            return AUTO
-        try:
-            return int(click.IntRange(min=1).convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of {self._things} from 1 on, or 'auto'.", param, ctx)
-
-
-THREAD_COUNT = CountOrAuto("threads", "threads")
-PARALLEL_COUNT = CountOrAuto("parallel", "texts")
-
-
-class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Numbers of texts at once, with commas between them; each once, in ascending order."""
-
-    name = "parallel"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            number: Any = click.IntRange(min=1)
-            return tuple(sorted({int(number.convert(part, param, ctx)) for part in str(value).split(",")}))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of texts from 1 on, or several like 1,4,8.", param, ctx)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorator = Callable[[_Function], _Function]
 
 
-class _Int(click.IntRange):
-    """An integer that fits into C's int."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not -(2**31) <= number < 2**31:
-            self.fail(f"{number} is too large; the largest is {2**31 - 1}.", param, ctx)
-        return number
-
-
-class _Real(click.FloatRange):
-    """A number: neither infinite nor NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
-
-
-_COUNT = _Int(min=1)
-_SIZE = _Int(min=0)
-
-
 def _drafter_option(option: Option) -> Callable[[Any], Any]:
     flag, is_share = f"--{option.name.replace('_', '-')}", isinstance(option.default, float)
     high = None if option.high is None else int(option.high)
-    kind = _Real(option.low, option.high) if is_share else _Int(int(option.low), high)
+    kind = Real(option.low, option.high) if is_share else Int(int(option.low), high)
     return click.option(
         flag, option.name, metavar="X" if is_share else "N", type=kind, default=option.default,
         show_default=option.default is not None, help=option.help,
@@ -255,43 +193,50 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
         click.option("--drafter", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
-                     help="What proposes tokens; auto: the model's MTP head, else --draft, else prompt lookup."),
+                     help="What proposes tokens; auto: the model's MTP head, else --draft, else a fitting file on this "
+                          "machine (see `models pair`), else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
-        click.option("--draft-max", metavar="N", type=_SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
+        click.option("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
-        click.option("--gate", type=_GateType(), default=gate, show_default=True,
+        click.option("--gate", type=GateType(), default=gate, show_default=True,
                      help=f"{examples(combined=False)}; all but exact may differ from plain decoding. With guards: "
                           "all(margin:0.3,exact-first:8,budget:2)."),
-        click.option("--window", metavar="N", type=_SIZE,
+        click.option("--window", metavar="N", type=SIZE,
                      help="Positions W that decide on a mismatch.  [default: the gate's own]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
                      help="What must happen in them; auto: the gate's own rule."),
-        click.option("--window-tail", metavar="N", type=_SIZE, help="Strict positions at the end of a round."),
+        click.option("--window-tail", metavar="N", type=SIZE, help="Strict positions at the end of a round."),
         click.option("--across-rounds/--no-across-rounds", default=None,
                      help="Whether an undecided mismatch outlives its round.  [default: the rule's own]"),
-        click.option("-c", "--n-ctx", metavar="N", type=_SIZE,
+        click.option("-c", "--n-ctx", metavar="N", type=SIZE,
                      help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
-        click.option("--n-batch", metavar="N", type=_COUNT, default=512, show_default=True,
+        click.option("--n-batch", metavar="N", type=COUNT, default=512, show_default=True,
                      help="Largest batch in tokens."),
-        click.option("--n-gpu-layers", metavar="N", type=_Int(min=-1), default=-1,
+        click.option("--n-gpu-layers", metavar="N", type=Int(min=-1), default=-1,
                      help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
+        click.option("--tensor-split", metavar="X,X,...", type=SHARES, help="Share of the model on each GPU."),
+        click.option("--lora", metavar="FILE", help="LoRA adapter of the model."),
+        click.option("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
+                     help="Type of the K cache."),
+        click.option("--cache-type-v", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
+                     help="Type of the V cache; a quantised one needs --flash-attn."),
         click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
-        click.option("--temperature", metavar="X", type=_Real(min=0), default=0.0, show_default=True,
-                     help="0 takes the most probable token; more is more varied (0.7 is usual)."),
-        click.option("--top-k", metavar="N", type=_Int(), default=40, show_default=True, help="0: off."),
-        click.option("--top-p", metavar="X", type=_Real(0, 1), default=0.95, show_default=True,
+        click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
+                     help=TEMPERATURE_HELP),
+        click.option("--top-k", metavar="N", type=Int(), default=40, show_default=True, help="0: off."),
+        click.option("--top-p", metavar="X", type=Real(0, 1), default=0.95, show_default=True,
                      help="1: off."),
-        click.option("--min-p", metavar="X", type=_Real(0, 1), default=0.05, show_default=True,
+        click.option("--min-p", metavar="X", type=Real(0, 1), default=0.05, show_default=True,
                      help="0: off."),
-        click.option("--repeat-penalty", metavar="X", type=_Real(), default=1.0, show_default=True, help="1: off."),
-        click.option("--frequency-penalty", metavar="X", type=_Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--presence-penalty", metavar="X", type=_Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), help="Seed of the sampling."),
-        click.option("-n", "--max-tokens", metavar="N", type=_SIZE, default=1024, show_default=True,
+        click.option("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
+        click.option("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
+        click.option("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
+        click.option("--seed", metavar="N", type=SEED, help="Seed of the sampling."),
+        click.option("-n", "--max-tokens", metavar="N", type=SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),
         click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),
     ]  # fmt: skip

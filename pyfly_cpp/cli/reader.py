@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.cli.text import open_stdin, repaired
 
-COMMANDS = ("/help", "/reset", "/stats", "/gate", "/save", "/load", "/exit")
+COMMANDS = (
+    "/help", "/regenerate", "/undo", "/read", "/system", "/set", "/gate", "/stats", "/reset", "/save", "/load", "/exit",
+)  # fmt: skip
 
 
 class Reader(Protocol):

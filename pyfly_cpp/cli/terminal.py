@@ -58,8 +58,8 @@ class Bar:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
-    def update(self, text: str, done: float, total: float, count: str = "") -> None:
-        """Shows how far we are, beginning at the first call."""
+    def update(self, text: str, done: float, total: float | None, count: str = "") -> None:
+        """Shows how far we are, beginning at the first call; with the total None, that something goes on."""
         if not sys.stderr.isatty():
             return
         text = shown(text, sys.stderr)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shlex
+import stat
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.files import is_stream
 
 
 def repaired(text: str, where: str) -> str:
@@ -34,6 +39,33 @@ def repaired(text: str, where: str) -> str:
     return whole
 
 
+def file_text(path: str | Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        if is_stream(path):
+            raise ValueError(f"{str(path)!r} is a device or a pipe; give the path of a file.")
+        return Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
+
+
+def file_named(command: str, rest: str) -> Path:
+    """The file behind a command of the chat; raises ValueError unless there is one name."""
+    try:
+        parts = shlex.split(rest) if os.name == "posix" else [rest.strip('"')]
+    except ValueError:
+        parts = [rest]
+    if len(parts) != 1 or not parts[0]:
+        raise ValueError(f"write {command} FILE, with quotes around a name that has spaces.")
+    return Path(parts[0]).expanduser()
+
+
 class TextType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """An argument that a model will read."""
 
@@ -44,6 +76,17 @@ class TextType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 TEXT = TextType()
+
+
+def piped_text() -> str | None:
+    """What was piped in or redirected from a file, less one newline at its end; None where nothing was."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+    except (OSError, ValueError):  # no file at all: somebody's own object
+        is_piped = not sys.stdin.isatty()
+    text = repaired(open_stdin().read(), "the prompt") if is_piped else ""
+    return text.removesuffix("\n") or None
 
 
 def open_stdin() -> TextIO:

@@ -15,6 +15,7 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
+from pyfly_cpp.cli.kinds import Int, Real
 from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
@@ -23,35 +24,41 @@ from pyfly_cpp.cli.measuring import (
     require_outputs,
     show_table,
 )
+from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.drafters import as_given, require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
+from pyfly_cpp.words import counted
 
 HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 
 \b
 Example:
-  pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl --agreement 0.8 --output mine.preset.json
+  pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl \\
+      --agreement 0.8 -o mine.preset.json
 
-Give 8-16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
+Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; another wording of the same lowers it. Every drafter that is there is tried (the model's MTP head, --draft,
+order; another wording of the same lowers it. What is lossy is written only if it is surely faster than what is lossless
+when both are measured once more. Every drafter that is there is tried (the model's MTP head, --draft,
 prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama.from_preset` and by --preset."""
 
 
 @click.command("tune", help=HELP)
 @click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
-@click.option("--limit", type=click.IntRange(1), default=16, show_default=True, help="Take at most N of them.")
-@click.option("--agreement", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
+@click.option("--limit", metavar="N", type=Int(1), default=16, show_default=True, help="Take at most N of them.")
+@click.option("--agreement", metavar="X", type=Real(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
 @click.option(
-    "--lost-answers", type=click.IntRange(0), default=0, show_default=True, help="Most answers that may be lost."
+    "--lost-answers", metavar="N", type=Int(0), default=0, show_default=True, help="Most answers that may be lost."
 )
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Longest answer, tokens.")
 @click.option(
-    "--output", "-o", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
+    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
+)
+@click.option(
+    "-o", "--output", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
 )
 @click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
 @click.option("--json", "json_file", metavar="FILE", help="Write everything that was measured.")
@@ -94,7 +101,7 @@ def command(
         show_table("The choice, measured afresh", *report.speed_cells(fresh))
         chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
         claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
-        click.echo(claim)
+        write(claim + "\n")
         preset = make_preset(tuned.chosen.setting, models.model, drafters)
         facts = {
             "sentence": claim,
@@ -141,17 +148,29 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
 def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt_file: str) -> str:
     """What is claimed, and on what it rests."""
     c = tuned.chosen
-    if c.setting.is_plain:
+    rejected = rejection_sentence(tuned)
+    if c.setting.is_plain and not rejected:
         return (
             f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
             f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
             "machine, drafting does not pay."
         )
-    return (
+    return rejected + (
         f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
         f"the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It "
         "was chosen on these very prompts: expect a little less of speed and agreement on others, and nothing is known "
         "about other kinds."
+    )
+
+
+def rejection_sentence(tuned: tuning.Tuned) -> str:
+    """Why the choice is not the fastest setting of the search, with a space behind it; empty where it is."""
+    if tuned.chosen == tuned.fastest:
+        return ""
+    return (
+        f"{tuned.fastest.setting} was the fastest in the search, but measured afresh its speed is "
+        f"{interval(tuned.over_lossless)} x that of {tuned.chosen.setting}, which is lossless: not surely more, so the "
+        "preset is lossless. "
     )
 
 
@@ -197,8 +216,9 @@ def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
     axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
     axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
     axis.set_xlabel("agreement with the exact output")
-    axis.set_ylabel("speed over exact, 95 % interval")
-    axis.set_title(f"{tuned.n_prompts} prompts")
+    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
+    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
+    axis.set_title(counted(tuned.n_prompts, "prompt"))
     axis.legend()
     figure.tight_layout()
     buffer = io.BytesIO()

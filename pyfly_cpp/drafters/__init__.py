@@ -9,6 +9,7 @@ llama_cpp, that is, a callable from token ids to token ids.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import Union
 
@@ -39,6 +40,7 @@ __all__ = [
     "has_own_head",
     "open_drafter",
     "options_of",
+    "parse_drafters",
     "require_drafters",
 ]
 
@@ -60,20 +62,45 @@ AnyDrafter = Union[Drafter, tuple[Drafter, ...]]
 
 
 def require_drafters(drafter: object) -> tuple[Drafter, ...]:
-    """The drafters that `drafter` names: one, a sequence of them, or None for none; raises ValueError otherwise."""
+    """The drafters that `drafter` names: one, its written form, a sequence of them, or None for none; raises ValueError
+    otherwise."""
     if drafter is None:
         return ()
+    if isinstance(drafter, str):
+        return parse_drafters(drafter)
     if isinstance(drafter, (list, tuple)):
         if not drafter:
             raise ValueError("the list of drafters is empty; give at least one, or None for plain decoding.")
         return tuple(d for one in drafter for d in require_drafters(one))
+    if isinstance(drafter, type):
+        file = '"draft.gguf"' if getattr(drafter, "needs_file", False) else ""
+        raise ValueError(f"drafter is the class {drafter.__name__}; give one of it: {drafter.__name__}({file}).")
     if isinstance(drafter, OwnDrafter) or callable(drafter):
         return (drafter,)
     names = ", ".join(f"{kind.__name__}(...)" for kind in DRAFTERS.values())
     raise ValueError(
-        f"drafter must be {names}, a llama_cpp LlamaDraftModel (a callable from tokens to tokens), a list of these, or "
-        f"None, not {drafter!r}."
+        f"drafter must be {names}, a text such as lookup, a llama_cpp LlamaDraftModel (a callable from tokens to "
+        f"tokens), a list of these, or None, not {drafter!r}."
     )
+
+
+def parse_drafters(text: str) -> tuple[Drafter, ...]:
+    """The drafters of a written form: a word of `WORDS`, with `:FILE` behind it where the word takes one, or `none`;
+    raises ValueError."""
+    word, _, file = text.partition(":")
+    if text == "none":
+        return ()
+    if word not in WORDS:
+        near = difflib.get_close_matches(word, WORDS, n=1)
+        near = [f"draft:{text}"] if text.endswith(".gguf") else near
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(WORDS)} or none.")
+    kinds = WORDS[word]
+    if file and not any(kind.takes_file for kind in kinds):
+        raise ValueError(f"the drafter {word} takes no file; leave out {file!r}.")
+    if not file and any(kind.needs_file for kind in kinds):
+        raise ValueError(f"the drafter {word} needs a file; write {word}:FILE.")
+    return tuple(kind.make(file or None) for kind in kinds)
 
 
 def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:

@@ -10,6 +10,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, require_integer, require_probability
 from pyfly_cpp.files import require_gguf
+from pyfly_cpp.models import model_file
 from pyfly_cpp.threads import AUTO, require_threads
 
 P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop where its top probability falls under this.", 1.0, 0.0)
@@ -43,7 +44,7 @@ class DraftModel(WithModel):
     options = (P_MIN, Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"))
 
     model_path: str | os.PathLike[str]
-    """Path of the GGUF file."""
+    """Path of the GGUF file, or a name of `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     p_min: float = 0.0
@@ -78,11 +79,11 @@ class DraftModel(WithModel):
         require_cache_types(self.type_k, self.type_v)
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(str(self.model_path), "draft model")
+        require_gguf(path := model_file(self.model_path), "draft model")
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **given}
-        return _native.ModelDrafter("draft model", "model", host.target(), str(self.model_path), self.p_min, **settings)
+        return _native.ModelDrafter("draft model", "model", host.target(), path, self.p_min, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

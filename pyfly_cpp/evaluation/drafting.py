@@ -10,7 +10,7 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.arguments import draft_max_of
-from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.auto import choose_drafter, own_head
 from pyfly_cpp.drafters import (
     MTP,
     WORDS,
@@ -97,8 +97,8 @@ def choose_drafters(
         ValueError: the model is no usable GGUF file, or the word is unknown or needs a file that is not given.
     """
     require_gguf(os.fspath(model))
-    own = choose_drafter(model).drafter
-    heads = [own] if isinstance(own, OwnDrafter) and own.in_target else []
+    head = own_head(model)
+    heads = [] if head is None else [head]
     given: list[OwnDrafter] = []
     if word != AUTO:
         name, _, written = parse_drafter(word).partition(":")

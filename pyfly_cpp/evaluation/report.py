@@ -22,6 +22,7 @@ from pyfly_cpp.evaluation.statistics import (
     wilson,
 )
 from pyfly_cpp.evaluation.task import UNJUDGED
+from pyfly_cpp.words import counted
 
 BASELINE = "exact"
 """The setting that flips and recovery are counted against."""
@@ -54,6 +55,8 @@ class SettingResult:
     n_cut: int
     """Answers that reached the limit of tokens; they may be wrong only for that."""
     mean_tokens: float
+    n_empty: int = 0
+    """Answers without a word."""
     n_unjudged: int = 0
     """Answers that the task could not judge; they count as wrong."""
     also: dict[str, float] = field(default_factory=dict)
@@ -143,6 +146,7 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         n_loops=sum(1 for line in lines if line["loop"]),
         n_cut=sum(1 for line in lines if line["finish"] in ("length", "context")),
         mean_tokens=sum(len(line["tokens"]) for line in lines) / n if n else math.nan,
+        n_empty=sum(1 for line in lines if not line["output"].strip()),
         n_unjudged=sum(1 for detail in details if UNJUDGED in detail),
         also={name: _share([float(detail.get(name) or 0) for detail in details]) for name in names},
     )
@@ -217,16 +221,23 @@ def notes(table: Table) -> list[str]:
         if row.difference is not None and row.flips is not None and row.setting != "plain":
             low, high = 100 * row.difference.low, 100 * row.difference.high
             out.append(
-                f"{row.setting}: against {BASELINE}, {row.flips.harmful} items became wrong and {row.flips.helpful} "
-                f"right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between {low:+.1f} and {high:+.1f} "
-                "points of accuracy is consistent with that."
+                f"{row.setting}: against {BASELINE}, {counted(row.flips.harmful, 'item')} became wrong and "
+                f"{row.flips.helpful} right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between "
+                f"{low:+.1f} and {high:+.1f} points of accuracy is consistent with that."
             )
     if any(row.n_cut for row in table.rows):
         cut = ", ".join(f"{row.setting} {row.n_cut}" for row in table.rows)
         out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
+    empty = [row.setting for row in table.rows if row.n and row.n_empty == row.n]
+    if empty:
+        out.append(
+            f"Every answer of {', '.join(empty)} is empty, so nothing is known of what the model can do: it ends its "
+            "answers at once. It may be a base model, or the chat template is not its own (--chat-format)."
+        )
     n_unjudged = sum(row.n_unjudged for row in table.rows)
     if n_unjudged:
-        out.append(f"{n_unjudged} outputs could not be judged and count as wrong (`{UNJUDGED}` in the lines says why).")
+        what = counted(n_unjudged, "output")
+        out.append(f"{what} could not be judged, which counts as wrong (`{UNJUDGED}` in the lines says why).")
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{row.setting} {percent(row.also[name])}" for row in table.rows if name in row.also)

@@ -140,7 +140,7 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
         if len(prompt.tokens) + plan.max_tokens > room:
             raise ValueError(
                 f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an "
-                f"answer does not fit in the context of {room}; raise --ctx, or lower --few-shot or --max-tokens."
+                f"answer does not fit in the context of {room}; raise --n-ctx, or lower --few-shot or --max-tokens."
             )
         prompts.append(prompt)
     return prompts

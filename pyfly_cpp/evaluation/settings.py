@@ -37,7 +37,7 @@ class Setting:
     """Whether the governor chooses; what is drafted then depends on measured times and cannot be repeated."""
 
     def __post_init__(self) -> None:
-        if self.gate.is_lossless or self.window == self.gate.window:
+        if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
             object.__setattr__(self, "window", None)
 
     @property

@@ -6,9 +6,9 @@ logarithms are natural; p = softmax(row) over the whole vocabulary, after everyt
 
 Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
 in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
-`all(margin:0.5,exact-first:8)`. Guards only restrict other rules, with which they stand in an `all(...)`. `FORMS` (in
-`written.py`) is the table that everything which reads, lists or explains them looks into. A gate brings its own window,
-which applies where none is given.
+`all(margin:0.5,exact-first:8)`, `regions(prose=margin:0.3,think=relaxed)`. Guards only restrict other rules, with which
+they stand in an `all(...)`. `FORMS` (in `written.py`) is the table that everything which reads, lists or explains them
+looks into. A gate brings its own window, which applies where none is given.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import Fuzzy
-from pyfly_cpp.rules.gate import Gate, GateNode
+from pyfly_cpp.rules.gate import REGIONS, Gate, GateNode
 from pyfly_cpp.rules.guards import Budget, ExactFirst
+from pyfly_cpp.rules.regions import Regions, regions_of
 from pyfly_cpp.rules.written import FORMS, THRESHOLDS, examples, parse_gate, require_gate, why_strict
 
 __all__ = [
     "FORMS",
+    "REGIONS",
     "THRESHOLDS",
     "AllOf",
     "AnyOf",
@@ -35,10 +37,12 @@ __all__ = [
     "GateNode",
     "Margin",
     "Ratio",
+    "Regions",
     "Relaxed",
     "Typical",
     "examples",
     "parse_gate",
+    "regions_of",
     "require_gate",
     "why_strict",
 ]

@@ -22,6 +22,9 @@ class _Combined(Gate):
                 raise ValueError(f"{type(self).__name__} combines gates such as Margin(0.3), not {gate!r}.")
         object.__setattr__(self, "gates", gates)
 
+    def in_region(self, region: str) -> Gate:
+        return type(self)(*(gate.in_region(region) for gate in self.gates))
+
     def _combined(self, kind: int) -> tuple[GateNode, ...]:
         operands = [node for gate in self.gates for node in gate.nodes()]
         return (*operands, GateNode(kind, len(self.gates), 0.0))

@@ -10,6 +10,11 @@ from pyfly_cpp.windows import Window
 EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
+REGION = 32
+
+REGIONS = ("prose", "code", "numbers", "think", "structured")
+"""What may be written, in the order of `pyfly_region` of pyfly.h."""
+
 MAX_TOP = 32
 """Largest n of a top-n entropy."""
 
@@ -55,6 +60,15 @@ class Gate:
     def window(self) -> Window:
         """The gate's own window: what a mismatch that it defers needs to stand, where nobody says otherwise."""
         return Window()
+
+    def in_region(self, region: str) -> Gate:
+        """What it is where one of the `REGIONS` is written."""
+        return self
+
+    def windows(self, given: Window | None = None) -> tuple[Window, ...]:
+        """The windows of a mismatch in each of the `REGIONS`: the one that was given, or its own."""
+        gates = [self.in_region(region) for region in REGIONS]
+        return tuple(given or (self if gate.is_lossless else gate).window for gate in gates)
 
     @property
     def is_lossless(self) -> bool:

@@ -10,8 +10,9 @@ from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
-from pyfly_cpp.rules.gate import Gate
+from pyfly_cpp.rules.gate import REGIONS, Gate
 from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard
+from pyfly_cpp.rules.regions import Regions
 from pyfly_cpp.windows import Window
 
 MAX_DEPTH = 32
@@ -19,7 +20,7 @@ MAX_DEPTH = 32
 
 
 class Form(NamedTuple):
-    """One way to write a gate: `word:number:...`, or `word(gate,...)`."""
+    """One way to write a gate: `word:number:...`, `word(gate,...)`, or `word(name=gate,...)`."""
 
     word: str
     example: str
@@ -30,6 +31,8 @@ class Form(NamedTuple):
     None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """Fields that the word says."""
+    names: tuple[str, ...] = ()
+    """The fields of the gates in parentheses, where they are named."""
 
 
 _FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
@@ -46,6 +49,7 @@ FORMS = (
     *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
+    Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
@@ -91,7 +95,10 @@ def _parse(text: str, n_levels: int) -> Gate:
             if text.startswith(form.word + "(") and text.endswith(")"):
                 if n_levels == 0:
                     raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
-                return form.rule(*(_parse(part, n_levels - 1) for part in _split(text[len(form.word) + 1 : -1])))
+                parts = _split(text[len(form.word) + 1 : -1])
+                if form.names:
+                    return form.rule(**_parse_named(form, parts, n_levels - 1))
+                return form.rule(*(_parse(part, n_levels - 1) for part in parts))
         elif name == form.word and len(numbers) <= len(form.numbers):
             try:
                 given = {field: read(number) for (field, read), number in zip(form.numbers.items(), numbers)}
@@ -101,6 +108,23 @@ def _parse(text: str, n_levels: int) -> Gate:
     near = difflib.get_close_matches(name, [form.word for form in FORMS], n=1)
     hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
+
+
+def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]:
+    """The fields of a gate that is written `word(name=gate,...)`."""
+    gates: dict[str, Gate] = {}
+    for part in parts if any(parts) else []:
+        name, equals, written = (text.strip() for text in part.partition("="))
+        if not equals:
+            raise ValueError(f"{part.strip()!r} says not where it holds; write {form.word}({form.names[0]}=...).")
+        if name not in form.names:
+            near = difflib.get_close_matches(name, form.names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{form.word} knows no {name!r}, but {', '.join(form.names)}.{hint}")
+        if name in gates:
+            raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
+        gates[name] = _parse(written, n_levels)
+    return gates
 
 
 def _split(text: str) -> list[str]:

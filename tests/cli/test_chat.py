@@ -15,7 +15,6 @@ import time
 
 import pytest
 
-from pyfly_cpp.cli.chat import difference
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Stats
@@ -89,7 +88,7 @@ def test_commands(run):
     assert result.code == 0
     assert "/save FILE" in result.err and "Alt-Enter" in result.err
     assert "gate: exact" in result.err
-    assert "1 answers in this conversation" in result.err
+    assert "1 answer in this conversation" in result.err
     assert "forgotten" in result.err
     assert result.err.count("tokens per round") == 2
 
@@ -120,6 +119,64 @@ def test_a_question_with_a_slash(run):
 def test_backslash_continues_a_line(run):
     both = chat(run, "--show-drafts", stdin="Tom has\\\n3 apples.\n")
     assert both.err.count("tokens per round") == 1
+
+
+def talk_of(run, tmp_path, stdin, *arguments):
+    """The conversation after these lines, and what was said."""
+    file = tmp_path / "talk.json"
+    result = chat(run, "-n", 8, *arguments, stdin=f"{stdin}/save {file}\n")
+    return json.loads(file.read_text()), result
+
+
+def test_undo_and_regenerate(run, tmp_path):
+    one, _ = talk_of(run, tmp_path, f"{QUESTION}\n")
+    two, result = talk_of(run, tmp_path, f"{QUESTION}\nAnd Anna?\n/undo\n")
+    assert two["messages"] == one["messages"] and "forgotten: 'And Anna?'" in result.err
+    again, result = talk_of(run, tmp_path, f"{QUESTION}\n/regenerate\n")
+    assert again["messages"] == one["messages"] and "likely to be the same one" in result.err
+    assert result.out == 2 * (one["messages"][1]["content"] + "\n")
+    other, result = talk_of(run, tmp_path, f"{QUESTION}\n/set temperature 1.5\n/regenerate\n")
+    assert other["messages"] != one["messages"] and len(other["messages"]) == 2 and "the same one" not in result.err
+    for command in ("/undo", "/regenerate"):
+        assert "there is no message yet" in chat(run, stdin=f"{command}\n").err
+
+
+def test_a_failed_regeneration_keeps_the_answer(run, tmp_path, monkeypatch):
+    good = FlyLlama.create_chat_completion
+    calls = []
+
+    def flaky(self, messages, **kwargs):
+        calls.append(messages)
+        return good(self, messages, **kwargs) if len(calls) == 1 else (1 / 0 for _ in range(1))
+
+    monkeypatch.setattr(FlyLlama, "create_chat_completion", flaky)
+    talk, _ = talk_of(run, tmp_path, f"{QUESTION}\n/regenerate\n")
+    assert len(calls) == 2 and len(talk["messages"]) == 2 and talk["messages"][1]["content"]
+
+
+def test_read_puts_a_file_before_the_next_message(run, tmp_path):
+    (tmp_path / "a b.txt").write_text("Tom has 3 apples.\n")
+    talk, result = talk_of(run, tmp_path, f"/read '{tmp_path / 'a b.txt'}'\nHow many?\nAnd now?\n")
+    assert [m["content"] for m in talk["messages"][::2]] == ["Tom has 3 apples.\nHow many?", "And now?"]
+    assert "tokens of" in result.err and "before your next message" in result.err
+    (tmp_path / "long.txt").write_text("word " * 9000)
+    for bad, message in ((tmp_path / "none.txt", "cannot be read"), (TARGET, "is not UTF-8"), ("", "write /read FILE"),
+                         (tmp_path / "long.txt", "the context holds 2048")):  # fmt: skip
+        result = chat(run, stdin=f"/read {bad}\n")
+        assert result.code == 1 and message in result.err
+
+
+def test_the_system_prompt_and_settings_change_between_turns(run, tmp_path):
+    lines = "/system\n/system Be brief.\n/set temperature 0.5\n/set seed 7\n/set max-tokens 3\n/set\n"
+    talk, result = talk_of(run, tmp_path, f"{lines}{QUESTION}\n")
+    assert talk["system"] == "Be brief." and "(system prompt: none)" in result.err
+    assert (talk["settings"]["temperature"], talk["settings"]["seed"]) == (0.5, 7)
+    assert "cut off by --max-tokens" in result.err and "top_p 0.95" in result.err
+    talk, _ = talk_of(run, tmp_path, '/system ""\n/set seed none\n', "-s", "Be brief.", "--seed", 3)
+    assert talk["system"] is None and talk["settings"]["seed"] is None
+    for bad, message in (("temperature x", "temperature cannot be 'x'"), ("temperature -1", "cannot be '-1'"),
+                         ("n_ctx 3", "no setting 'n_ctx'"), ("seed none", "(seed None)")):  # fmt: skip
+        assert message in chat(run, stdin=f"/set {bad}\n").err
 
 
 def test_save_and_load(run, tmp_path):
@@ -346,8 +403,8 @@ def test_shorten_keeps_the_last_message():
 
 def test_difference():
     before, after = Stats(rounds=2, committed=5, seconds_verify=1.0), Stats(rounds=5, committed=11, seconds_verify=3.0)
-    assert difference(after, before).mean_accepted == 2.0
-    assert difference(after, before).seconds_decode == 2.0
+    assert after.since(before).mean_accepted == 2.0
+    assert after.since(before).seconds_decode == 2.0
 
 
 # ---- At a terminal ---------------------------------------------------------------------------------------------------
@@ -423,7 +480,7 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("stopped")
     t.wait_for(PROMPT)
     t.send("/stats\r")
-    t.wait_for("1 answers in this conversation")  # what was said stays
+    t.wait_for("1 answer in this conversation")  # what was said stays
     t.wait_for(PROMPT)
     t.send("\x04")
     t.wait_for("Goodbye.")

@@ -90,3 +90,22 @@ def test_a_character_that_stdout_lacks_is_no_error(monkeypatch):
     write("caf\u00e9 \U0001f600")
     assert stream.buffer.getvalue() == b"caf? ?"
     assert shown("\x1b", stream) == "\x1b"
+
+
+def test_a_table_does_not_break_words(capsys, monkeypatch):
+    head, body = (
+        ["setting", "tokens/s [95 %]", "x plain [95 %]"],
+        [["margin:0.3 reconverge:6", "10.0 [9.1, 11.2]", "1.1"]],
+    )
+    monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 30)
+    show_table("Speed", head, body)
+    text = "Speed\nmargin:0.3 reconverge:6\n  tokens/s [95 %]: 10.0 [9.1, 11.2]\n  x plain [95 %]: 1.1\n"
+    assert capsys.readouterr().out == text
+    monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 80)
+    show_table("Speed", head, body)
+    assert "margin:0.3 reconverge:6 ┃" in capsys.readouterr().out.replace("│", "┃")
+
+
+def test_that_a_prompt_is_read_shows_at_once(run, terminal):
+    terminal()
+    assert "reading" in run("complete", "-m", TARGET, "-t", 1, "-n", 2, "Natalia").err

@@ -126,6 +126,8 @@ void test_lookup() {
 
 // A model of 12 tokens whose row is a hash of the history. Texts that begin with `broken` fail in the end.
 constexpr int32_t n_vocab = 12, broken = 11;
+constexpr const char * pieces[n_vocab] = {"",   "a",       "\n",   "`",    "```\n", "1",
+                                          " +", "<think>", "</th", "ink>", "\xe2",  "~~~"};
 
 int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out) {
     if (history[0] == broken && n > 90) {
@@ -154,7 +156,7 @@ int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, float * row
 }
 
 pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
-    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1};
+    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1, pieces};
     if (random_int(0, 1) == 1) { // a recurrent memory
         config.n_snapshots = random_int(0, 9);
         config.has_checkpoints = random_int(0, 1);
@@ -163,9 +165,11 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 6 : 4)) {
+    switch (random_int(0, has_rows ? 7 : 5)) {
         case 5:
+            return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
         case 6:
+        case 7:
             return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
@@ -187,7 +191,9 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     request.n_evaluated = -1;
     request.gate = &gate;
     request.n_gate = 1;
-    request.window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    for (pyfly_window_config & window : request.windows) {
+        window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    }
     request.trace = random_int(0, 1);
     request.keep_rows = random_int(0, 1);
     return request;
@@ -297,6 +303,70 @@ void test_threads() {
     assert(n_rounds > 10000);
 }
 
+// KL(q || p), KL(p || q), both to the mean, the mean to both, half of what they differ by.
+double reference_divergence(int32_t kind, const std::vector<float> & p_row, const std::vector<float> & q_row) {
+    const auto ln_of = [](const std::vector<float> & row) {
+        const double max = static_cast<double>(*std::max_element(row.begin(), row.end()));
+        double sum = 0.0;
+        for (const float x : row) {
+            sum += std::exp(static_cast<double>(x) - max);
+        }
+        std::vector<double> ln;
+        for (const float x : row) {
+            ln.push_back(static_cast<double>(x) - max - std::log(sum));
+        }
+        return ln;
+    };
+    const auto kl = [](double ln_a, double ln_b) { return ln_a > -1e300 ? std::exp(ln_a) * (ln_a - ln_b) : 0.0; };
+    const std::vector<double> ln_p = ln_of(p_row), ln_q = ln_of(q_row);
+    double sum = 0.0;
+    for (size_t i = 0; i < ln_p.size(); i++) {
+        const double p = ln_p[i], q = ln_q[i], m = std::log(0.5 * (std::exp(p) + std::exp(q)));
+        sum += kind == PYFLY_GATE_FUZZY_KL          ? kl(q, p)
+               : kind == PYFLY_GATE_FUZZY_KL_TARGET ? kl(p, q)
+               : kind == PYFLY_GATE_FUZZY_JS        ? 0.5 * (kl(p, m) + kl(q, m))
+               : kind == PYFLY_GATE_FUZZY_JS_CODE   ? 0.5 * (kl(m, p) + kl(m, q))
+                                                    : 0.5 * std::fabs(std::exp(p) - std::exp(q));
+    }
+    return sum;
+}
+
+// Just above its divergence a position passes, just below it does not.
+void test_divergences() {
+    const pyfly_window_config at_once = {0, PYFLY_WINDOW_AGREE, -1, 0};
+    for (const size_t n : {2, 15, 16, 17, 300, 1023, 1024, 1025, 4099}) {
+        for (int32_t repeat = 0; repeat < 12; repeat++) {
+            std::vector<float> p = random_row(n), q = p;
+            std::normal_distribution<float> noise(0.0f, std::exp2f(static_cast<float>(random_int(-9, 3))));
+            for (size_t i = 0; i < n; i++) {
+                p[i] = repeat % 3 == 0 || p[i] > -inf ? p[i] : -60.0f; // a third of them forbids tokens
+                q[i] = repeat % 4 == 0 ? p[i] + noise(rng) : std::max(p[i], -99.0f) + noise(rng) + 9.0f;
+            }
+            const int32_t draft = random_int(0, static_cast<int32_t>(n) - 1);
+            if (!(p[static_cast<size_t>(draft)] > -inf)) {
+                continue;
+            }
+            const int32_t choices[2] = {(draft + 1) % static_cast<int32_t>(n), 0};
+            std::vector<float> logits = p;
+            logits.insert(logits.end(), p.begin(), p.end());
+            for (int32_t kind = PYFLY_GATE_FUZZY_KL; kind <= PYFLY_GATE_FUZZY_TV; kind++) {
+                const auto passes = [&](double threshold) {
+                    const pyfly_gate_node gate = {kind, 0, threshold, 0.0};
+                    pyfly_decision decision;
+                    int32_t tokens[2];
+                    size_t n_tokens = 0;
+                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
+                                        nullptr, 0, 0, 0.0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
+                    return decision.reason == PYFLY_REASON_LOOSE;
+                };
+                const double value = reference_divergence(kind, p, q), slack = std::max(1e-5 * value, 2e-8);
+                assert(std::isinf(value) ? !passes(1e300) : passes(value + slack));
+                assert(std::isinf(value) || value < slack || !passes(value - slack));
+            }
+        }
+    }
+}
+
 void test_bad_arguments() {
     const float row[2] = {0.0f, 1.0f};
     const int32_t draft[1] = {5};
@@ -308,8 +378,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, decisions,
-                                            tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0,
+                                            decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -319,7 +389,7 @@ void test_bad_arguments() {
     assert(status(nullptr, &open, &window) == PYFLY_STATUS_INVALID);
     assert(status(nullptr, &exact, &bad_window) == PYFLY_STATUS_INVALID);
     pyfly_target * target = nullptr;
-    const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1};
+    const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1, nullptr};
     assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
     assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
@@ -330,6 +400,7 @@ void test_bad_arguments() {
 
 int main() {
     test_rows();
+    test_divergences();
     test_lookup();
     test_threads();
     test_bad_arguments();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 
@@ -79,6 +80,27 @@ def without_vocabulary(source):
     architecture = fields["general.architecture"].contents()
     n_vocab = len(fields["tokenizer.ggml.tokens"].contents())
     return {**dict.fromkeys(names), "tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_vocab}
+
+
+def with_padding(source, n, is_likely=False):
+    """For `fields` and `tensors`: n more tokens at the end, never likely, or often the likeliest."""
+    gguf = pytest.importorskip("gguf")
+    fields = gguf.GGUFReader(source).fields
+    tokens, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
+    unused = int(gguf.TokenType.UNUSED)
+    padded = {
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{len(tokens) + i}]" for i in range(n))],
+        "tokenizer.ggml.token_type": [*types, *[unused] * n],
+        fields["general.architecture"].contents() + ".vocab_size": len(tokens) + n,
+    }
+
+    def edit(arrays):
+        for name in ("token_embd.weight", "output.weight"):
+            if name in arrays:
+                row = arrays[name][200:400].astype("float32").mean(axis=0) * (3 if is_likely else 0)
+                arrays[name] = np.concatenate([arrays[name], np.tile(row, (n, 1)).astype(arrays[name].dtype)])
+
+    return padded, edit
 
 
 def other_token(source, *texts):

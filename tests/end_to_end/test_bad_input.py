@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf, other_token, with_nan, without_vocabulary
+from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vocabulary
 from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
@@ -183,10 +183,14 @@ def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
     ) as e:
         fly.drafter = DraftModel(texts)
     assert texts in str(e.value)
-    ends = {"tokenizer.ggml.eos_token_id": 1533, "tokenizer.ggml.eot_token_id": 1533}
-    eos = edit_gguf(tiny_draft, tmp_path / "eos.gguf", ends)
-    with pytest.raises(IncompatibleDraftError, match="EOS token is 1533, the target's 1535"):
-        fly.drafter = DraftModel(eos)
+    for name, token in (("eos", 1533), ("bos", 1532)):
+        fields = {f"tokenizer.ggml.{name}_token_id": token, f"tokenizer.ggml.add_{name}_token": True}
+        other = edit_gguf(tiny_draft, tmp_path / f"{name}.gguf", fields)
+        with pytest.raises(IncompatibleDraftError, match=rf"{name.upper()} token is {token}, the target's"):
+            fly.drafter = DraftModel(other)
+    longer = edit_gguf(tiny_draft, tmp_path / "longer.gguf", *with_padding(tiny_draft, 129))
+    with pytest.raises(IncompatibleDraftError, match="vocabulary size is 1665, the target's 1536"):
+        fly.drafter = DraftModel(longer)
     with pytest.raises(ValueError):  # what callers of a constructor look for
         FlyLlama(tiny_target, drafter=DraftModel(texts), adaptive=False, **OPTIONS)
 
@@ -303,15 +307,33 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.gate = "margn:0.3"
     with pytest.raises(ValueError, match="theta must be"):
         fly.gate = "entropy:-1"
-    with pytest.raises(ValueError, match=r"window must be Window\(...\) or None, not 6"):
+    with pytest.raises(ValueError, match=r"window must be Window\(...\), a text such as reconverge:6, or None, not 6"):
         fly.window = 6
-    with pytest.raises(ValueError, match=r"drafter must be DraftModel\(...\).* not 'draft.gguf'"):
+    with pytest.raises(ValueError, match=r"unknown drafter 'draft.gguf'. Did you mean 'draft:draft.gguf'"):
         fly.drafter = "draft.gguf"
     with pytest.raises(ValueError, match="the list of drafters is empty; give at least one, or None"):
         fly.drafter = []
+    with pytest.raises(
+        ValueError, match=r'drafter is the class DraftModel; give one of it: DraftModel\("draft.gguf"\).'
+    ):
+        fly.drafter = DraftModel
     assert (fly.gate, fly.window, fly.drafter) == (gate, window, drafter)
     with pytest.raises(ValueError, match="either drafter= or draft_model=, not both"):
         FlyLlama(tiny_target, drafter=PromptLookup(), draft_model=lambda tokens: tokens, adaptive=False, **OPTIONS)
+
+
+def test_a_setting_with_a_wrong_name(fly):
+    for name, near in (("gates", "gate"), ("windows", "window"), ("draftmax", "draft_max"), ("drafters", "drafter")):
+        with pytest.raises(ValueError, match=f"has no setting '{name}'. Did you mean '{near}'"):
+            setattr(fly, name, 3)
+    fly.cache, fly.lora_scale, fly.notes = None, 1.0, "mine"  # the base class's, and the caller's own
+
+
+def test_nothing_leaks_where_nothing_is_to_be_printed(tiny_target, capfd):
+    llm = FlyLlama(tiny_target, **{**OPTIONS, "n_ctx": 4096})  # trained on 2,048: llama.cpp would warn
+    llm(SHORT, max_tokens=2)
+    llm.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_cache_types(tiny_target, tiny_draft, expected):

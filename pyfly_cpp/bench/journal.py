@@ -1,0 +1,92 @@
+"""Keeps measurements as they come, so that a benchmark that is stopped goes on where it was.
+
+A file of JSON lines beside the result: what is measured, then a line for each generation. What a killed process left of
+a line is cut off. The file goes when the result is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp.bench.measure import Key, Measured
+from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.evaluation.files import read_lines_so_far
+from pyfly_cpp.evaluation.generation import Generated
+from pyfly_cpp.files import OutputError
+from pyfly_cpp.stats import Round, Stats
+
+
+class Journal:
+    """The measurements of one benchmark, those of earlier starts included."""
+
+    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], force: bool = False) -> None:
+        """
+        Args:
+            path: Of the file; need not exist.
+            identity: What must be equal for measurements to stand in one table, fit for JSON.
+            force: Start over, whatever the file holds.
+
+        Raises:
+            OutputError: the file holds another benchmark, or something else.
+        """
+        self._path = Path(path)
+        self.measured: dict[Key, Measured] = {}
+        wanted = json.loads(json.dumps(identity))
+        lines, length = ([], 0) if force else read_lines_so_far(self._path)
+        if lines:
+            there = lines[0].get("identity")
+            other = _difference(there, wanted) if isinstance(there, dict) else "something else"
+            if other:
+                raise OutputError(
+                    f"{self._path} keeps the measurements of a benchmark that was stopped, with {other}; run that one "
+                    "to its end, choose another --json, or start over with --force."
+                )
+            self._rows = lines[1:]
+        else:
+            self._rows = []
+        with open(self._path, "r+b" if lines else "wb") as file:
+            file.truncate(length)
+        if not lines:
+            self._write({"identity": wanted})
+
+    def restore(self, prompts: Sequence[BenchPrompt]) -> int:
+        """Reads back what earlier starts measured, of these prompts; returns how many generations that are."""
+        by_id = {prompt.id: prompt for prompt in prompts}
+        for row in self._rows:
+            measured = _measured(row, by_id[row["prompt"]])
+            self.measured[measured.key] = measured
+        return len(self.measured)
+
+    def add(self, measured: Measured) -> None:
+        """Keeps one more."""
+        self.measured[measured.key] = measured
+        self._write({**measured.as_dict(), "tokens": list(measured.result.tokens)})
+
+    def close(self) -> None:
+        """The result is written: the file goes."""
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        with open(self._path, "ab") as file:
+            file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
+    return f"other {' and '.join(names)}" if names else ""
+
+
+def _measured(row: Mapping[str, Any], prompt: BenchPrompt) -> Measured:
+    rounds = tuple(Round(*values) for values in zip(*(row["rounds"][field.name] for field in fields(Round))))
+    result = Generated(
+        row["output"], tuple(row["tokens"]), row["finish"], row["seconds_prompt"], row["decode_tokens"],
+        row["decode_seconds"], Stats.read(row["stats"]), (), rounds, tuple(row["arrivals"]),
+    )  # fmt: skip
+    return Measured(prompt, row["turn"], row["repeat"], row["setting"], row["n_prompt"], result, row["n_parallel"])

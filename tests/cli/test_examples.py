@@ -1,0 +1,75 @@
+"""The examples in the help of the commands do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+
+import pytest
+
+from pyfly_cpp.bench import tune as tuning
+from pyfly_cpp.cli import _COMMANDS, loading, models
+
+from .conftest import DRAFT, TARGET
+
+SAMPLE = TARGET.parents[2] / "tests" / "data" / "gsm8k_sample.jsonl"
+assert loading  # imported before anything is patched
+LOAD = ["-c", 256, "-t", 1, "--force"]
+
+LESS = {
+    (): [],
+    ("chat",): ["-t", 1],
+    ("complete",): ["-t", 1, "-n", 4],
+    ("bench",): [*LOAD, "-n", 4, "--limit", 1],
+    ("eval",): [*LOAD, "-n", 4, "--limit", 1],
+    ("tune",): [*LOAD, "-n", 2],
+    ("explain",): [*LOAD, "-n", 4],
+    ("doctor",): [],
+    ("models",): [],
+    ("models", "list"): [],
+    ("models", "fetch"): [],
+    ("models", "path"): [],
+    ("models", "pair"): [],
+}
+"""By command what keeps its example short. `serve` does not end by itself."""
+
+
+def examples(text):
+    """(arguments, what is piped in) of every `pyfly-cpp ...` in the example of a help."""
+    example = text.partition("Example:")[2].partition("\n\n")[0]
+    lines = re.sub(r"\\\n", " ", example) if "\\\n" in example else re.sub(r"\n(?! *pyfly-cpp)", " ", example)
+    for line in lines.splitlines():
+        piped = re.match(r"\s*echo '(.*)' \|", line)
+        for found in re.finditer(r"pyfly-cpp ((?:'[^']*'|\"[^\"]*\"|[^|&)\"'])+)", line):
+            yield shlex.split(found[0])[1:], piped[1] if piped else ""
+
+
+def test_every_command_is_here():
+    assert {command[0] for command in LESS if command} == set(_COMMANDS) - {"serve"}
+
+
+@pytest.mark.parametrize("command", LESS, ids=lambda command: " ".join(command) or "pyfly-cpp")
+def test_the_example_runs(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for name in ("target.gguf", "Qwen2.5-7B-Instruct-Q4_K_M.gguf"):
+        (tmp_path / name).symlink_to(TARGET)
+    (tmp_path / "draft.gguf").symlink_to(DRAFT)
+    shutil.copy(SAMPLE, tmp_path / "gsm8k_test.jsonl")
+    rows = "".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5))
+    for name in ("spec_bench.jsonl", "mine.jsonl"):
+        (tmp_path / name).write_text(rows)
+    monkeypatch.setattr(tuning, "GATES", tuning.GATES[:1])
+    monkeypatch.setattr(tuning, "DEPTHS", (4,))
+    monkeypatch.setattr(tuning, "SIZES", ())
+    monkeypatch.setattr(models, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
+    monkeypatch.setattr(models.models, "locate", lambda name: TARGET)
+    found = list(examples(run(*command, "--help").out))
+    assert found
+    for arguments, stdin in found:
+        here = tuple(arguments[: len(command)])
+        if here != command and command:
+            continue  # how it goes on, in another command
+        result = run(*arguments, *(LESS[command] if command else ["-t", 1]), stdin=stdin)
+        assert result.code == 0, (arguments, result.err)

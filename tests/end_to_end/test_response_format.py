@@ -1,0 +1,85 @@
+"""response_format: a JSON schema is followed, in whatever form it is sent, and nothing is ignored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyfly_cpp import FlyBatch, FlyLlama
+
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+MESSAGES = [{"role": "user", "content": "How many apples has Tom?"}]
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [3, 4, 7]}}, "required": ["n"]}
+FORMS = [
+    {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}},
+    {"type": "json_schema", "schema": SCHEMA},
+    {"type": "json_object", "schema": SCHEMA},
+]
+
+
+def content(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_target):
+    llm = FlyLlama(tiny_target, drafter="lookup", window="reconverge:6", **OPTIONS)
+    yield llm
+    llm.close()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["openai", "beside", "json_object"])
+def test_a_schema_is_followed(llm, form):
+    answer = json.loads(content(llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=40)))
+    assert list(answer) == ["n"] and answer["n"] in (3, 4, 7)
+    pieces = llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=40, stream=True)
+    text = "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
+    assert json.loads(text).keys() == {"n"}
+
+
+def test_several_at_once(tiny_target):
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+        answers = batch.complete([MESSAGES] * 2, response_format=FORMS[0], max_tokens=40)
+        assert all(json.loads(content(answer)).keys() == {"n"} for answer in answers)
+        with pytest.raises(ValueError, match="response_format must be"):
+            batch.complete([MESSAGES], response_format={"type": "xml"})
+
+
+def test_other_formats_stay(llm):
+    plain = llm.create_chat_completion(MESSAGES, max_tokens=12, temperature=0)
+    text = llm.create_chat_completion(MESSAGES, response_format={"type": "text"}, max_tokens=12, temperature=0)
+    assert content(text) == content(plain)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("json", "response_format must be .* not 'json'"),
+        ({}, "response_format must be"),
+        ({"type": "xml"}, "response_format must be"),
+        ({"type": "json_schema"}, "the type json_schema and no schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "the type json_schema and no schema"),
+        ({"type": "json_schema", "schema": {"type": "nothing"}}, "no JSON schema that llama-cpp-python can follow"),
+        ({"type": "json_schema", "schema": {1, 2}}, "is not JSON"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_followed_is_refused(llm, form, message):
+    with pytest.raises(ValueError, match=message):
+        llm.create_chat_completion(MESSAGES, response_format=form)
+    assert llm(MESSAGES[0]["content"], max_tokens=2)["choices"]
+
+
+def test_a_name_of_the_registry_is_a_model(tiny_target, tmp_path, monkeypatch):
+    from pyfly_cpp.models import MODELS
+
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path))
+    (tmp_path / MODELS["smollm2-135m-f16"].filename).symlink_to(tiny_target)
+    llm = FlyLlama("smollm2-135m-f16", **OPTIONS)
+    assert llm.model_path == str(tmp_path / MODELS["smollm2-135m-f16"].filename)
+    llm.close()
+    with pytest.raises(ValueError, match="is not fetched yet; run `pyfly-cpp models fetch smollm2-135m-q2_k`"):
+        FlyLlama("smollm2-135m-q2_k", **OPTIONS)
+    with pytest.raises(ValueError, match="Did you mean 'smollm2-135m'"):
+        FlyLlama("smollm2-135", **OPTIONS)

@@ -1,0 +1,166 @@
+"""What on this machine could draft for a model, and what is published."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from gguf_edit import edit_gguf, other_token, with_padding
+
+from pyfly_cpp import DraftModel, Eagle3, PromptLookup, companions
+from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp.cli import main
+from pyfly_cpp.pairs import PAIRS, published_pair
+
+EAGLE3 = Path(__file__).parents[1] / "models" / "tiny" / "tiny-llama-eagle3-f16.gguf"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A machine without models."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: home)
+    monkeypatch.setenv("PYFLY_MODELS", str(home / "models"))
+    return home
+
+
+@pytest.fixture
+def target(tmp_path, tiny_target):
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    return Path(shutil.copy(tiny_target, folder / "target.gguf"))
+
+
+def found(target):
+    return [(one.path.name, type(one.drafter)) for one in companions.companions(target)]
+
+
+def put(source, *places):
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, place)
+
+
+def test_nothing_there(target):
+    assert found(target) == []
+    chosen = choose_drafter(target)
+    assert isinstance(chosen.drafter, PromptLookup)
+    assert "no file on this machine could draft for it" in chosen.reason
+
+
+def test_beside_the_model(target, tiny_draft):
+    put(tiny_draft, target.parent / "a-draft.gguf")
+    put(EAGLE3, target.parent / "head.gguf")
+    assert found(target) == [("head.gguf", Eagle3), ("a-draft.gguf", DraftModel)]
+    chosen = choose_drafter(target)
+    assert chosen.drafter == Eagle3(target.parent / "head.gguf")
+    assert "head.gguf beside it fits it at 22% of its size" in chosen.reason
+
+
+def test_where_programs_keep_models(target, home, tiny_draft):
+    places = [
+        home / "models" / "ours.gguf",
+        home / ".cache" / "huggingface" / "hub" / "models--o--r" / "snapshots" / "c0" / "hub.gguf",
+        home / ".lmstudio" / "models" / "o" / "r" / "studio.gguf",
+    ]
+    put(tiny_draft, *places)
+    put(EAGLE3, home / "models" / "head.gguf")  # not beside the model: perhaps of another one
+    assert sorted(name for name, _ in found(target)) == ["hub.gguf", "ours.gguf", "studio.gguf"]
+    assert "on this machine fits it" in choose_drafter(target).reason
+
+
+def test_the_share_nearest_to_a_tenth_first(target, tiny_draft):
+    put(tiny_draft, target.parent / "a.gguf")
+    edit_gguf(tiny_draft, target.parent / "b.gguf", {"general.description": "x" * 400_000})
+    put(target, target.parent / "copy.gguf")  # as large as the target
+    assert found(target) == [("a.gguf", DraftModel), ("b.gguf", DraftModel)]
+    os.symlink(target.parent / "b.gguf", target.parent / "c.gguf")  # each file once
+    assert len(found(target)) == 2
+
+
+def test_what_does_not_fit(target, home, tiny_draft, tiny_qwen35, smollm2):
+    folder = target.parent
+    edit_gguf(tiny_draft, folder / "texts.gguf", other_token(tiny_draft, "pyfly"))
+    edit_gguf(tiny_draft, folder / "padded.gguf", *with_padding(tiny_draft, 129))
+    edit_gguf(tiny_draft, folder / "embeddings.gguf", {"llama.pooling_type": 1})
+    edit_gguf(EAGLE3, folder / "narrow.gguf", {"eagle3.target_hidden_size": 128})
+    (folder / "cut.gguf").write_bytes(Path(tiny_draft).read_bytes()[:1000])
+    (folder / "empty.gguf").write_bytes(b"")
+    os.symlink(folder / "nothing", folder / "dangling.gguf")
+    put(tiny_draft, folder / "part-00002-of-00002.gguf")
+    assert found(target) == []
+    edit_gguf(tiny_draft, folder / "fits.gguf", *with_padding(tiny_draft, 128))
+    assert found(target) == [("fits.gguf", DraftModel)]
+
+
+def test_memory_is_left_for_the_target(target, tiny_draft, monkeypatch):
+    put(tiny_draft, target.parent / "draft.gguf")
+    n = (target.parent / "draft.gguf").stat().st_size
+    monkeypatch.setattr(companions, "available", lambda: 2 * n - 1)
+    assert found(target) == []
+    monkeypatch.setattr(companions, "available", lambda: 2 * n)
+    assert len(found(target)) == 1
+
+
+def test_a_split_model_counts_whole(tmp_path, tiny_draft):
+    for i in (1, 2, 3):
+        put(tiny_draft, tmp_path / f"m-0000{i}-of-00003.gguf")
+    assert companions.file_size(tmp_path / "m-00001-of-00003.gguf") == 3 * Path(tiny_draft).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Qwen2.5"),
+        ("qwen2.5-coder-14b-instruct-q4_k_m-00001-of-00002.gguf", "Qwen2.5-Coder"),
+        ("Qwen3-30B-A3B-Q4_K_M.gguf", "Qwen3"),
+        ("Qwen3.5-9B-UD-Q4_K_XL.gguf", "Qwen3.5"),
+        ("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", "Llama 3.1, 3.2, 3.3"),
+        ("Llama-3.3-70B-Instruct-Q4_K_M.gguf", "Llama 3.1, 3.2, 3.3"),
+        ("google_gemma-3-27b-it-Q4_K_M.gguf", "Gemma 3"),
+        ("mistralai_Mistral-Small-3.2-24B-Instruct-2506-Q4_K_M.gguf", "Mistral Small 3"),
+        ("SmolLM2-1.7B-Instruct.Q4_K_M.gguf", "SmolLM2"),
+        ("Qwen2.5-0.5B-Instruct-Q8_0.gguf", None),
+        ("my-model.gguf", None),
+    ],
+)
+def test_published_pairs(name, family):
+    pair = published_pair(name)
+    assert (pair and pair.family) == family
+
+
+def test_the_table_of_pairs():
+    assert len({pair.family for pair in PAIRS}) == len(PAIRS)
+    for pair in PAIRS:
+        assert pair.draft is not None or pair.note
+        if pair.draft is not None:
+            assert pair.size and pair.licence
+            assert published_pair(pair.draft) is not pair, "a draft that is to be drafted for"
+
+
+def test_the_command(target, tiny_draft, tiny_qwen35, capsys, monkeypatch):
+    put(tiny_draft, target.parent / "draft.gguf")
+    named = shutil.copy(target, target.parent / "Qwen3-8B-Q4_K_M.gguf")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as e:
+            main(["models", "pair", *map(str, arguments)])
+        return e.value.code, *capsys.readouterr()
+
+    code, out, err = run(named)
+    assert code == 0
+    assert out.splitlines() == ["* draft.gguf     2 MB   22%  a draft model"]
+    assert "published for Qwen3, 639 MB, Apache-2.0:\n  pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF/" in err
+    shown = json.loads(run(named, "--json")[1])
+    assert shown["here"][0]["path"] == str(target.parent / "draft.gguf")
+    assert shown["published"]["family"] == "Qwen3"
+    assert not shown["mtp_head"]
+    assert "* the model's own MTP head" in run(tiny_qwen35)[1]
+    code, _, err = run(target.parent / "none.gguf")
+    assert code == 1 and "there is no model file" in err
