@@ -77,7 +77,13 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     for (const auto & catch_up : costs.catch_up) {
         require(is_drafter(catch_up.drafter), catch_up.us);
     }
+    for (const auto & own : costs.own) {
+        require(is_drafter(own.drafter) && own.n >= 1, own.us);
+    }
     governor_->expect_costs(costs);
+    for (const auto & own : costs.own) {
+        drafters_[static_cast<size_t>(own.drafter)].drafter->expect_rows(own.n, own.us);
+    }
 }
 
 void Drafting::require_rows(const RequestConfig & config) const {

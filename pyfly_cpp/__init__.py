@@ -14,7 +14,17 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, DFlash, Drafter, DraftModel, DSpark, Eagle3, PromptLookup
+    from pyfly_cpp.drafters import (
+        MTP,
+        CrossVocabulary,
+        DFlash,
+        Drafter,
+        DraftModel,
+        DSpark,
+        Eagle3,
+        MultiLevel,
+        PromptLookup,
+    )
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -53,6 +63,7 @@ __all__ = [
     "Budget",
     "BusyError",
     "ContextFullError",
+    "CrossVocabulary",
     "DFlash",
     "DSpark",
     "Decision",
@@ -69,6 +80,7 @@ __all__ = [
     "Handle",
     "IncompatibleDraftError",
     "Margin",
+    "MultiLevel",
     "NativeError",
     "NotFiniteError",
     "PromptLookup",

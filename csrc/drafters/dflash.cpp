@@ -91,7 +91,8 @@ DFlash::Loaded DFlash::load(const LlamaTarget & target, const pyfly_draft_model_
         refuse(PYFLY_STATUS_INVALID, what + " has no confidence head, which p_min needs; set p_min to 0");
     }
     require_layer_head(target, file, what);
-    ModelPointer model = load_draft(target, config, name, false);
+    ModelPointer model = load_draft(config, name, false);
+    require_vocabulary(target, model.get(), config, name);
     require_target_layers(target, model.get(), what);
     llama_context_params params = draft_context_params(target, config);
     params.ctx_other = target.context();

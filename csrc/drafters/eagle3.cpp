@@ -33,7 +33,8 @@ HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_mo
                ", the target's have " + number(n_embd) + "; use the head of this very model");
     }
     require_layer_head(target, file, what);
-    ModelPointer model = load_draft(target, config, "EAGLE-3 head", false);
+    ModelPointer model = load_draft(config, "EAGLE-3 head", false);
+    require_vocabulary(target, model.get(), config, "EAGLE-3 head");
     require_target_layers(target, model.get(), what);
     llama_context_params params = draft_context_params(target, config);
     params.ctx_other = target.context();

@@ -16,9 +16,11 @@ from typing import Union
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
+from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -26,12 +28,14 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "CrossVocabulary",
     "DFlash",
     "DSpark",
     "DraftModel",
     "Drafter",
     "Eagle3",
     "Host",
+    "MultiLevel",
     "Option",
     "OwnDrafter",
     "PromptLookup",
@@ -45,7 +49,7 @@ __all__ = [
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
-    kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3, DFlash, DSpark)
+    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3, DFlash, DSpark)
 }
 """All drafters by their words."""
 
