@@ -45,7 +45,7 @@ void Drafting::configure(bool is_adaptive, std::vector<BatchDrafter> drafters) {
         governor_ = std::make_unique<Governor>();
         for (size_t i = 0; i < drafters.size(); i++) {
             governor_->expect(static_cast<int32_t>(i), drafters[i].drafter->is_free(),
-                              drafters[i].drafter->expected_cost());
+                              drafters[i].drafter->expected_cost(), drafters[i].drafter->drafts_at_once());
         }
     }
     if (is_adaptive) {
@@ -170,8 +170,8 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
         const Text & t = *turns[i].text;
         const int64_t limit = t.sequence.draft_limit(t.n_room);
         for (size_t d = 0; d < drafters_.size(); d++) {
-            k_max[i][d] = static_cast<int32_t>(
-                std::clamp<int64_t>(limit, 0, static_cast<int64_t>(t.sequence.config().draft_max[d])));
+            const int32_t k = std::min(t.sequence.config().draft_max[d], drafters_[d].drafter->draft_most());
+            k_max[i][d] = static_cast<int32_t>(std::clamp<int64_t>(limit, 0, k));
         }
         turns[i].free.resize(drafters_.size());
     }

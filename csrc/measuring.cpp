@@ -207,7 +207,8 @@ class Measuring {
             return;
         }
         evaluate(n_most, n_most * n_of_text); // heads read what the target evaluates
-        const int32_t k_max = std::min(batch_.drafters()[d].draft_max, draft_most);
+        const int32_t k_max =
+            std::min({batch_.drafters()[d].draft_max, batch_.drafters()[d].drafter->draft_most(), draft_most});
         std::vector<int32_t> ks;
         const int32_t k_reached = n_steps(d, 1, k_max);
         for (int32_t k = 1, k_last = 0; k_last < k_reached; k *= 2) {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gguf_edit import edit_gguf, other_token, with_padding
 
-from pyfly_cpp import DraftModel, Eagle3, PromptLookup, companions
+from pyfly_cpp import DFlash, DraftModel, DSpark, Eagle3, PromptLookup, companions
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cli import main
 from pyfly_cpp.pairs import PAIRS, published_pair
@@ -61,6 +61,13 @@ def test_beside_the_model(target, tiny_draft):
     chosen = choose_drafter(target)
     assert chosen.drafter == Eagle3(target.parent / "head.gguf")
     assert "head.gguf beside it fits it at 22% of its size" in chosen.reason
+
+
+def test_heads_that_draft_blocks(target):
+    for name in ("dflash", "dspark"):
+        put(EAGLE3.with_name(f"tiny-llama-{name}-f16.gguf"), target.parent / f"{name}.gguf")
+    edit_gguf(target.parent / "dflash.gguf", target.parent / "narrow.gguf", {"dflash.embedding_length": 128})
+    assert sorted(found(target)) == [("dflash.gguf", DFlash), ("dspark.gguf", DSpark)]
 
 
 def test_where_programs_keep_models(target, home, tiny_draft):

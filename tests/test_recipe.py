@@ -107,7 +107,7 @@ def test_a_missing_package_is_named(capsys, tmp_path, monkeypatch, text_file):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "target,tail"], "'tail' is not a part; choose from target,draft,eagle3,qwen35,mtp."),
+        (["--only", "target,tail"], "'tail' is not a part; choose from target,draft,eagle3,qwen35,mtp,dflash,dspark."),
         (["--steps-scale", "0"], "must be a number above 0, not '0'."),
         (["--threads", "0"], "must be an integer of at least 1, not '0'."),
         (["--seed", "-1"], "must be an integer of at least 0"),
@@ -178,6 +178,8 @@ def test_the_turned_rows_give_the_same_attention():
         ("draft", "llama", shapes.DRAFT),
         ("eagle3", "eagle3", shapes.EAGLE3),
         ("mtp", "qwen35", shapes.QWEN35),
+        ("dflash", "dflash", shapes.DFLASH),
+        ("dspark", "dflash", shapes.DSPARK),
     ],
 )
 def test_metadata_are_those_of_the_files_in_models_tiny(part, architecture, shape):
@@ -216,6 +218,9 @@ def tinier(torch, monkeypatch):
     monkeypatch.setattr(shapes, "DRAFT", shapes.LlamaShape(**{**small, "n_layer": 1, "tied": True}))
     eagle3 = {**small, "n_embd_target": 64, "target_layers": (0, 1, 2)}
     monkeypatch.setattr(shapes, "EAGLE3", shapes.Eagle3Shape(**eagle3))
+    block = {**small, "n_layer": 2, "target_layers": (0, 2), "block_size": 8}
+    monkeypatch.setattr(shapes, "DFLASH", shapes.DFlashShape(**block))
+    monkeypatch.setattr(shapes, "DSPARK", shapes.DFlashShape(**block, n_markov=16))
     monkeypatch.setattr(shapes, "QWEN35", shapes.Qwen35Shape(**{**small, "n_layer": 2, "n_rot": 8}))
     monkeypatch.setattr(windows, "N_BATCH", 2)
     from recipe import check
@@ -243,7 +248,7 @@ def rough(tinier, torch, monkeypatch):
 def test_the_export_of_random_weights_agrees_with_pytorch(rough, text_file, tmp_path, capsys):
     assert cli.main(["--corpus", str(text_file), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert said.count("] check passed: ") == 5
+    assert said.count("] check passed: ") == 7
     assert (tmp_path / "SHA256SUMS").read_text().count("\n") == len(FILES)
 
 
@@ -267,9 +272,9 @@ def test_the_same_seed_gives_the_same_files_part_by_part(tinier, text_file, tmp_
             assert cli.main(["--corpus", str(text_file), "--out", str(tmp_path / name), *scale, *arguments]) == 0
         return (tmp_path / name / "SHA256SUMS").read_text()
 
-    at_once = sums("a", ["--only", "target,draft,qwen35,mtp"])
-    assert at_once == sums("b", ["--only", "qwen35"], ["--only", "target"], ["--only", "draft,mtp"])
-    assert at_once != sums("c", ["--only", "target,draft,qwen35,mtp", "--seed", "1"])
+    at_once = sums("a", ["--only", "target,draft,qwen35,mtp,dspark"])
+    assert at_once == sums("b", ["--only", "qwen35"], ["--only", "target"], ["--only", "draft,mtp,dspark"])
+    assert at_once != sums("c", ["--only", "target,draft,qwen35,mtp,dspark", "--seed", "1"])
 
 
 def test_the_delta_rule_in_chunks_is_that_of_single_tokens(torch):

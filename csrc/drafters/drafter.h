@@ -50,6 +50,12 @@ class Drafter {
     // Texts it can follow at the same time.
     virtual int32_t n_texts() const { return 1; }
 
+    // Most tokens that it proposes, whatever it is asked for.
+    virtual int32_t draft_most() const { return INT32_MAX; }
+
+    // Whether it drafts all tokens in one go, so that a token more costs little.
+    virtual bool drafts_at_once() const { return false; }
+
     // Catches up with at most one batch of `history`, so that a long prompt can be interrupted. Returns how many tokens
     // are left to catch up with; call again until it is 0.
     virtual size_t prepare(int32_t text, const std::vector<int32_t> & history) {

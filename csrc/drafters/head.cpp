@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "error.h"
-#include "llama/llama_ext.h"
 
 namespace pyfly {
 
@@ -12,16 +11,20 @@ namespace {
 constexpr size_t n_rows_kept = 64;   // so far back a window across rounds may break and drafting go on at once
 constexpr size_t n_rows_most = 192;  // more are cut back to that
 constexpr size_t n_rows_chunk = 128; // of a long batch at a time
-constexpr size_t n_merged = 16;      // most entries that are evaluated together with a draft's first step
 
 } // namespace
 
 // A head's memory is a KV cache, also where the target's holds recurrent states.
 HeadDrafter::HeadDrafter(Parts parts, double p_min)
     : model_(std::move(parts.model)), context_(std::move(parts.context)), shape_(parts.shape),
-      p_min_(require_p_min(p_min)), own_(context_.get(), parts.threads, shape_.name, false, shape_.input_width),
-      memories_(own_), texts_(static_cast<size_t>(memories_.n()), {SeenText(shape_.row_width), shape_.first_entry}) {
-    llama_set_embeddings_nextn(context_.get(), true, /*masked=*/true);
+      p_min_(require_p_min(p_min)),
+      own_(context_.get(), parts.threads, shape_.name, false, shape_.input_width, /*inputs_replace=*/shape_.lag == 0),
+      memories_(own_), texts_(static_cast<size_t>(memories_.n()), {SeenText(shape_.row_width), shape_.first_entry}) {}
+
+// Whether the rows are there for the entries of a text before `end` that are not in the cache.
+bool HeadDrafter::has_rows_for(int32_t text, size_t end) const {
+    const size_t next = next_entry(text);
+    return next >= end || texts_[static_cast<size_t>(text)].seen.has_row_before(next + 1 - shape_.lag);
 }
 
 // Forgets all entries of a text; the next one will be `entry`.
@@ -32,7 +35,7 @@ void HeadDrafter::restart(int32_t text, size_t entry) {
 
 // Forgets all entries of a text; the next one will be the first that there is a row for.
 void HeadDrafter::restart_at_rows(int32_t text) {
-    restart(text, std::max(shape_.first_entry, at(text).seen.rows_begin() + 1));
+    restart(text, std::max(shape_.first_entry, at(text).seen.rows_begin() + shape_.lag));
 }
 
 // Keeps the entries of a text that are of `tokens`, which begin at position `offset`, and before `end`.
@@ -51,7 +54,7 @@ void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::v
         SeenText & seen = at(span.sequence).seen;
         if (span.n_past < seen.begin() || span.n_past > seen.end()) {
             seen.restart(span.n_past);
-            restart(span.sequence, std::max(shape_.first_entry, span.n_past > 0 ? span.n_past + 1 : 0));
+            restart(span.sequence, std::max(shape_.first_entry, span.n_past > 0 ? span.n_past + shape_.lag : 0));
         }
         seen.cut(span.n_past);
         for (size_t i = 0; i < span.n; i += n_rows_chunk) {
@@ -98,13 +101,12 @@ void HeadDrafter::make_room(const std::vector<int32_t> & texts, size_t n_new) {
     }
 }
 
-// Collects what goes with tokens.
 void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
     rows_.clear();
     for (const Wanted & one : wanted) {
-        const size_t n_without = one.entry == 0 ? 1 : 0; // nothing comes before the first token of a text
+        const size_t n_without = one.entry < shape_.lag ? 1 : 0; // nothing comes before the first token of a text
         if (one.n > n_without) {
-            const float * rows = at(one.text).seen.row(one.entry + n_without - 1);
+            const float * rows = at(one.text).seen.row(one.entry + n_without - shape_.lag);
             rows_.insert(rows_.end(), rows, rows + (one.n - n_without) * shape_.row_width);
         }
     }
@@ -115,7 +117,7 @@ void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
     }
     const float * from = inputs_.data();
     for (const Wanted & one : wanted) {
-        const size_t n_without = one.entry == 0 ? shape_.input_width : 0;
+        const size_t n_without = one.entry < shape_.lag ? shape_.input_width : 0;
         std::fill_n(one.out, n_without, 0.0f);
         const size_t n = one.n * shape_.input_width - n_without;
         std::copy_n(from, n, one.out + n_without);
@@ -123,10 +125,9 @@ void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
     }
 }
 
-// Evaluates the entries that are wanted, under every head.
 void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
     for (const Goal & goal : goals) {
-        if (!at(goal.text).seen.has_row_before(next_entry(goal.text))) {
+        if (!has_rows_for(goal.text, goal.end)) {
             restart_at_rows(goal.text);
         }
     }
@@ -135,7 +136,7 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
     std::vector<Wanted> wanted;
     const auto forget = [&] { // the next head's layer takes the same cells
         for (const Wanted & one : wanted) {
-            memories_.at(one.text).truncate(one.entry - at(one.text).begin);
+            keep_entries(one.text, one.entry);
         }
     };
     while (true) {
@@ -161,7 +162,7 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
                     forget();
                 }
                 select(head);
-                memories_.evaluate(parts, [&](size_t i, size_t) { n_evaluated_ += static_cast<int64_t>(parts[i].n); });
+                evaluate(parts, [](size_t, size_t) {});
             }
         } catch (...) {
             forget();
@@ -170,110 +171,37 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
     }
 }
 
+void HeadDrafter::evaluate(const std::vector<TextMemories::Part> & parts,
+                           const std::function<void(size_t part, size_t span)> & read) {
+    memories_.evaluate(parts, [&](size_t part, size_t span) {
+        n_evaluated_ += static_cast<int64_t>(parts[part].n);
+        read(part, span);
+    });
+}
+
 void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
     std::vector<int32_t> texts;
     size_t n_new = 0;
     for (const DraftRequest & request : requests) {
         if (sync(request.text, *request.history)) {
-            const int32_t n_max = is_chain() ? std::min(request.n_max, shape_.n_heads) : request.n_max;
-            if (!at(request.text).seen.has_row_before(next_entry(request.text))) {
-                restart_at_rows(request.text);
-            }
+            const int32_t n_max = std::min(request.n_max, draft_most());
             jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
                             request.draw});
+            if (!has_rows_for(request.text, jobs.back().last() + shape_.lag)) {
+                restart_at_rows(request.text);
+            }
             texts.push_back(request.text);
-            n_new += request.history->size() - next_entry(request.text) + jobs.back().n_max - 1;
+            n_new += jobs.back().last() - next_entry(request.text);
         }
     }
     if (jobs.empty()) {
         return;
     }
-    make_room(texts, n_new);
-    // One head takes the last token along with what is pending; chained ones each build the draft's stretch anew.
-    std::vector<Goal> goals;
-    const size_t n_pending = is_chain() ? 0 : std::min(n_merged, static_cast<size_t>(own_.n_batch()) - 1);
-    for (const Job & job : jobs) {
-        const size_t last = job.history.size() - 1;
-        if (last - next_entry(job.text) > n_pending) {
-            goals.push_back({job.text, job.history, 0, last});
-        }
-    }
-    catch_up(goals);
-    std::vector<Wanted> wanted;
-    for (Job & job : jobs) {
-        job.entry = next_entry(job.text);
-        job.tokens.assign(job.history.begin() + static_cast<std::ptrdiff_t>(job.entry), job.history.end());
-        job.inputs.resize(job.tokens.size() * shape_.input_width);
-        wanted.push_back({job.text, job.entry, job.tokens.size(), job.inputs.data()});
-    }
-    gather_inputs(wanted);
-    try {
-        draft(jobs);
-    } catch (...) {
-        keep_entries(jobs);
-        throw;
-    }
-    keep_entries(jobs);
+    make_room(texts, n_new + n_cells(jobs));
+    draft(jobs);
     for (Job & job : jobs) {
         job.out->tokens = std::move(job.drafted);
-    }
-}
-
-// Keeps the entries with rows of the target, and not those that a draft left.
-void HeadDrafter::keep_entries(const std::vector<Job> & jobs) {
-    select(0);
-    for (const Job & job : jobs) {
-        const size_t end = is_chain() ? job.entry : job.history.size();
-        memories_.at(job.text).truncate(end - at(job.text).begin);
-    }
-}
-
-// A token for each text that goes on, until none does. Rows are produced for all tokens: where they are wanted of some
-// only, the heads' graphs answer with those of the first ones.
-void HeadDrafter::draft(std::vector<Job> & jobs) {
-    std::vector<Job *> active;
-    for (Job & job : jobs) {
-        active.push_back(&job);
-    }
-    for (int32_t step = 0; !active.empty(); step++) {
-        std::vector<TextMemories::Part> parts;
-        for (const Job * job : active) {
-            if (is_chain()) {
-                memories_.at(job->text).truncate(job->entry - at(job->text).begin);
-            }
-            parts.push_back({job->text, job->tokens.data(), job->tokens.size(), 0, job->inputs.data()});
-        }
-        select(step);
-        memories_.evaluate(parts, [&](size_t i, size_t span) {
-            Job & job = *active[i];
-            n_evaluated_ += static_cast<int64_t>(job.tokens.size());
-            const size_t last = job.tokens.size() - 1;
-            const float * row = own_.row(span, last);
-            const float * own = llama_get_embeddings_nextn_ith(own_.context(), own_.batch_index(span, last));
-            if (own == nullptr) {
-                throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape_.name);
-            }
-            const auto token =
-                draft_token(row, static_cast<size_t>(own_.n_vocab()), p_min_, shape_.name, job.draw, job.out->drawn);
-            if (token) {
-                job.drafted.push_back(*token);
-                if (job.wants_rows) {
-                    job.out->rows.insert(job.out->rows.end(), row, row + own_.n_vocab());
-                }
-            }
-            job.is_done = !token || job.drafted.size() == job.n_max;
-            if (!job.is_done) {
-                if (!is_chain()) {
-                    job.tokens.clear();
-                    job.inputs.clear();
-                }
-                job.tokens.push_back(*token);
-                job.inputs.insert(job.inputs.end(), own, own + shape_.input_width);
-            }
-        });
-        active.erase(std::remove_if(active.begin(), active.end(), [](const Job * job) { return job->is_done; }),
-                     active.end());
     }
 }
 

@@ -1,7 +1,9 @@
-// What MTP and EAGLE-3 heads have in common: small models that read the target's hidden states.
+// What all heads have in common: small models that read the target's hidden states, and keep a KV cache of them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "drafter.h"
 #include "llama/draft_context.h"
@@ -11,10 +13,10 @@
 
 namespace pyfly {
 
-// A head predicts token i + 1 from token i and a row of the target's hidden states at i - 1. Such a pair is entry i of
-// its KV cache. Rows are copied as the target evaluates; entries are evaluated no sooner than the next draft needs
-// them, together with its first step, so that rejected drafts cost nothing; a long prompt goes batch by batch. While
-// it drafts, a head feeds itself its own hidden states; those entries are removed again.
+// Entry i of a head's KV cache is of token i and of a row of the target's hidden states: the one at i (lag 0), or the
+// one at i - 1 (lag 1). Rows are copied as the target evaluates; entries are evaluated no sooner than the next draft
+// needs them, so that rejected drafts cost nothing; a long prompt goes batch by batch. What a draft itself leaves in
+// the cache is removed again.
 //
 // A head that lacks the rows of some stretch (it was set in the middle of a text, or its cache had no room for all
 // texts) starts behind it.
@@ -24,7 +26,7 @@ class HeadDrafter : public Drafter {
     void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
-    bool draws() const override { return true; }
+    bool draws() const override { return has_rows(); }
     int64_t n_evaluated() const override { return n_evaluated_; }
     int64_t n_batches() const override { return memories_.n_batches(); }
 
@@ -32,7 +34,8 @@ class HeadDrafter : public Drafter {
     struct Shape {
         const char * name;  // in errors
         size_t row_width;   // floats of a target row
-        size_t input_width; // floats of what goes with a token into the head
+        size_t input_width; // floats of what goes with a token into the head, or in its place
+        size_t lag;         // 0 or 1
         size_t first_entry; // index of the first entry of a text
         int32_t n_heads;    // heads of which each drafts one step; 1: one head drafts all
     };
@@ -42,6 +45,32 @@ class HeadDrafter : public Drafter {
         ContextPointer context;
         ThreadPool * threads; // whose size the context follows; null: it has its own thread count
         Shape shape;
+    };
+
+    // A text to draft for.
+    struct Job {
+        int32_t text;
+        const std::vector<int32_t> & history; // of which the last token was not evaluated
+        Proposal * out;
+        size_t n_max; // tokens to propose, >= 1
+        bool wants_rows;
+        const DrawDraft & draw;
+        std::vector<int32_t> drafted = {};
+        size_t last() const { return history.size() - 1; }
+    };
+
+    // The entries of a text before `end` are to be evaluated, of tokens that begin at position `offset`.
+    struct Goal {
+        int32_t text;
+        const std::vector<int32_t> & tokens;
+        size_t offset, end;
+    };
+
+    // What goes with n tokens from `entry` on is wanted at `out`.
+    struct Wanted {
+        int32_t text;
+        size_t entry, n;
+        float * out;
     };
 
     HeadDrafter(Parts parts, double p_min);
@@ -55,8 +84,30 @@ class HeadDrafter : public Drafter {
     // Makes head `step` the one that is evaluated.
     virtual void select(int32_t step) { (void) step; }
 
+    // Cells that these drafts take behind the entries before the last token of each text.
+    virtual size_t n_cells(const std::vector<Job> & jobs) const = 0;
+
+    // Fills in what was drafted. Of each text all entries but those that wait for a row are in the cache or can be
+    // evaluated, and they, none behind them, are there afterwards, also after an Error.
+    virtual void draft(std::vector<Job> & jobs) = 0;
+
+    // Evaluates the entries that are wanted, under every head.
+    void catch_up(const std::vector<Goal> & goals);
+
+    // Collects what goes with tokens.
+    void gather_inputs(const std::vector<Wanted> & wanted);
+
+    // The first entry of a text that is not in the cache; keep_entries: drops those from `end` on.
+    size_t next_entry(int32_t text) const { return texts_[static_cast<size_t>(text)].begin + memories_.at(text).n(); }
+    void keep_entries(int32_t text, size_t end) { memories_.at(text).truncate(end - at(text).begin); }
+
+    // Evaluates parts behind the entries, see TextMemories, and counts their tokens.
+    void evaluate(const std::vector<TextMemories::Part> & parts,
+                  const std::function<void(size_t part, size_t span)> & read);
+
     LlamaModel & own() { return own_; }
     const Shape & shape() const { return shape_; }
+    double p_min() const { return p_min_; }
 
   private:
     struct Text {
@@ -64,48 +115,14 @@ class HeadDrafter : public Drafter {
         size_t begin; // entry at position 0 of the text's memory; never before seen.begin()
     };
 
-    // The entries of a text before `end` are to be evaluated, of tokens that begin at position `offset`.
-    struct Goal {
-        int32_t text;
-        const std::vector<int32_t> & tokens;
-        size_t offset, end;
-    };
-
-    // A text to draft for.
-    struct Job {
-        int32_t text;
-        const std::vector<int32_t> & history;
-        Proposal * out;
-        size_t n_max;
-        bool wants_rows;
-        const DrawDraft & draw;
-        size_t entry = 0;                 // the first of the next batch
-        std::vector<int32_t> tokens = {}; // of the next batch
-        std::vector<float> inputs = {};
-        std::vector<int32_t> drafted = {};
-        bool is_done = false;
-    };
-
-    // What goes with n tokens from `entry` on is wanted at `out`.
-    struct Wanted {
-        int32_t text;
-        size_t entry, n;
-        float * out;
-    };
-
-    bool is_chain() const { return shape_.n_heads > 1; }
     Text & at(int32_t text) { return texts_[static_cast<size_t>(text)]; }
-    size_t next_entry(int32_t text) const { return texts_[static_cast<size_t>(text)].begin + memories_.at(text).n(); }
+    bool has_rows_for(int32_t text, size_t end) const;
     void restart(int32_t text, size_t entry);
     void restart_at_rows(int32_t text);
     void cut_entries(int32_t text, const std::vector<int32_t> & tokens, size_t offset, size_t end);
     void trim_rows(int32_t text);
     bool sync(int32_t text, const std::vector<int32_t> & history);
     void make_room(const std::vector<int32_t> & texts, size_t n_new);
-    void catch_up(const std::vector<Goal> & goals);
-    void gather_inputs(const std::vector<Wanted> & wanted);
-    void draft(std::vector<Job> & jobs);
-    void keep_entries(const std::vector<Job> & jobs);
 
     ModelPointer model_; // outlives the context
     ContextPointer context_;

@@ -64,11 +64,11 @@ HeadDrafter::Parts Mtp::load(const LlamaTarget & target, const pyfly_draft_model
     ContextPointer context = make_draft_context(target, shared, params, "MTP head");
     const size_t width = static_cast<size_t>(llama_model_n_embd_out(shared));
     return {
-        std::move(model), std::move(context), followed_pool(target, config), {"MTP head", width, width, 0, n_heads}};
+        std::move(model), std::move(context), followed_pool(target, config), {"MTP head", width, width, 1, 0, n_heads}};
 }
 
 Mtp::Mtp(LlamaTarget & target, const pyfly_draft_model_config & config, int32_t draft_max, bool is_loaded)
-    : HeadDrafter(load(target, config, draft_max, is_loaded), config.p_min), target_(target) {
+    : StepHead(load(target, config, draft_max, is_loaded), config.p_min), target_(target) {
     target_.keep_nextn(true);
 }
 

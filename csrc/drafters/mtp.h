@@ -1,13 +1,13 @@
 // Multi-token prediction: NextN blocks that were trained with the target and read its last hidden states.
 #pragma once
 
-#include "head.h"
+#include "step_head.h"
 
 namespace pyfly {
 
 // The blocks of the target's own file, on the very weights that are loaded (config.model_path null), or those of a
 // companion file. One block feeds itself for as long as is wanted; several chained ones draft one token each.
-class Mtp : public HeadDrafter {
+class Mtp : public StepHead {
   public:
     // `is_loaded`: the target was loaded with its MTP blocks; without, llama.cpp would abort the process. Throws Error:
     // INCOMPATIBLE if the target has no head or the head is of another model, INVALID if draft_max is more than chained

@@ -257,9 +257,9 @@ typedef struct pyfly_model_info {
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
 /* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
- * word of the drafter, zero-terminated: "draft", "mtp" or "eagle3". Whether a head was trained for this very model no
- * header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way; PYFLY_STATUS_INVALID if one of them
- * is no GGUF file, or loading `path` would end the process. */
+ * word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Whether a head was trained for
+ * this very model no header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way;
+ * PYFLY_STATUS_INVALID if one of them is no GGUF file, or loading `path` would end the process. */
 pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
 
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
@@ -331,6 +331,14 @@ pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_mode
 
 /* An EAGLE-3 head in a file of its own. Otherwise as pyfly_drafter_mtp_new. */
 pyfly_status pyfly_drafter_eagle3_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                      pyfly_drafter ** out, pyfly_error * error);
+
+/* Heads in files of their own that draft a block of tokens in one pass, at most draft_max of them; 0: as many as a
+ * block has. p_min is compared with the probability of a token, of DSpark with what its confidence head says. Otherwise
+ * as pyfly_drafter_mtp_new. */
+pyfly_status pyfly_drafter_dflash_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
+                                      pyfly_drafter ** out, pyfly_error * error);
+pyfly_status pyfly_drafter_dspark_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
                                       pyfly_drafter ** out, pyfly_error * error);
 
 typedef enum pyfly_lookup_match {

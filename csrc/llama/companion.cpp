@@ -48,6 +48,15 @@ std::string companion_word(const ModelFile & target, const ModelFile & file) {
         require_vocabulary();
         return "eagle3";
     }
+    if (file.architecture() == "dflash") {
+        const bool is_dspark = file.has_tensor("markov_w1.weight");
+        if (file.integer("embedding_length") != width) {
+            refuse(std::string("the ") + (is_dspark ? "DSpark" : "DFlash") +
+                   " head reads hidden states of another width");
+        }
+        require_vocabulary();
+        return is_dspark ? "dspark" : "dflash";
+    }
     if (file.is_head_only()) {
         if (file.architecture() != target.architecture() || file.integer("embedding_length") != width) {
             refuse("the MTP head is of another model");

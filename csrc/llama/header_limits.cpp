@@ -76,7 +76,7 @@ constexpr std::array with_delta_net = {"qwen35", "qwen35moe", "qwen3next", "qwen
 // Those that divide by the number of experts that are used.
 constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
 // Graphs that take it for granted that keys and values of a head are equally long, besides the next ones.
-constexpr std::array with_equal_heads = {"eagle3", "falcon", "gemma2", "gemma3", "grok",
+constexpr std::array with_equal_heads = {"dflash", "eagle3", "falcon", "gemma2", "gemma3",   "grok",
                                          "llama",  "phi2",   "phi3",   "qwen35", "qwen35moe"};
 // Those with plain attention that assert that the whole head is rotated. (The loader checks llama, falcon, deci and
 // llama-embed.)
@@ -200,7 +200,8 @@ std::string outside_limits(const Header & header) {
 // Heads read as many floats of a hidden state as the file says; the graphs give one of embedding_length.
 std::string wrong_width(const Header & header) {
     const int64_t n = header.first("embedding_length", 0), n_out = header.first("embedding_length_out", n);
-    const bool is_head = header.first("nextn_predict_layers", 0) > 0 || header.architecture() == "eagle3";
+    const bool is_head = header.first("nextn_predict_layers", 0) > 0 || header.architecture() == "eagle3" ||
+                         header.architecture() == "dflash";
     if (n_out != n && is_head && header.architecture() != "deepseek4") {
         return "has embedding_length_out = " + std::to_string(n_out) +
                " beside embedding_length = " + std::to_string(n);
@@ -289,7 +290,8 @@ std::string wrong_heads(const Header & header) {
     for (const double n : sections) {
         n_sections += n;
     }
-    const bool is_needed = contains(with_sections, header.architecture());
+    const bool is_needed = contains(with_sections, header.architecture()) ||
+                           (header.architecture() == "dflash" && n_sections > 0); // they say how it rotates
     if (n_sections > static_cast<double>(n_key) ||
         (is_needed && !sections.empty() && sections[0] + sections[1] + sections[2] < 1)) {
         return "has " + written(n_sections) + " in rope.dimension_sections, for heads of " + std::to_string(n_key);
@@ -367,7 +369,8 @@ std::string wrong_types(const Header & header) {
         const bool is_number = ends_with(name, "d2t") || name.find("tid2eid") != name.npos; // ids, not weights
         const bool is_vector = !ends_with(name, ".weight") || name.find("norm") != name.npos ||
                                ends_with(name, "ssm_conv1d.weight") || ends_with(name, "shortconv.conv.weight") ||
-                               ends_with(name, "rope_freqs.weight");
+                               ends_with(name, "rope_freqs.weight") || ends_with(name, "attn_sinks.weight") ||
+                               ends_with(name, "layer_output_scale.weight");
         const bool is_weight = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
                                (ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K);
         if (!is_number && (is_vector ? type != GGML_TYPE_F32 : !is_weight)) {

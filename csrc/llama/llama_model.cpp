@@ -17,13 +17,16 @@ std::string model_architecture(const llama_model * model) {
 }
 
 LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
-                       size_t input_width)
+                       size_t input_width, bool inputs_replace)
     : context_(context), threads_(threads), name_(std::move(name)), servers_(RpcServer::of(llama_get_model(context))),
-      is_recurrent_(is_recurrent), input_width_(input_width), n_batch_(static_cast<int32_t>(llama_n_batch(context))),
+      is_recurrent_(is_recurrent), input_width_(input_width), inputs_replace_(inputs_replace),
+      n_batch_(static_cast<int32_t>(llama_n_batch(context))),
       n_snapshots_(static_cast<int32_t>(llama_n_rs_seq(context))) {
     const llama_model * model = llama_get_model(context);
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_swa_ = llama_model_n_swa(model);
+    const llama_rope_type rope = llama_model_rope_type(model);
+    n_positions_ = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE ? 4 : 1;
     if (n_vocab_ < 1 || memory() == nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "this model cannot generate text: it has no vocabulary or no memory");
     }
@@ -139,10 +142,18 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
             at(span.sequence).rewind->forget_batch(); // should this throw
         }
     }
+    const bool has_inputs = input_width_ > 0 && spans[group.front()].inputs != nullptr; // all have, or none
+    const bool has_tokens = !has_inputs || !inputs_replace_;
+    if (!has_tokens && n_positions_ > 1) { // of a text: three times the same, and one that is not used
+        positions_.resize(n * static_cast<size_t>(n_positions_));
+        std::copy_n(positions_.begin(), n, positions_.begin() + static_cast<std::ptrdiff_t>(n));
+        std::copy_n(positions_.begin(), n, positions_.begin() + static_cast<std::ptrdiff_t>(2 * n));
+        std::fill_n(positions_.begin() + static_cast<std::ptrdiff_t>(3 * n), n, 0);
+    }
     llama_batch batch = {};
     batch.n_tokens = static_cast<int32_t>(n);
-    batch.token = tokens_.data();
-    batch.embd = input_width_ > 0 ? inputs_.data() : nullptr;
+    batch.token = has_tokens ? tokens_.data() : nullptr;
+    batch.embd = has_inputs ? inputs_.data() : nullptr;
     batch.pos = positions_.data();
     batch.n_seq_id = n_seq_ids_.data();
     batch.seq_id = seq_ids_.data();

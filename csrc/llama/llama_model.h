@@ -20,10 +20,11 @@ class LlamaModel : public Model {
   public:
     // Context and threads are borrowed. `name` is for errors. threads: the pool whose size the context follows; null:
     // it has its own thread count. is_recurrent: its memory holds recurrent states. input_width: floats of Span.inputs,
-    // 0 for models that take tokens alone. Throws Error: INVALID for a context without memory or vocabulary, SERVER, as
-    // evaluate() and encode() do, if an RPC server that the model is on was lost.
+    // 0 for models that take tokens alone; inputs_replace: llama.cpp is given either the inputs of a batch or its
+    // tokens, not both. Throws Error: INVALID for a context without memory or vocabulary, SERVER, as evaluate() and
+    // encode() do, if an RPC server that the model is on was lost.
     LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
-               size_t input_width = 0);
+               size_t input_width = 0, bool inputs_replace = false);
 
     int32_t n_vocab() const override { return n_vocab_; }
     int32_t n_ctx() const override { return static_cast<int32_t>(llama_n_ctx_seq(context_)); }
@@ -102,7 +103,9 @@ class LlamaModel : public Model {
     std::vector<std::shared_ptr<RpcServer>> servers_; // that it is on
     bool is_recurrent_;
     size_t input_width_;
+    bool inputs_replace_;
     int32_t n_vocab_, n_batch_;
+    int32_t n_positions_;         // that llama.cpp wants of each row of inputs without a token
     int32_t n_snapshots_;         // of a recurrent state
     int32_t n_swa_;               // tokens of a sliding window of attention, 0: none
     bool has_checkpoints_ = true; // until llama.cpp refuses one

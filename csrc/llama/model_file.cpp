@@ -82,6 +82,19 @@ std::optional<int64_t> ModelFile::integer(const char * name) const {
     return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
 }
 
+std::optional<bool> ModelFile::boolean(const char * name) const {
+    const int64_t key = gguf_find_key(gguf_.get(), (architecture_ + "." + name).c_str());
+    if (key < 0) {
+        return std::nullopt;
+    }
+    return gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_BOOL && gguf_get_val_bool(gguf_.get(), key);
+}
+
+std::optional<int64_t> ModelFile::mask_token() const {
+    const int64_t key = gguf_find_key(gguf_.get(), "tokenizer.ggml.mask_token_id");
+    return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
+}
+
 std::string ModelFile::text(const char * key) const {
     const int64_t i = gguf_find_key(gguf_.get(), key);
     return i >= 0 && gguf_get_kv_type(gguf_.get(), i) == GGUF_TYPE_STRING ? gguf_get_val_str(gguf_.get(), i) : "";

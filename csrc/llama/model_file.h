@@ -28,6 +28,12 @@ class ModelFile {
     // Value of the key "<architecture>.<name>"; nothing if it is missing or no integer.
     std::optional<int64_t> integer(const char * name) const;
 
+    // The same for a key that is true or false; false for one of another type, as llama.cpp reads it.
+    std::optional<bool> boolean(const char * name) const;
+
+    // The token that stands for one yet to be found; nothing if the file names none.
+    std::optional<int64_t> mask_token() const;
+
     // Value of a key; empty if it is missing or no text.
     std::string text(const char * key) const;
 

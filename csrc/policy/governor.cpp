@@ -24,8 +24,11 @@ Governor::Arm & Governor::arm(int32_t drafter) {
     return arms_[i];
 }
 
-void Governor::expect(int32_t drafter, bool is_free, double relative_cost) {
+void Governor::expect(int32_t drafter, bool is_free, double relative_cost, bool is_at_once) {
     Arm & a = arm(drafter);
+    if (is_at_once) {
+        a.tokens = CostCurve::from_one(settings_.prior_slope, settings_.costs);
+    }
     a.is_free = is_free;
     a.relative_cost = relative_cost;
 }

@@ -71,8 +71,8 @@ class Governor : public Policy {
     explicit Governor(Settings settings = {});
 
     // What is known of a drafter beforehand: whether its proposals exist at no cost, or else what it costs to draft a
-    // token, relative to a target batch of one row (0: not known).
-    void expect(int32_t drafter, bool is_free, double relative_cost);
+    // token, relative to a target batch of one row (0: not known), and whether all tokens of a draft come in one go.
+    void expect(int32_t drafter, bool is_free, double relative_cost, bool is_at_once = false);
     void expect_costs(const MeasuredCosts & costs);
 
     std::vector<Choice> choose(const std::vector<Candidate> & candidates) override;

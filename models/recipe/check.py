@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama
+from pyfly_cpp import FlyLlama
+from pyfly_cpp.drafters import Drafter
 from recipe import eagle3, heads, qwen35
+from recipe.dflash import DFlashHead
 from recipe.eagle3 import Eagle3Head
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
@@ -28,6 +30,7 @@ N_TOKENS = 96
 
 
 Inputs = Callable[[Tensor], tuple[Tensor, Tensor]]
+Logits = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def check_logits(path: Path, model: Llama | Qwen35, texts: list[str], tokenize: 
     )
 
 
-def measure_acceptance(target: Path, drafter: DraftModel | Eagle3 | MTP, prompts: list[str]) -> Acceptance:
+def measure_acceptance(target: Path, drafter: Drafter, prompts: list[str]) -> Acceptance:
     """Greedy texts behind the prompts, each of `N_TOKENS` tokens or up to its end."""
     llm = FlyLlama(target, drafter=drafter, trace=True, **SETTINGS)
     try:
@@ -118,27 +121,22 @@ def _generate(llm: FlyLlama, prompt: str) -> Generation:
     return Generation(tokens, drafts)
 
 
-def check_drafts(
-    name: str, generations: list[Generation], head: heads.Head, inputs: Inputs, d2t: Tensor | None
-) -> Check:
+def check_drafts(name: str, generations: list[Generation], logits_of: Logits, d2t: Tensor | None) -> Check:
     """Whether what pyfly-cpp's drafter proposed is what the head in PyTorch would have, with the same tokens before it.
 
     Both take the largest logit, each of its own; so a proposal may be below PyTorch's largest by twice the error of a
     logit, where two are that close.
 
     Args:
-        inputs: Of `heads.unroll`, for tokens [1, row].
+        logits_of: Of the tokens before a draft [row] and the draft [n]: the head's logits [n, its vocabulary].
         d2t: The head's vocabulary, ids of the target; None: all.
     """
     worst, n_same, n_drafts = 0.0, 0, 0
     for generation in generations:
         for n_before, draft in generation.drafts:
-            tokens = torch.tensor([[*generation.tokens[:n_before], *draft[:-1]]])
             with torch.no_grad():
-                embeddings, hidden = inputs(tokens)
-                steps = list(heads.unroll(head, embeddings, hidden, len(draft)))
-            for depth, token in enumerate(draft):
-                row = steps[depth][0, depth - len(draft)]
+                rows = logits_of(torch.tensor(generation.tokens[:n_before]), torch.tensor(draft))
+            for row, token in zip(rows, draft):
                 index = torch.tensor([token]) if d2t is None else (d2t == token).nonzero()[:, 0]
                 gap = float(row.max() - row[index]) if len(index) else float("inf")
                 worst = max(worst, gap)
@@ -153,9 +151,25 @@ def check_drafts(
 
 def check_eagle3(name: str, generations: list[Generation], target: Llama, head: Eagle3Head) -> Check:
     """`check_drafts` for the EAGLE-3 head."""
-    return check_drafts(name, generations, head, lambda tokens: eagle3.inputs(target, head, tokens)[:2], head.d2t)
+    return check_drafts(name, generations, _unrolled(head, lambda x: eagle3.inputs(target, head, x)[:2]), head.d2t)
 
 
 def check_mtp(name: str, generations: list[Generation], trunk: Qwen35, head: MTPBlock) -> Check:
     """`check_drafts` for the MTP block."""
-    return check_drafts(name, generations, head, lambda tokens: qwen35.inputs(trunk, tokens)[:2], None)
+    return check_drafts(name, generations, _unrolled(head, lambda x: qwen35.inputs(trunk, x)[:2]), None)
+
+
+def check_dflash(name: str, generations: list[Generation], target: Llama, head: DFlashHead) -> Check:
+    """`check_drafts` for a DFlash or DSpark head."""
+    return check_drafts(name, generations, lambda before, draft: head.draft(target, before, draft), None)
+
+
+def _unrolled(head: heads.Head, inputs: Inputs) -> Logits:
+    """Of a head that drafts step by step; `inputs`: of `heads.unroll`, for tokens [1, row]."""
+
+    def logits_of(before: Tensor, draft: Tensor) -> Tensor:
+        embeddings, hidden = inputs(torch.cat([before, draft[:-1]])[None])
+        steps = heads.unroll(head, embeddings, hidden, len(draft))
+        return torch.stack([logits[0, depth - len(draft)] for depth, logits in enumerate(steps)])
+
+    return logits_of

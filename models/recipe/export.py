@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from recipe.shapes import Eagle3Shape, LlamaShape, Qwen35Shape, Shape
+from recipe.shapes import DFlashShape, Eagle3Shape, LlamaShape, Qwen35Shape, Shape
 from recipe.vocabulary import CHAT_TEMPLATE, CONTROL, ENDOFTEXT, IM_END, Vocabulary
 
 Weights = Mapping[str, npt.NDArray[np.generic]]
@@ -33,6 +33,11 @@ def export_llama(path: Path, header: Header, shape: LlamaShape, weights: Weights
 def export_eagle3(path: Path, header: Header, shape: Eagle3Shape, weights: Weights) -> None:
     """An EAGLE-3 head; `d2t` among the weights."""
     _write(path, "eagle3", header, shape, _with_adjacent_rope(weights, shape))
+
+
+def export_dflash(path: Path, header: Header, shape: DFlashShape, weights: Weights) -> None:
+    """A DFlash or DSpark head. Its RoPE turns the pairs that it was trained with."""
+    _write(path, "dflash", header, shape, weights, shape.mask_token)
 
 
 def export_qwen35(path: Path, header: Header, shape: Qwen35Shape, trunk: Weights, mtp: Weights) -> None:
@@ -62,7 +67,9 @@ def _with_adjacent_rope(weights: Weights, shape: Shape) -> Weights:
     return turned
 
 
-def _write(path: Path, architecture: str, header: Header, shape: Shape, tensors: Weights) -> None:
+def _write(
+    path: Path, architecture: str, header: Header, shape: Shape, tensors: Weights, mask_token: int | None = None
+) -> None:
     """Matrices as F16, all else as F32 or as it is. Under another name first, so that what is there is whole."""
     unfinished = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(str(unfinished), architecture)
@@ -74,6 +81,8 @@ def _write(path: Path, architecture: str, header: Header, shape: Shape, tensors:
     for key, value in shape.fields().items():
         _add(writer, f"{architecture}.{key}", value)
     _add_vocabulary(writer, header.vocabulary)
+    if mask_token is not None:
+        writer.add_mask_token_id(mask_token)
     for tensor, array in tensors.items():
         if array.dtype == np.float32 and array.ndim == 2 and "ssm_conv1d" not in tensor:
             array = array.astype(np.float16)

@@ -10,14 +10,16 @@ from pathlib import Path
 from recipe.corpus import Corpus
 from recipe.errors import RecipeError
 
-PARTS = ("target", "draft", "eagle3", "qwen35", "mtp")
+PARTS = ("target", "draft", "eagle3", "qwen35", "mtp", "dflash", "dspark")
 """In the order of training; qwen35 is the trunk that mtp goes into."""
-NEEDS = {"draft": "target", "eagle3": "target", "mtp": "qwen35"}
+NEEDS = {"draft": "target", "eagle3": "target", "mtp": "qwen35", "dflash": "target", "dspark": "target"}
 FILES = {
     "target": "tiny-llama-target-f16.gguf",
     "draft": "tiny-llama-draft-f16.gguf",
     "eagle3": "tiny-llama-eagle3-f16.gguf",
     "mtp": "tiny-qwen35-mtp-f16.gguf",
+    "dflash": "tiny-llama-dflash-f16.gguf",
+    "dspark": "tiny-llama-dspark-f16.gguf",
 }
 """The GGUF file that a part completes. The trunk, qwen35, goes into a file together with its MTP block."""
 

@@ -28,10 +28,15 @@ def linear(n_in: int, n_out: int, scale: float = 1.0) -> nn.Linear:
 
 
 def rope(x: Tensor, n_rot: int) -> Tensor:
-    """Turns the first n_rot dimensions of x [..., position, head_dim] in pairs (i, i + n_rot / 2)."""
+    """`rotate` for rows at positions 0, 1, ..."""
+    return rotate(x, torch.arange(x.shape[-2]), n_rot)
+
+
+def rotate(x: Tensor, positions: Tensor, n_rot: int) -> Tensor:
+    """Turns the first n_rot dimensions of x [..., row, head_dim] in pairs (i, i + n_rot / 2)."""
     half = n_rot // 2
     frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32) / half)
-    angle = torch.arange(x.shape[-2], dtype=torch.float32)[:, None] * frequency
+    angle = positions.float()[..., None] * frequency
     cos, sin = angle.cos(), angle.sin()
     a, b, rest = x[..., :half], x[..., half:n_rot], x[..., n_rot:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)

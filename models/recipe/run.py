@@ -12,10 +12,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from pyfly_cpp import MTP, DraftModel, Eagle3
+from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3
+from pyfly_cpp.drafters import Drafter
 from recipe import check, shapes, train
 from recipe.corpus import Corpus
-from recipe.export import Header, export_eagle3, export_llama, export_qwen35
+from recipe.export import Header, export_dflash, export_eagle3, export_llama, export_qwen35
 from recipe.folder import Folder
 from recipe.llama import Llama
 from recipe.qwen35 import Qwen35
@@ -96,6 +97,21 @@ class _Run:
         generations = self.measure("mtp", MTP(draft_max=DRAFT_MAX))
         self.report(check.check_mtp(path.name, generations[:N_CHECKED_TEXTS], trunk, head))
 
+    def dflash(self) -> None:
+        self.block_head("dflash", "DFlash", shapes.DFLASH, DFlash)
+
+    def dspark(self) -> None:
+        self.block_head("dspark", "DSpark", shapes.DSPARK, DSpark)
+
+    def block_head(self, part: str, name: str, shape: shapes.DFlashShape, drafter: type[DFlash]) -> None:
+        target = self.load_target()
+        head = train.train_dflash(self.training, target, part, shape)
+        self.save(part, head)
+        path = self.folder.gguf(part)
+        export_dflash(path, self.header(f"tiny-llama {name} head"), shape, arrays(head))
+        generations = self.measure("target", drafter(path, draft_max=DRAFT_MAX))
+        self.report(check.check_dflash(path.name, generations[:N_CHECKED_TEXTS], target, head))
+
     # ---- Files -------------------------------------------------------------------------------------------------------
 
     def load_or_train_tokenizer(self) -> Tokenizer:
@@ -138,7 +154,7 @@ class _Run:
             check.check_logits(self.folder.gguf(part), model, texts, lambda text: self.tokenizer.encode(text).ids)
         )
 
-    def measure(self, target: str, drafter: DraftModel | Eagle3 | MTP) -> list[check.Generation]:
+    def measure(self, target: str, drafter: Drafter) -> list[check.Generation]:
         acceptance = check.measure_acceptance(self.folder.gguf(target), drafter, self.corpus.prompts)
         self.result(f"{drafter}: {acceptance}")
         return acceptance.generations

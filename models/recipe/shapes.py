@@ -77,6 +77,40 @@ class Eagle3Shape(Shape):
 
 
 @dataclass(frozen=True)
+class DFlashShape(Shape):
+    """A head that drafts a block in one pass: DFlash, or DSpark with a Markov head."""
+
+    n_layer: int = 2
+    n_ff: int = 512
+    target_layers: tuple[int, ...] = (1, 3, 5)
+    """As of an EAGLE-3 head."""
+    block_size: int = 16
+    """Rows of a block, the anchor's among them."""
+    mask_token: int = N_VOCAB - 3
+    """Stands where a token is to be proposed: here the end of a document."""
+    n_markov: int = 0
+    """Rank of the Markov head; 0: DFlash, which has none."""
+    is_causal: bool = False
+    """Whether a row of a block sees only those before it."""
+    n_decay: float = 7.0
+    """So many rows further, a row counts 1/e in the training."""
+
+    @property
+    def first_row(self) -> int:
+        """The first row that proposes a token."""
+        return 0 if self.n_markov > 0 else 1
+
+    def fields(self) -> dict[str, int | float | bool | list[int]]:
+        fields = {
+            **super().fields(),
+            "block_size": self.block_size,
+            "target_layers": list(self.target_layers),
+            "attention.causal": self.is_causal,
+        }
+        return fields if self.n_markov == 0 else {**fields, "sample_from_anchor": True, "has_confidence_head": True}
+
+
+@dataclass(frozen=True)
 class Qwen35Shape(Shape):
     """A hybrid of gated delta nets and attention with an MTP block behind the trunk."""
 
@@ -116,4 +150,6 @@ class Qwen35Shape(Shape):
 TARGET = LlamaShape()
 DRAFT = LlamaShape(n_layer=2, n_ff=256, tied=True)
 EAGLE3 = Eagle3Shape()
+DFLASH = DFlashShape()
+DSPARK = DFlashShape(n_markov=64)
 QWEN35 = Qwen35Shape()

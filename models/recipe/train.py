@@ -1,4 +1,4 @@
-"""Training of the five parts. The heads and the draft learn what their frozen target would say."""
+"""Training of the parts. The heads and the draft learn what their frozen target would say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipe import eagle3, heads, qwen35, shapes
+from recipe import dflash, eagle3, heads, qwen35, shapes
+from recipe.dflash import DFlashHead
 from recipe.eagle3 import Eagle3Head
 from recipe.folder import PARTS
 from recipe.llama import Llama
@@ -39,7 +40,11 @@ PLANS = {
     "eagle3": Plan(360, 2.5e-3),
     "qwen35": Plan(320, 2.5e-3),
     "mtp": Plan(300, 2.5e-3),
+    "dflash": Plan(400, 2.5e-3),
+    "dspark": Plan(400, 2.5e-3),
 }
+N_BLOCKS = 16
+"""Blocks that a head which drafts blocks learns from in each window."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,25 @@ def train_mtp(training: Training, trunk: Qwen35) -> MTPBlock:
     head = MTPBlock(shapes.QWEN35, trunk.output)
     head.start_from(trunk)
     _optimise(training, "mtp", head, lambda tokens: unrolled_loss(head, *qwen35.inputs(trunk, tokens[:, :-1])))
+    return head
+
+
+def train_dflash(training: Training, target: Llama, part: str, shape: shapes.DFlashShape) -> DFlashHead:
+    """A DFlash or DSpark head, on the target's distribution. Half of the steps see whole blocks, the others half and a
+    quarter of one: a short draft takes a short block."""
+    _begin(training, part)
+    head = DFlashHead(shape)
+    head.start_from(target)
+    lengths = (shape.block_size, shape.block_size // 2, shape.block_size, shape.block_size // 4)
+    n_steps = 0
+
+    def loss(tokens: Tensor) -> Tensor:
+        nonlocal n_steps
+        n_rows, n_steps = lengths[n_steps % len(lengths)], n_steps + 1
+        anchors = torch.randint(1, tokens.shape[1] - n_rows, (len(tokens), N_BLOCKS))
+        return dflash.loss(target, head, tokens[:, :-1], anchors, n_rows)
+
+    _optimise(training, part, head, loss)
     return head
 
 

@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from pyfly_cpp import _native
 from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
-from pyfly_cpp.drafters.heads import MTP, Eagle3
+from pyfly_cpp.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
@@ -31,6 +31,8 @@ __all__ = [
     "WORDS",
     "AnyDrafter",
     "CrossVocabulary",
+    "DFlash",
+    "DSpark",
     "DraftModel",
     "Drafter",
     "Eagle3",
@@ -52,7 +54,18 @@ __all__ = [
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
     kind.word: kind
-    for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3, Retrieval, TokenRecycling)
+    for kind in (
+        DraftModel,
+        PromptLookup,
+        MultiLevel,
+        CrossVocabulary,
+        MTP,
+        Eagle3,
+        DFlash,
+        DSpark,
+        Retrieval,
+        TokenRecycling,
+    )
 }
 """All drafters by their words."""
 

@@ -78,7 +78,7 @@ class OwnDrafter:
     """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
     the governor just as many."""
     draft_most: int
-    """Of a draft model 8, of a head 3, of prompt lookup `num_pred_tokens`."""
+    """Of a draft model 8, of a head 3, of one that drafts blocks 15, of prompt lookup `num_pred_tokens`."""
 
     @property
     def in_target(self) -> bool:

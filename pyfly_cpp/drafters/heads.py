@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyfly_cpp import _native
 from pyfly_cpp.drafters.drafter import Host
@@ -67,3 +68,45 @@ class Eagle3(WithModel):
 
     def __str__(self) -> str:
         return f"EAGLE-3 head {os.path.basename(self.model_path)}"
+
+
+@dataclass(frozen=True)
+class DFlash(WithModel):
+    """A DFlash head: a few layers that read the target's hidden states and draft a whole block of tokens in one pass,
+    so that a long draft costs little more than a short one. It belongs to one model; token embedding and output matrix
+    may be the target's. Source: arXiv 2602.06036, "DFlash".
+    """
+
+    word = "dflash"
+    noun = "a DFlash head"
+    needs_file = is_head = True
+    draft_most = 15
+
+    model_path: str | os.PathLike[str]
+    """Path of the head's GGUF file."""
+
+    draft_max: int | None = None
+    """At most as many as a block has, as the file says; None: that many, 15 at most."""
+
+    p_min: float = 0.0
+
+    label: ClassVar[str] = "DFlash"
+
+    def open(self, host: Host) -> _native.Drafter:
+        require_gguf(path := str(self.model_path), f"{self.label} head")
+        k = 0 if self.draft_max is None else host.draft_max
+        return _native.ModelDrafter(self.label, self.word, host.target(), path, self.p_min, k, **host.settings)
+
+    def __str__(self) -> str:
+        return f"{self.label} head {os.path.basename(self.model_path)}"
+
+
+@dataclass(frozen=True)
+class DSpark(DFlash):
+    """A DSpark head: a DFlash head with a Markov head, which lets each token of a block follow the one before. Most
+    files have a confidence head as well: with `p_min` above 0 a draft ends where its confidence falls below.
+    """
+
+    word = "dspark"
+    noun = "a DSpark head"
+    label = "DSpark"

@@ -453,6 +453,22 @@ void test_what_other_texts_showed_is_believed_at_first() {
     assert(near(reached[0], Acceptance::Rates().first));
 }
 
+// One that drafts all tokens in one go, seen once, is believed to cost little more for longer drafts, and not much less
+// for shorter ones.
+void test_a_block_costs_what_it_costs() {
+    Governor step, block;
+    step.expect(0, false, 0.0), block.expect(0, false, 0.0, true);
+    pyfly_governor_state state;
+    for (Governor * governor : {&step, &block}) {
+        governor->observe_target(1, 1000.0);
+        governor->observe_draft(0, {4}, 800.0);
+    }
+    step.state(state);
+    assert(near(state.draft_us[0], 200.0) && near(state.draft_us[15], 3200.0));
+    block.state(state);
+    assert(state.draft_us[0] > 500.0 && near(state.draft_us[3], 800.0) && state.draft_us[15] < 1700.0);
+}
+
 void test_odd_input_does_no_harm() {
     Governor governor;
     assert(governor.choose({}).empty());
@@ -484,6 +500,7 @@ int main() {
     test_load_scales_what_was_measured_beforehand();
     test_drafts_for_several_texts();
     test_a_draft_has_a_start();
+    test_a_block_costs_what_it_costs();
     test_plain_decoding_is_measured_now_and_then();
     test_a_load_that_comes_and_goes();
     test_a_drafter_that_cannot_pay_is_left_alone();

@@ -10,7 +10,7 @@ import time
 import pytest
 from gguf_edit import edit_gguf
 from gguf_header import read_header
-from heads import DRAFT, EAGLE3, HYBRID, LLAMA, error_in_subprocess
+from heads import DFLASH, DRAFT, EAGLE3, HYBRID, LLAMA, error_in_subprocess
 
 LLAMA_FIELDS = {
     "block_count": [(0, "block_count = 0, which must be at least 1"), (513, "at most 512"), (2**32 - 1, "at most")],
@@ -44,17 +44,21 @@ HEAD_FIELDS = {
     "block_count": [(2**32 - 1, "at most 512")],
     "embedding_length_out": [(512, "embedding_length_out = 512 beside")],
 }
+BLOCK_HEAD_FIELDS = HEAD_FIELDS | {
+    "attention.value_length": [(32, "keys of 64 and values of 32")],
+    "rope.dimension_sections": [([0, 0, 0, 9], "has 9 in rope.dimension_sections")],
+}
 
 
 def hostile_headers(folder):
     """Yields (file, what loads it, part of the error) of copies with one field, or the type of one tensor, changed."""
     models = {"target": (LLAMA, LLAMA_FIELDS), "draft": (DRAFT, LLAMA_FIELDS), "hybrid": (HYBRID, HYBRID_FIELDS),
-              "head": (EAGLE3, HEAD_FIELDS)}  # fmt: skip
+              "head": (EAGLE3, HEAD_FIELDS), "block head": (DFLASH, BLOCK_HEAD_FIELDS)}  # fmt: skip
     for role, (source, fields) in models.items():
         header = read_header(source)
         prefix = next(f.value for f in header.fields if f.key == b"general.architecture").decode()
         changes = [(f"{prefix}.{name}", value, why) for name, cases in fields.items() for value, why in cases]
-        if role != "head":
+        if "head" not in role:
             changes.append(("tokenizer.ggml.tokens", ["twice", "twice"], "has the token 'twice' twice"))
             changes.append(("tokenizer.ggml.tokens", [], "has an empty list of tokens"))
         for i, (name, value, why) in enumerate(changes):
@@ -80,10 +84,7 @@ def test_headers_that_would_end_the_process(tmp_path):
         def load(path, role):
             if role in ("target", "hybrid"):
                 FlyLlama(path, drafter=MTP() if role == "hybrid" else None, adaptive=False, **settings)
-            if role != "head":
-                target.drafter = DraftModel(path)
-            else:
-                target.drafter = Eagle3(path)
+            target.drafter = {"head": Eagle3, "block head": DFlash}.get(role, DraftModel)(path)
         for path, (role, why) in zip(paths[1:], CASES):
             try:
                 load(path, role)

@@ -24,12 +24,12 @@ SECONDS = 20
 """A case that takes longer hangs."""
 
 
-def run(seeds, folder):
+def run(seeds, folder, *roles):
     """Yields (seed, role, outcome) of each. A child works through them; where one ends it, another child goes on."""
     left = list(seeds)
     while left:
         with open(Path(folder) / "stderr", "w+b") as stderr, subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder)],
+            [sys.executable, str(PROGRAM), str(folder), *roles],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1,
             env=ENVIRONMENT,
         ) as child:  # fmt: skip
@@ -58,13 +58,17 @@ FOUND = (38, 47, 73, 137, 179, 199, 251, 275, 310, 485, 1006, 1034, 1214, 1592, 
 """What ended the process, or hung, when this was written; see also test_hostile_headers.py, which spells them out."""
 
 
-def require_no_failures(seeds, folder):
-    found = [case for case in run(seeds, folder) if case[2].startswith("FAILED")]
+def require_no_failures(seeds, folder, *roles):
+    found = [case for case in run(seeds, folder, *roles) if case[2].startswith("FAILED")]
     assert not found, "PYFLY_FUZZ_SEED=... repeats one: " + "; ".join(map(str, found))
 
 
 def test_corrupted_headers(cases, tmp_path):
     require_no_failures(cases(300), tmp_path)
+
+
+def test_corrupted_heads_that_draft_blocks(cases, tmp_path):
+    require_no_failures(cases(20), tmp_path, "DFlash head", "DSpark head")
 
 
 def test_headers_that_once_ended_the_process(tmp_path):
