@@ -14,7 +14,7 @@ from pyfly_cpp.errors import (
 )
 
 try:
-    from pyfly_cpp.drafters import MTP, Drafter, DraftModel, Eagle3, PromptLookup
+    from pyfly_cpp.drafters import MTP, CrossVocabulary, Drafter, DraftModel, Eagle3, MultiLevel, PromptLookup
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
     from pyfly_cpp.parallel import FlyBatch
@@ -54,6 +54,7 @@ __all__ = [
     "Budget",
     "BusyError",
     "ContextFullError",
+    "CrossVocabulary",
     "Decision",
     "DraftModel",
     "Drafter",
@@ -68,6 +69,7 @@ __all__ = [
     "Handle",
     "IncompatibleDraftError",
     "Margin",
+    "MultiLevel",
     "NativeError",
     "NotFiniteError",
     "PromptLookup",

@@ -63,10 +63,10 @@ class FlyLlama(GuardedLlama):
 
         Args:
             model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
-            drafter: `DraftModel(...)`, `MTP(...)`, `Eagle3(...)`, `PromptLookup(...)`, a llama_cpp `LlamaDraftModel`,
-                several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for plain decoding; so
-                does the base class's `draft_model=`. "auto": the MTP head that the model carries, else `draft_model`,
-                else the best file on this machine that could draft for it, else prompt lookup: see `drafter_reason`.
+            drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.drafters`, a llama_cpp
+                `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for
+                plain decoding; so does the base class's `draft_model=`. "auto": the MTP head that the model carries,
+                else `draft_model`, else the best file here that could draft for it, else lookup: `drafter_reason`.
             gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: What a deferred mismatch needs to stand, or its text ("reconverge:6"); None: the gate's own.
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.

@@ -113,23 +113,45 @@ class FlyBatch:
         is_chat, prompt = _understood(prompt)
         method = "create_chat_completion" if is_chat else "create_completion"
         inspect.signature(getattr(FlyLlama, method)).bind(None, prompt, **request)
-        if gate is not None:
-            require_gate(gate)
-        require_window(window)
-        require_fitting(require_draft_max(draft_max), self._crew.host.n_batch)
-        seed = self._crew.next_seed(request.get("seed"))
-
-        def start(on_text: Callable[[Text], None]) -> View:
-            view = self_crew.view(on_text, seed)
-            view.configure(gate, window, draft_max, trace, on_prefill)
-            return view
 
         def complete(view: View) -> Any:
             return getattr(view, method)(prompt, **request)
 
-        self_crew = self._crew  # the request must not keep the FlyBatch
-        job = Job(start, complete, bool(request.get("stream")))
-        self._crew.add(job)
+        return self.call(
+            complete, stream=bool(request.get("stream")), seed=request.get("seed"), gate=gate, window=window,
+            draft_max=draft_max, trace=trace, on_prefill=on_prefill,
+        )  # fmt: skip
+
+    def call(
+        self,
+        function: Callable[[View], Any],
+        *,
+        stream: bool = False,
+        seed: int | None = None,
+        gate: Gate | str | None = None,
+        window: Window | str | None = None,
+        draft_max: int | None = None,
+        **settings: Any,
+    ) -> Handle:
+        """Hands in a function that generates as it likes; returns at once.
+
+        Args:
+            function: Is given a `FlyLlama` of its own, in the request's thread. Returns the result, or with `stream` an
+                iterator of chunks.
+            seed: Of the request's sampling; None: the next of the chain.
+            gate, window, draft_max, **settings: As of `submit`. Raises as it does.
+        """
+        if gate is not None:
+            require_gate(gate)
+        require_window(window)
+        require_fitting(require_draft_max(draft_max), self._crew.host.n_batch)
+        crew, chained = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
+
+        def start(on_text: Callable[[Text], None]) -> View:
+            return crew.view(on_text, chained if seed is None else seed).configure(gate, window, draft_max, **settings)
+
+        job = Job(start, function, stream)
+        crew.add(job)
         return Handle(job, self)
 
     def complete(

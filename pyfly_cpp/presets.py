@@ -19,11 +19,12 @@ import difflib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter, require_drafters
+from pyfly_cpp.drafters.drafter import field_names
 from pyfly_cpp.files import is_stream, require_free, write_atomically
 from pyfly_cpp.rules import Exact, Gate, parse_gate
 from pyfly_cpp.windows import Window
@@ -111,7 +112,7 @@ def _load(path: str | os.PathLike[str], name: str) -> Preset:
     try:
         return Preset(
             parse_gate(gate),
-            None if window is None else Window(**_object(name, "window", window, _names(Window))),
+            None if window is None else Window(**_object(name, "window", window, field_names(Window))),
             draft_max,
             _drafters(name, folder, data.get("drafter")),
             str(folder / model) if model is not None else None,
@@ -133,7 +134,8 @@ def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
     """Kind and fields of a drafter, fit for JSON; raises ValueError for a callable."""
     if not isinstance(drafter, OwnDrafter):
         raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(DRAFTERS)}.")
-    values = {name: getattr(drafter, name) for name in _names(type(drafter))}
+    values = {name: getattr(drafter, name) for name in field_names(type(drafter))}
+    values = {name: drafter_as_dict(value) if name in drafter.inner else value for name, value in values.items()}
     return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
@@ -147,22 +149,24 @@ def _drafter(name: str, folder: Path, data: Any) -> Drafter:
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in DRAFTERS:
         raise PresetError(f"{name}: the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
+    made = DRAFTERS[kind]
     arguments = {k: v for k, v in data.items() if k != "kind"}
-    arguments = _object(name, "drafter", arguments, _names(DRAFTERS[kind]))
+    arguments = _object(name, "drafter", arguments, field_names(made))
+    if made.inner and made.inner[0] not in arguments:
+        raise PresetError(
+            f"{name}: a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'."
+        )
+    arguments.update({field: _drafter(name, folder, arguments[field]) for field in made.inner if field in arguments})
     path = arguments.get("model_path")
-    if path is not None or DRAFTERS[kind].needs_file:
+    if path is not None or (made.needs_file and not made.inner):
         if not _is_path(path):
             raise PresetError(f"{name}: a drafter of kind {kind!r} needs 'model_path', the path of a GGUF file.")
         arguments = {**arguments, "model_path": str(folder / str(path))}
-    return DRAFTERS[kind](**arguments)
+    return made(**arguments)
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
 
 
 def _object(name: str, what: str, data: Any, known: Iterable[str]) -> dict[str, Any]:

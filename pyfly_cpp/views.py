@@ -7,7 +7,7 @@ and those of `FlyLlama` serve many requests at once, each in its own thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -20,7 +20,7 @@ from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.logprobs import RowStore
-from pyfly_cpp.request import HandOver
+from pyfly_cpp.request import HandOver, Request
 from pyfly_cpp.rules import Gate
 from pyfly_cpp.shared_llama import SharedLlama
 from pyfly_cpp.stats import Stats
@@ -99,10 +99,10 @@ class View(FlyLlama):
         gate: Gate | str | None,
         window: Window | str | None,
         draft_max: int | None,
-        trace: bool | None,
-        on_prefill: Callable[[int, int], None] | None,
-    ) -> None:
-        """What the request wants otherwise than the host; None: as the host. Raises ValueError."""
+        trace: bool | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> View:
+        """What the request wants otherwise than the host; None: as the host. Returns itself; raises ValueError."""
         if gate is not None:
             self.gate = gate
         if window is not None:
@@ -113,6 +113,19 @@ class View(FlyLlama):
             self.trace = trace
         if on_prefill is not None:
             self.on_prefill = on_prefill
+        return self
+
+    def tokens(self, prompt: Sequence[int], request: Request, **sampling: Any) -> Generator[int, Any, None]:
+        """Generates as `generate` does, as a completion asks for it.
+
+        Args:
+            prompt: Token ids, at least one.
+            request: How many tokens may come, which drafting respects, though nothing ends there; it collects the
+                log-probabilities that are wanted.
+            **sampling: As of `generate`.
+        """
+        self._handed_over.request = request
+        return self.generate(prompt, **sampling)
 
     def _place(self) -> Text:
         """As of `FlyLlama`; whether drafting is governed is the batch's, not a text's."""

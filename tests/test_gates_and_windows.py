@@ -324,7 +324,9 @@ def test_the_table_of_drafters():
     """What the command line sets are fields; what a word says can be made."""
     assert list(WORDS) == [*DRAFTERS, "both"]
     for word, kind in DRAFTERS.items():
-        fields = {field.name for field in dataclasses.fields(kind)}
+        made = kind.make("x.gguf")
+        parts = [made, *(getattr(made, name) for name in kind.inner)]
+        fields = {field.name for part in parts for field in dataclasses.fields(part)}
         assert kind.word == word and {option.field for option in kind.options} <= fields
         assert kind.takes_file == ("model_path" in fields) >= kind.needs_file
         given = {option.field: option.default for option in kind.options}

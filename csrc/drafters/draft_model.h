@@ -4,6 +4,7 @@
 #include "drafter.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
+#include "lookahead.h"
 #include "text_memories.h"
 
 namespace pyfly {
@@ -12,10 +13,18 @@ namespace pyfly {
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
 // draft goes on from its most recent window at no cost per round. So does it for every text where all of them outgrow
 // the cells that they share, once the texts that are not drafted for are forgotten.
+//
+// With a Lookahead it evaluates several tokens at once where those that lie ahead can be guessed: the draft is the
+// same, apart from how batches of several rows round.
 class DraftModel : public Drafter {
   public:
-    // Loads the model. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the vocabularies differ.
-    DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config);
+    // Loads the model; without `ahead` it drafts one token after the other. Throws Error: NATIVE if llama.cpp cannot,
+    // INCOMPATIBLE if the vocabularies differ (unless is_translated: what it is asked is in its own), INVALID for a
+    // Lookahead where its memory cannot be rolled back.
+    DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
+               std::unique_ptr<Lookahead> ahead = nullptr, bool is_translated = false);
+
+    const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
     int32_t n_texts() const override { return memories_.n(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history) override;
@@ -23,7 +32,11 @@ class DraftModel : public Drafter {
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }
+    int32_t n_own_rows_most() const override { return ahead_ != nullptr ? own_.n_batch() : 0; }
+    void evaluate_rows(int32_t n) override;
+    void expect_rows(int32_t n, double us) override;
     int64_t n_evaluated() const override { return n_evaluated_; }
+    int64_t n_batches() const override { return memories_.n_batches(); }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
@@ -32,12 +45,16 @@ class DraftModel : public Drafter {
         int32_t text;
         const std::vector<int32_t> & history;
         size_t n_more; // tokens that its memory is to hold behind the last one
+        Proposal * out = nullptr;
         bool wants_rows = false;
+        bool is_alone = true;             // it drafts one token after the other
+        std::vector<int32_t> so_far = {}; // history and draft, where tokens ahead are guessed
+        std::vector<int32_t> next = {};   // to be evaluated: what its memory does not hold, and what is tried ahead
+        std::vector<int32_t> tried = {};
         DrawDraft draw = {};
-        std::vector<int32_t> drafted = {};
-        std::vector<float> rows = {};
-        std::vector<Weights> drawn = {};
         bool is_done = false;
+
+        size_t n_wanted() const { return n_more + 1 - out->tokens.size(); }
     };
 
     void warm_up();
@@ -49,6 +66,8 @@ class DraftModel : public Drafter {
     void move_window(const Job & job, size_t n_ctx);
     size_t catch_up(const std::vector<Job> & jobs);
     void draft(std::vector<Job> & jobs);
+    void look_ahead(const std::vector<Job *> & jobs);
+    void take(Job & job, size_t span);
 
     double p_min_;
     double expected_cost_;
@@ -61,6 +80,7 @@ class DraftModel : public Drafter {
     size_t n_shared_;             // tokens that both have; the rest is padding, which is never drafted
     size_t n_ctx_;                // most that one text gets
     size_t n_ctx_of_all_;         // that each gets where all are long
+    std::unique_ptr<Lookahead> ahead_;
     int64_t n_evaluated_ = 0;
 };
 

@@ -32,6 +32,7 @@ struct DraftRequest {
     int32_t n_max;  // >= 1
     Proposal * out; // empty on entry
     bool wants_rows = false;
+    bool is_made_up = false; // only to see what drafting costs: nothing is to be learned from the text
 
     // With it, a drafter that draws() gives what it draws from its rows, where it would give their argmax. Whether it
     // proposes a token at all must not depend on what was drawn.
@@ -88,8 +89,19 @@ class Drafter {
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }
 
-    // Tokens evaluated on a model of its own so far.
+    // Rows that a batch of its own model can have, where it goes by what they cost; 0: it does not.
+    virtual int32_t n_own_rows_most() const { return 0; }
+
+    // Evaluates a batch of n made-up tokens of all its texts together, 1 <= n <= n_own_rows_most(), with a row for
+    // each; whatever its texts held is dropped.
+    virtual void evaluate_rows(int32_t n) { (void) n; }
+
+    // What such a batch takes, measured with care. Microseconds > 0.
+    virtual void expect_rows(int32_t n, double us) { (void) n, (void) us; }
+
+    // Tokens evaluated on a model of its own so far, and in how many batches.
     virtual int64_t n_evaluated() const { return 0; }
+    virtual int64_t n_batches() const { return 0; }
 };
 
 } // namespace pyfly

@@ -72,7 +72,8 @@ HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_mo
                number(n_vocab) + "; convert it again");
     }
 
-    ModelPointer model = load_draft(target, config, "EAGLE-3 head", false);
+    ModelPointer model = load_draft(config, "EAGLE-3 head", false);
+    require_vocabulary(target, model.get(), config, "EAGLE-3 head");
     const int32_t * layers = llama_model_target_layer_ids(model.get());
     const uint32_t n_layers = llama_model_target_layer_ids_n(model.get());
     const int32_t n_target_layers = llama_model_n_layer(target_model);

@@ -26,6 +26,7 @@ class HeadDrafter : public Drafter {
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
+    int64_t n_batches() const override { return memories_.n_batches(); }
 
   protected:
     struct Shape {

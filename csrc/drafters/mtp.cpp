@@ -53,7 +53,8 @@ HeadDrafter::Parts Mtp::load(const LlamaTarget & target, const pyfly_draft_model
     }
     ModelPointer model;
     if (config.model_path != nullptr) {
-        model = load_draft(target, config, "MTP head", true);
+        model = load_draft(config, "MTP head", true);
+        require_vocabulary(target, model.get(), config, "MTP head");
     }
     llama_context_params params = draft_context_params(target, config);
     params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;

@@ -58,6 +58,7 @@ void TextMemories::evaluate(const std::vector<Part> & parts,
             }
             throw;
         }
+        n_batches_++;
         for (const Span & span : spans) {
             at(span.sequence).evaluated(span);
         }

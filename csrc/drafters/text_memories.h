@@ -35,11 +35,14 @@ class TextMemories {
     // rows of its batch are valid. On an Error the memories hold what is left.
     void evaluate(const std::vector<Part> & parts, const std::function<void(size_t part, size_t span)> & read);
 
+    int64_t n_batches() const { return n_batches_; } // evaluated so far
+
   private:
     Model & model_;
     std::vector<Memory> memories_;
     std::vector<int64_t> used_; // when each was used last
     int64_t now_ = 0;
+    int64_t n_batches_ = 0;
 };
 
 } // namespace pyfly

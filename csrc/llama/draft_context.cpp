@@ -64,8 +64,7 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
     return draw ? draw(row, n_vocab, drawn) : max.token;
 }
 
-ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        bool load_mtp, int32_t n_spare) {
+ModelPointer load_draft(const pyfly_draft_model_config & config, const char * what, bool load_mtp) {
     const std::string path = config.model_path ? config.model_path : "";
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = config.n_gpu_layers;
@@ -80,14 +79,18 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
         throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + path +
                                              "'; check that it is a complete GGUF file");
     }
-    const std::string difference = vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())),
-                                                         llama_model_get_vocab(model.get()), n_spare);
-    if (!difference.empty()) {
-        throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + path +
-                                                   "' does not share the target's vocabulary: " + difference +
-                                                   "; use one of the same model family");
-    }
     return model;
+}
+
+void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,
+                        const char * what, const char * remedy, int32_t n_spare) {
+    const std::string difference = vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())),
+                                                         llama_model_get_vocab(model), n_spare);
+    if (!difference.empty()) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + config.model_path +
+                                                   "' does not share the target's vocabulary: " + difference + "; " +
+                                                   remedy);
+    }
 }
 
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config) {

@@ -38,10 +38,14 @@ double require_p_min(double p_min);
 std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
                                    const DrawDraft & draw, std::vector<Weights> & drawn);
 
-// Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error: NATIVE if
-// llama.cpp cannot, INCOMPATIBLE if the vocabularies differ by more than n_spare tokens at the end.
-ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        bool load_mtp, int32_t n_spare = 0);
+// Loads config.model_path, with its MTP blocks if asked for; `what` names it in errors. Throws Error(NATIVE) if
+// llama.cpp cannot.
+ModelPointer load_draft(const pyfly_draft_model_config & config, const char * what, bool load_mtp);
+
+// Throws Error(INCOMPATIBLE), with the remedy, if the vocabularies differ by more than n_spare tokens at the end.
+void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,
+                        const char * what, const char * remedy = "use one of the same model family",
+                        int32_t n_spare = 0);
 
 // Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
 // batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.

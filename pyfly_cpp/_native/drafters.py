@@ -35,6 +35,11 @@ class Drafter(Handle):
         """Tokens evaluated on a model of the drafter's own so far."""
         return int(lib.pyfly_drafter_n_evaluated(self.pointer))
 
+    @property
+    def n_batches(self) -> int:
+        """In how many batches."""
+        return int(lib.pyfly_drafter_n_batches(self.pointer))
+
 
 class ModelDrafter(Drafter):
     """A drafter with a model of its own, loaded: one whose constructor takes a target and a `pyfly_draft_model_config`.
@@ -42,7 +47,7 @@ class ModelDrafter(Drafter):
 
     Args:
         model_path: None where the model is in the target's file.
-        more: What the constructor takes after the config.
+        more: What the constructor takes after the config; None for NULL.
         settings: Further fields of the config.
     """
 
@@ -59,7 +64,21 @@ class ModelDrafter(Drafter):
         self._target = target
         path = ffi.NULL if model_path is None else ffi.new("char[]", model_path.encode("utf-8"))
         given = {"model_path": path, "p_min": p_min, "type_k": -1, "type_v": -1, **settings}
-        super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *more)
+        arguments = [ffi.NULL if one is None else one for one in more]
+        super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *arguments)
+
+    def translate(self, history: Sequence[int]) -> list[int]:
+        """A text as the model of another vocabulary sees it; ValueError for other drafters."""
+        array = tokens("history", history)
+        n_out = ffi.new("size_t *")
+        out = np.zeros(0, dtype=np.int32)
+        for _ in range(2):
+            out = np.zeros(max(int(n_out[0]), 1), dtype=np.int32)
+            check(
+                lib.pyfly_drafter_translate, self.pointer, token_pointer(array), len(array), token_pointer(out),
+                len(out), n_out,
+            )  # fmt: skip
+        return [int(token) for token in out[: n_out[0]]]
 
 
 class CallbackDrafter(Drafter):

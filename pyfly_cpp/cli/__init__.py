@@ -21,6 +21,7 @@ from pyfly_cpp import __version__
 _COMMANDS = {
     "chat": ("chat", "Talk to a model."),
     "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
+    "serve": ("serve", "Serve a model to programs that speak the OpenAI protocol."),
     "bench": ("bench", "Measure speed: plain, exact and loose, interleaved."),
     "eval": ("evaluate", "Measure quality beside speed on a task."),
     "tune": ("tune", "Find the fastest setting within a budget of changed answers."),

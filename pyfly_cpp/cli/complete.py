@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 from llama_cpp.llama_grammar import LlamaGrammar
 
+from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
@@ -30,6 +32,7 @@ from pyfly_cpp.response_format import schema_grammar
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
 @click.option("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
 @click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow; or the schema: '{...}'.")
+@click.option("--prompt-cache", metavar="FILE", help="Keep what was read here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
 @shared_options(gate=LOSSLESS)
@@ -42,6 +45,7 @@ def command(
     files: tuple[str, ...],
     grammar: str | None,
     json_schema: str | None,
+    prompt_cache: str | None,
     as_json: bool,
     show_stats: bool,
 ) -> None:
@@ -57,6 +61,8 @@ def command(
     rules = _grammar(grammar, json_schema)
     llm = load(options)
     try:
+        if prompt_cache is not None:
+            cache.load(Path(prompt_cache), llm, options)
         request = {**options.sampling(), "stop": list(stop), "grammar": rules}
         text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json, options.n_ctx)
         if as_json:
@@ -70,6 +76,8 @@ def command(
             write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
             click.echo()
+        if prompt_cache is not None:
+            cache.save(Path(prompt_cache), llm, options)
         if show_stats:
             note(llm.stats.summary())
     finally:

@@ -204,9 +204,19 @@ def _show(report: dict[str, Any]) -> None:
         if title in report:
             rows += [None, (title, report[title]["path"]), *_describe(report[title])]
     if "draft_fits" in report:
-        rows += [None, ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}")]
+        rows += [
+            None,
+            ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}{_remedy(report)}"),
+        ]
     for row in rows:
         write(f"{row[0]:20}{row[1]}\n" if row else "\n")
+
+
+def _remedy(report: dict[str, Any]) -> str:
+    """What can be done about a draft that does not fit: nothing where it is a head, or a vocabulary has no text."""
+    can_translate = all(report[which]["vocab_type"] != _VOCABULARIES[0] for which in ("model", "draft"))
+    is_model = report["draft"]["n_protected"] is not None
+    return "; it can draft by way of the text, with --drafter cross" if can_translate and is_model else ""
 
 
 def _describe_extra_buffers(verdict: dict[str, Any]) -> str:

@@ -6,9 +6,9 @@ import contextlib
 import ctypes
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llama_cpp
 from llama_cpp import llama_chat_format
@@ -18,9 +18,13 @@ from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
 from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import embedded_model, resolve_model
+from pyfly_cpp.parallel import FlyBatch
+
+Loaded = TypeVar("Loaded")
 
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
@@ -72,17 +76,36 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
     Raises:
         ValueError, PyflyError: a file is missing, unfit, or an option does not fit the model.
     """
+    llm, reason = _load(options, FlyLlama, trace=trace, flash_attn=options.flash_attn)
+    require_chat_format(llm)
+    llm.drafter_reason = reason
+    return llm
+
+
+def load_batch(options: Options, n_parallel: int | None) -> FlyBatch:
+    """The same for n_parallel texts at once, of n_ctx tokens each; None: as many as fit well in memory."""
+    if n_parallel is None:
+        path = model_path(options.model)
+        n_parallel = choose_parallel(str(path), _n_ctx(options, path) or _training_context(path) or DEFAULT_N_CTX)
+    batch, _ = _load(options, FlyBatch, n_parallel=n_parallel, flash_attn=options.flash_attn or None)
+    try:
+        require_chat_format(batch._crew.host)
+    except ValueError:
+        batch.close()
+        raise
+    return batch
+
+
+def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tuple[Loaded, str]:
+    """What was loaded, and why with this drafter."""
     path = model_path(options.model)
     if options.lora is not None:
         require_gguf(options.lora, "LoRA adapter")
     if options.cache_type_v not in ("f32", "f16", "bf16") and not options.flash_attn:
         raise ValueError(f"--cache-type-v {options.cache_type_v} needs flash attention; add --flash-attn.")
     log = None if options.verbose else silence()
-    n_ctx = options.n_ctx
-    if n_ctx is None:
-        trained = _training_context(path)
-        n_ctx = min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
-    else:
+    n_ctx = _n_ctx(options, path)
+    if options.n_ctx is not None:
         warn_of_long_context(path, n_ctx)
     with Bar() as bar, leave_on_interrupt():
 
@@ -91,14 +114,13 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
 
         drafter, reason = options.choose_drafter(path)
         with reasons_from(log):
-            llm = FlyLlama(
+            loaded = kind(
                 path,
                 drafter=drafter,
                 gate=options.gate,
                 window=options.make_window(options.gate),
                 draft_max=options.draft_max,
                 adaptive=options.adaptive,
-                trace=trace,
                 on_load=on_load,
                 n_ctx=n_ctx,
                 n_batch=min(options.n_batch, n_ctx) if n_ctx else options.n_batch,
@@ -109,13 +131,18 @@ def load(options: Options, trace: bool = False) -> FlyLlama:
                 lora_path=options.lora,
                 type_k=CACHE_WORDS[options.cache_type_k],
                 type_v=CACHE_WORDS[options.cache_type_v],
-                flash_attn=options.flash_attn,
                 chat_format=options.chat_format,
                 verbose=options.verbose,
+                **arguments,
             )
-        require_chat_format(llm)
-        llm.drafter_reason = reason
-        return llm
+        return loaded, reason
+
+
+def _n_ctx(options: Options, path: Path) -> int:
+    if options.n_ctx is not None:
+        return options.n_ctx
+    trained = _training_context(path)
+    return min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
 
 
 def warn_of_long_context(path: Path, n_ctx: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,7 +147,7 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
         said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
     drafters = require_drafters(preset.drafter)
-    has_draft = any(isinstance(drafter, DraftModel) for drafter in drafters)
+    has_draft = any(isinstance(drafter, OwnDrafter) and drafter.takes_draft for drafter in drafters)
     if is_given("drafter") or (is_given("draft") and not has_draft):
         return out
     if not drafters:
@@ -156,9 +156,9 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
     for drafter in drafters:
         assert isinstance(drafter, OwnDrafter)  # a preset holds no callable
         changes = {o.field: options["drafting"][o.name] for o in drafter.options if is_given(o.name)}
-        if isinstance(drafter, DraftModel) and is_given("draft"):
+        if drafter.takes_draft and is_given("draft"):
             changes["model_path"] = resolve_model(options["draft"])
-        parts.append(replace(drafter, **changes))  # type: ignore[type-var]
+        parts.append(drafter.but(**changes))
     return {**out, "preset_drafter": as_given(parts)}
 
 
@@ -191,7 +191,8 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      "[default: the demo model]"),
         click.option("--preset", metavar="FILE",
                      help="Preset of `pyfly-cpp tune`: its models, drafter, gate and window; options go before it."),
-        click.option("-d", "--draft", metavar="MODEL", help="Small GGUF model of the same vocabulary, or a head."),
+        click.option("-d", "--draft", metavar="MODEL",
+                     help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
         click.option("--drafter", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
                      help="What proposes tokens; auto: the model's MTP head, else --draft, else a fitting file on this "

@@ -182,7 +182,7 @@ def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
     parts: list[Any] = list(require_drafters(drafters.of(setting)))
     for i, part in enumerate(parts):
         if getattr(part, "model_path", None) is not None:
-            parts[i] = dataclasses.replace(part, model_path=os.path.abspath(part.model_path))
+            parts[i] = part.but(model_path=os.path.abspath(part.model_path))
     window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
     return Preset(setting.gate, window, setting.draft_max, as_given(parts), model)
 

@@ -16,9 +16,11 @@ from typing import Union
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
+from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.drafters.heads import MTP, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -26,10 +28,12 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "CrossVocabulary",
     "DraftModel",
     "Drafter",
     "Eagle3",
     "Host",
+    "MultiLevel",
     "Option",
     "OwnDrafter",
     "PromptLookup",
@@ -42,7 +46,9 @@ __all__ = [
     "require_drafters",
 ]
 
-DRAFTERS: dict[str, type[OwnDrafter]] = {kind.word: kind for kind in (DraftModel, PromptLookup, MTP, Eagle3)}
+DRAFTERS: dict[str, type[OwnDrafter]] = {
+    kind.word: kind for kind in (DraftModel, PromptLookup, MultiLevel, CrossVocabulary, MTP, Eagle3)
+}
 """All drafters by their words."""
 
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 from pyfly_cpp import _native
@@ -19,6 +19,11 @@ def require_integer(name: str, value: object, low: int, high: int = 2**31 - 1) -
 def require_probability(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
+
+
+def field_names(kind: type) -> tuple[str, ...]:
+    """Of a dataclass."""
+    return tuple(field.name for field in fields(kind))
 
 
 class Option(NamedTuple):
@@ -60,6 +65,10 @@ class OwnDrafter:
     needs_file: ClassVar[bool] = False
     """Whether it cannot be without a file of its own, `model_path`."""
     takes_file: ClassVar[bool] = False
+    takes_draft: ClassVar[bool] = False
+    """Whether that file is a draft model."""
+    inner: ClassVar[tuple[str, ...]] = ()
+    """Fields that are drafters themselves; it cannot be without the first of them."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[Option, ...]] = ()
@@ -80,6 +89,10 @@ class OwnDrafter:
         if model_path is not None and cls.takes_file:
             fields["model_path"] = model_path
         return cls(**fields)
+
+    def but(self, **changes: Any) -> Any:
+        """The same with other values of some fields, as `make` takes them."""
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def open(self, host: Host) -> _native.Drafter:
         """Loads it; raises ValueError or IncompatibleDraftError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyfly_cpp import _native
 from pyfly_cpp.cache_types import require_cache_types
@@ -39,7 +39,7 @@ class DraftModel(WithModel):
 
     word = "draft"
     noun = "a draft model"
-    needs_file = True
+    needs_file = takes_draft = True
     draft_most = 8
     options = (P_MIN, Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"))
 
@@ -79,11 +79,15 @@ class DraftModel(WithModel):
         require_cache_types(self.type_k, self.type_v)
 
     def open(self, host: Host) -> _native.Drafter:
+        return self.open_as("draft model", "model", host)
+
+    def open_as(self, name: str, kind: str, host: Host, *more: Any) -> _native.Drafter:
+        """Opens it by another constructor, with what that takes after the config: see `_native.ModelDrafter`."""
         require_gguf(path := model_file(self.model_path), "draft model")
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **given}
-        return _native.ModelDrafter("draft model", "model", host.target(), path, self.p_min, **settings)
+        return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

@@ -59,9 +59,13 @@ class PromptLookup(OwnDrafter):
         fields.pop("draft_max", None)  # limits what is verified, not what is looked for
         return cls(**{**fields, "min_ngram_size": shortest})
 
+    @property
+    def native(self) -> tuple[int, ...]:
+        """What constructors of pyfly.h take of it."""
+        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, MATCHES.index(self.match)
+
     def open(self, host: Host | None = None) -> _native.Drafter:
-        sizes = self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens
-        return _native.Drafter("prompt lookup", "lookup", *sizes, MATCHES.index(self.match))
+        return _native.Drafter("prompt lookup", "lookup", *self.native)
 
     def propose(self, history: Sequence[int]) -> list[int]:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""

@@ -70,6 +70,9 @@ class Drafters:
         parts: list[Drafter] = []
         for kind in WORDS[name]:
             drafter = self._first(kind)
+            draft = self._first(DraftModel) if kind.takes_draft else None
+            if drafter is None and draft is not None:
+                drafter = kind.make(draft.model_path)  # type: ignore[attr-defined]
             if drafter is None and kind.needs_file:
                 raise ValueError(f"{who} needs {kind.noun}; write {kind.word}:FILE, or give it with --draft.")
             parts.append(drafter or kind.make())
@@ -113,9 +116,9 @@ def choose_drafters(
         drafters = Drafters((*given, *heads))
         return replace(drafters, default=drafters.of_word(name, f"the drafter {name}")), f"--drafter {word}"
     parts = [part for part in require_drafters(preset) if isinstance(part, OwnDrafter)]
-    if parts and (draft is None or any(isinstance(part, DraftModel) for part in parts)):
+    if parts and (draft is None or any(part.takes_draft for part in parts)):
         if draft is not None:
-            parts = [replace(part, model_path=draft) if isinstance(part, DraftModel) else part for part in parts]
+            parts = [part.but(model_path=draft) if part.takes_draft else part for part in parts]
         return Drafters((*parts, *heads), as_given(parts)), "the preset says so"
     if draft is not None:
         given.append(DraftModel(draft))

@@ -7,20 +7,19 @@ on one prompt may share its KV cache. A caller that forgets to look at the promp
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import llama_cpp
-from llama_cpp import llama_chat_format
 
 from pyfly_cpp.drafters import has_head
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.prompting import render_chat
 from pyfly_cpp.request import Request
 from pyfly_cpp.stats import Record, Round, Stats
 
@@ -107,19 +106,10 @@ class Generator:
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
         assistant's mouth."""
-        llm: Any = self.llm
-        handler = (
-            llm.chat_handler
-            or llm._chat_handlers.get(llm.chat_format)
-            or llama_chat_format.get_chat_completion_handler(llm.chat_format)
-        )
-        listener = _Listener(llm)
-        with contextlib.suppress(_Heard):
-            handler(llama=listener, messages=list(messages), temperature=0.0)
-        tokens = list(listener.prompt)
+        tokens, own_stop = render_chat(self.llm, messages)
         if prefix:
-            tokens += llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)
-        return Prompt(tuple(tokens), tuple(dict.fromkeys([*stop, *listener.stop])))
+            tokens += self.llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)
+        return Prompt(tuple(tokens), tuple(dict.fromkeys([*stop, *own_stop])))
 
     def share_prefix(self, prompts: Sequence[Prompt]) -> int:
         """Evaluates what all prompts begin with, once, so that every one of them starts from the very same cache, in
@@ -265,27 +255,3 @@ def _find_stop(llm: FlyLlama, tokens: Sequence[int], stop: Sequence[str]) -> int
     text = llm.detokenize(list(tokens)).decode("utf-8", "replace")
     found = [place for place in (text.find(entry) for entry in stop) if place >= 0]
     return min(found) if found else None
-
-
-class _Heard(Exception):
-    """A chat handler has said what it would complete."""
-
-
-class _Listener:
-    """Stands in for a Llama before a chat handler, to hear which prompt it makes of messages."""
-
-    def __init__(self, llm: FlyLlama) -> None:
-        self._llm = llm
-        self.prompt: list[int] = []
-        self.stop: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    def create_completion(self, prompt: Any, stop: Any = None, **_: Any) -> Any:
-        """Keeps the prompt and ends the handler."""
-        if isinstance(prompt, str):
-            prompt = self._llm.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
-        self.prompt = list(prompt)
-        self.stop = [stop] if isinstance(stop, str) else [entry for entry in (stop or []) if entry]
-        raise _Heard

@@ -144,6 +144,29 @@ def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
         assert result.code == code and message in result.err, result.err
 
 
+def test_a_prompt_cache(run, tmp_path):
+    file, prompt = tmp_path / "prompt.cache", "Natalia sold clips to 48 of her friends in April."
+    first = json.loads(complete(run, "--json", "--prompt-cache", file, prompt).out)
+    again = json.loads(complete(run, "--json", "--prompt-cache", file, prompt).out)
+    longer = json.loads(complete(run, "--json", "--prompt-cache", file, f"{prompt} And in May?").out)
+    assert first["stats"]["prefilled"] > 10 and again["stats"]["prefilled"] == 0 and again["text"] == first["text"]
+    assert longer["stats"]["prefilled"] < 10
+    assert longer["text"] == json.loads(complete(run, "--json", f"{prompt} And in May?").out)["text"]
+    assert "another model or of other settings" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
+    damaged = file.read_bytes()
+    file.write_bytes(damaged[:-1])
+    other = tmp_path / "precious.txt"
+    other.write_text("mine")
+    for path, message in (
+        (file, "is damaged; delete it"),
+        (other, "no prompt cache of ours"),
+        (tmp_path, "cannot be read"),
+    ):
+        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "--prompt-cache", path, "x")
+        assert result.code == 1 and message in result.err and len(result.err.splitlines()) == 1
+    assert other.read_text() == "mine"
+
+
 def test_utf8_that_was_read_as_ascii_is_right():
     read = "caf\u00e9 \U0001f600".encode().decode("ascii", "surrogateescape")
     assert repaired(read, "the message") == "caf\u00e9 \U0001f600"
@@ -366,7 +389,8 @@ def test_doctor_names_the_difference(run, tmp_path):
     other.write_bytes(data[:at] + b"<|in_start|>" + data[at + 12 :])
     result = run("doctor", "-m", TARGET, "-d", other)
     assert result.code == 1
-    assert "draft fits" in result.out
+    assert "draft fits" in result.out and "with --drafter cross" in result.out
+    assert run("complete", "-m", TARGET, "-d", other, "--drafter", "cross", "-n", 4, "x").code == 0
     # The same words as when the draft is loaded.
     loaded = run("complete", "-m", TARGET, "-d", other, "x")
     problem = json.loads(run("doctor", "--json", "-m", TARGET, "-d", other).out)["draft_problem"]

@@ -38,6 +38,7 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_core_test", "baseline"),
         ("pyfly_governor_test", "avx512"),
         ("pyfly_thread_policy_test", "baseline"),
+        ("pyfly_cross_vocabulary_test", "baseline"),
         ("pyfly_header_test", "baseline"),
     ):
         run([str(tmp_path / name)], ASAN_OPTIONS="detect_leaks=1", PYFLY_SIMD=level)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, PromptLookup, Window, memory
+from pyfly_cpp.request import Request
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -177,6 +179,33 @@ def test_rules_of_their_own(batch, alone):
         assert handle.stats.drafted == alone.stats.drafted
     alone.gate, alone.window, alone.draft_max, alone.trace = "exact", None, None, False
     assert handles[1].stats.loose_accepted > 0
+
+
+def sampled(llm, prompt):
+    return itertools.islice(llm.tokens(prompt, Request(12), temp=1.5), 12)
+
+
+def test_functions_of_their_own(batch, alone):
+    prompt = alone.tokenize(PROMPTS[0].encode())
+    expected = alone.create_completion(prompt, logprobs=2, seed=3, **{**GREEDY, "max_tokens": 8})["choices"][0]
+
+    def write(llm):
+        request = Request(8, logprobs=2)
+        for n, token in enumerate(llm.tokens(prompt, request, temp=0.0), 1):
+            yield token, request.logprobs.entries[-1], llm.records[-1]
+            if n == 8:
+                return
+
+    streamed = list(batch.call(write, stream=True, seed=3, trace=True))
+    tokens = [token for token, _, _ in streamed]
+    assert alone.detokenize(tokens).decode() == expected["text"]
+    np.testing.assert_allclose([own for _, (own, _), _ in streamed], expected["logprobs"]["token_logprobs"], atol=1e-4)
+    assert [record.token for _, _, record in streamed] == tokens
+    assert batch.call(lambda llm: llm.draft_max, draft_max=2).result() == 2
+    first, second = (list(batch.call(lambda llm: sampled(llm, prompt), stream=True, seed=7)) for _ in range(2))
+    assert first == second
+    with pytest.raises(ZeroDivisionError):
+        batch.call(lambda llm: 1 / 0).result()
 
 
 def test_seeds_of_a_chain(tiny_target_f32):

@@ -1,0 +1,82 @@
+"""A file that keeps what a model has read, so that a later command with the same beginning need not read it again.
+
+One line of JSON (what the state belongs to, its tokens, its digest), then llama.cpp's state as it is in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp.llama import LlamaState
+
+from pyfly_cpp.cli.options import Options
+from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.files import is_stream, write_atomically
+from pyfly_cpp.llama import FlyLlama
+
+_FORMAT = "pyfly-cpp prompt cache"
+_MAX_HEADER = 64 << 20
+
+
+def load(path: Path, llm: FlyLlama, options: Options) -> None:
+    """Brings back what the file keeps, if it is of this model and these settings; else a note says that it is not.
+
+    Raises:
+        ValueError: the file is something else, or cannot be read; nothing was changed.
+    """
+    if not path.exists():
+        return
+    header, state = _read(path)
+    if header.get("of") != _identity(llm, options):
+        note(f"({path} keeps the prompt of another model or of other settings; it will be written anew)")
+        return
+    tokens = np.array(header["tokens"], dtype=np.intc)
+    llm.load_state(
+        LlamaState(tokens, np.zeros((1, llm.n_vocab()), np.single), len(tokens), state, len(state), llm._seed)
+    )
+
+
+def save(path: Path, llm: FlyLlama, options: Options) -> None:
+    """Keeps all that the model has read and written; raises ValueError as `load` does, OutputError."""
+    if path.exists():
+        _read(path)
+    state = llm.save_state()
+    header = {
+        "format": _FORMAT,
+        "of": _identity(llm, options),
+        "tokens": state.input_ids[: state.n_tokens].tolist(),
+        "sha256": hashlib.sha256(state.llama_state).hexdigest(),
+    }
+    write_atomically(path, json.dumps(header).encode() + b"\n" + state.llama_state)
+
+
+def _identity(llm: FlyLlama, options: Options) -> dict[str, Any]:
+    """What the state depends on, without reading the model's file."""
+    status = Path(llm.model_path).stat()
+    settings = {name: getattr(options, name) for name in ("lora", "cache_type_k", "cache_type_v", "flash_attn")}
+    return {"size": status.st_size, "changed": status.st_mtime_ns, "n_ctx": llm.n_ctx(), **settings}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    header: Any = None
+    try:
+        if not is_stream(path):
+            with open(path, "rb") as file:
+                line = file.readline(_MAX_HEADER)
+                header = json.loads(line) if line.startswith(b"{") else None
+                state = file.read() if isinstance(header, dict) and header.get("format") == _FORMAT else b""
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise ValueError(f"{str(path)!r} is no prompt cache of ours; choose another name.")
+    tokens = header.get("tokens")
+    fits = isinstance(tokens, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens)
+    if not fits or header.get("sha256") != hashlib.sha256(state).hexdigest():
+        raise ValueError(f"the prompt cache {str(path)!r} is damaged; delete it.")
+    return header, state

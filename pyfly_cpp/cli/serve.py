@@ -1,0 +1,178 @@
+"""`pyfly-cpp serve`: the OpenAI protocol, for many clients at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT
+from pyfly_cpp.cli.loading import load_batch, model_path
+from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
+from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.serve.settings import Limits, Settings
+from pyfly_cpp.threads import AUTO
+
+_MOST_KEYS_BYTES = 2**16
+_KEY = "PYFLY_API_KEY"
+_LIMITS = Limits()
+
+
+@click.command(
+    "serve",
+    short_help="Serve a model to programs that speak the OpenAI protocol.",
+    epilog="Example: pyfly-cpp serve --model target.gguf --draft draft.gguf --parallel 4",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where to listen; another than this machine's own needs a key or --no-auth.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option(
+    "--parallel",
+    type=PARALLEL_COUNT,
+    default=AUTO,
+    show_default=True,
+    metavar="N",
+    help="Texts at once; auto: as fit well in memory, 8 at most.",
+)
+@click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]")
+@click.option(
+    "--api-key",
+    multiple=True,
+    metavar="KEY",
+    help=f"Key that clients must send; can be repeated. Others see it in the list of processes: better "
+    f"--api-key-file, or {_KEY} in the environment.",
+)
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of keys, one on a line.")
+@click.option("--no-auth", is_flag=True, help="Serve other machines without a key.")
+@click.option(
+    "--cors",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Web pages of this origin may ask; can be repeated; *: all.",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name under which clients ask, besides addresses and localhost; can be repeated; *: any.",
+)
+@click.option(
+    "--log",
+    type=click.Choice(["none", "requests", "texts"]),
+    default="none",
+    show_default=True,
+    help="Lines on stderr: one for each request, without or with what it asked and was answered.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds that running answers have when the server is stopped.",
+)
+@click.option(
+    "--most-tokens",
+    type=click.IntRange(1),
+    default=_LIMITS.max_tokens,
+    show_default=True,
+    help="Of an answer, whatever a request asks for.",
+)
+@click.option(
+    "--most-seconds", type=click.FloatRange(0.1), default=_LIMITS.max_seconds, show_default=True, help="For an answer."
+)
+@click.option(
+    "--most-waiting",
+    type=click.IntRange(0),
+    default=_LIMITS.max_waiting,
+    show_default=True,
+    help="Texts that wait for their turn; more are turned away.",
+)
+@click.option(
+    "--most-texts",
+    type=click.IntRange(1),
+    default=_LIMITS.max_texts,
+    show_default=True,
+    help="Of a request: prompts times n.",
+)
+@click.option(
+    "--most-body", type=click.IntRange(1024), default=_LIMITS.max_body, show_default=True, help="Bytes of a request."
+)
+@shared_options(gate=LOSSLESS)
+def command(
+    options: Options,
+    host: str,
+    port: int,
+    parallel: int | str,
+    alias: str | None,
+    api_key: tuple[str, ...],
+    api_key_file: str | None,
+    no_auth: bool,
+    most_tokens: int,
+    most_seconds: float,
+    most_waiting: int,
+    most_texts: int,
+    most_body: int,
+    **rest: Any,
+) -> None:
+    """Serve a model at http://ADDRESS:PORT/v1, as OpenAI's clients ask for it."""
+    try:
+        from pyfly_cpp.serve.security import is_loopback
+        from pyfly_cpp.serve.server import open_socket, serve
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serve needs {error.name}: pip install 'pyfly-cpp[server]'.") from error
+    keys = _keys(api_key, api_key_file)
+    if not keys and not no_auth and not is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} is open to other machines: give a key (--api-key-file, {_KEY}), or --no-auth."
+        )
+    bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
+    try:
+        batch = load_batch(options, None if isinstance(parallel, str) else parallel)
+        with batch:
+            sampling = {k: v for k, v in options.sampling().items() if k not in ("seed", "max_tokens")}
+            settings = Settings(
+                name=alias or model_path(options.model).stem, host=host, keys=keys,
+                default_max_tokens=options.max_tokens, sampling=sampling,
+                limits=Limits(
+                    max_tokens=most_tokens, max_seconds=most_seconds, max_waiting=most_waiting, max_texts=most_texts,
+                    max_body=most_body,
+                ), **rest,
+            )  # fmt: skip
+            shown = f"[{host}]" if ":" in host else host
+            url = f"http://{shown}:{bound.getsockname()[1]}/v1"
+
+            def tell() -> None:
+                with contextlib.suppress(OSError):  # a full disk
+                    note(
+                        f"{settings.name} at {url}: {options.gate} verification, {batch.n_parallel} texts at once of "
+                        f"{batch.n_ctx} tokens each. Ctrl-C stops."
+                    )
+
+            serve(batch, settings, bound, tell)
+    finally:
+        bound.close()
+
+
+def _keys(given: tuple[str, ...], file: str | None) -> tuple[str, ...]:
+    """All keys: of the options, the file, the environment."""
+    keys = [*given, os.environ.get(_KEY, "")]
+    if file is not None:
+        if Path(file).stat().st_size > _MOST_KEYS_BYTES:
+            raise ValueError(f"{file} is too large for a file of keys; write one key on a line.")
+        found = [line.strip() for line in Path(file).read_text(encoding="utf-8", errors="replace").splitlines()]
+        if not any(found):
+            raise ValueError(f"{file} has no key; write one key on a line.")
+        keys += found
+    if any(not key for key in given):
+        raise ValueError("an --api-key is empty; give a key.")
+    return tuple(dict.fromkeys(key for key in keys if key))

@@ -1,0 +1,68 @@
+"""Multi-level drafting: a draft model that is drafted for itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pyfly_cpp import _native
+from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, field_names
+from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.prompt_lookup import PromptLookup
+
+
+@dataclass(frozen=True)
+class MultiLevel(OwnDrafter):
+    """A draft model that verifies what prompt lookup proposes while it drafts, in one evaluation of several rows. Its
+    drafts are its own greedy ones, apart from how such batches round. Only what pays is tried: by what batches of the
+    draft model cost, and by how often the proposals were right of late. Source: the multi-level acceleration of FLy
+    (arXiv 2511.22972).
+    """
+
+    word = "multi"
+    noun = "a draft model"
+    needs_file = takes_file = takes_draft = True
+    inner = ("draft", "lookup")
+    options: ClassVar[tuple[Option, ...]] = (*DraftModel.options, *PromptLookup.options)
+
+    draft: DraftModel
+    """One whose memory can be rolled back: not a recurrent one."""
+
+    lookup: PromptLookup = PromptLookup()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft, DraftModel) or not isinstance(self.lookup, PromptLookup):
+            raise ValueError(
+                "MultiLevel takes a DraftModel and a PromptLookup that proposes to it, not "
+                f"{self.draft!r} and {self.lookup!r}."
+            )
+
+    @property
+    def model_path(self) -> str | os.PathLike[str]:
+        """Of the draft model."""
+        return self.draft.model_path
+
+    @property
+    def draft_max(self) -> int | None:  # type: ignore[override]
+        """Of the draft model."""
+        return self.draft.draft_max
+
+    @property
+    def draft_most(self) -> int:  # type: ignore[override]
+        return self.draft.draft_most
+
+    @classmethod
+    def make(cls, model_path: str | os.PathLike[str] | None = None, **fields: Any) -> MultiLevel:
+        of_lookup = {name: fields.pop(name) for name in field_names(PromptLookup) if name in fields}
+        return cls(DraftModel.make(model_path, **fields), PromptLookup.make(**of_lookup))
+
+    def but(self, **changes: Any) -> MultiLevel:
+        of_lookup = {name: changes.pop(name) for name in field_names(PromptLookup) if name in changes}
+        return replace(self, draft=self.draft.but(**changes), lookup=self.lookup.but(**of_lookup))
+
+    def open(self, host: Host) -> _native.Drafter:
+        return self.draft.open_as("multi-level", "multi", host, [self.lookup.native])
+
+    def __str__(self) -> str:
+        return f"{self.draft} with {self.lookup}"

@@ -1,0 +1,210 @@
+"""What answers of all routes have in common: an `Answer` has understood a request, and makes its response of pieces."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyfly_cpp import __version__
+from pyfly_cpp.response_format import schema_of
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.grammars import Constraint
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.orders import (
+    Order,
+    Rule,
+    read_logit_bias,
+    read_sampling,
+    read_seeds,
+    read_stop,
+    written,
+)
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.writing import Piece, Token
+
+Event = dict[str, Any]
+
+JSON_GRAMMAR = r"""root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,3})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+"""Any JSON object."""
+
+
+class Answer(Protocol):
+    """A request that was understood. It is fed with pieces; what it then says, event by event or as a whole, is the
+    same answer."""
+
+    orders: list[Order]
+    """The texts that it wants."""
+    stream: bool
+    """Whether it wants events."""
+    is_named: bool
+    """Whether the events have names (their `type`) and no [DONE] behind them."""
+
+    def begin(self) -> Iterable[Event]:
+        """Events before the first piece."""
+
+    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+        """Takes a piece of text i; the events that tell it."""
+
+    def end(self) -> Iterable[Event]:
+        """Events behind the last piece."""
+
+    def whole(self) -> Event:
+        """The response, when all pieces have been taken."""
+
+
+class Shared:
+    """What chat and text completions have in common."""
+
+    is_named = False
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
+        self.model = model
+        self.settings = settings
+        self.body = body
+        self.rule = rule
+        self.stream = bool(body.get("stream"))
+        self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.with_records = bool(body.get("records"))
+        self.orders: list[Order] = []
+        self.n_prompt_tokens = 0
+        self.n_tokens: dict[int, int] = {}
+        self.id = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.fingerprint = fingerprint(written(rule, model.setting))
+
+    def order(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
+        n_logprobs: int | None, echo: bool = False,
+    ) -> None:  # fmt: skip
+        """Orders n texts of each prompt. Raises ApiError: that cannot be."""
+        body, limits = self.body, self.settings.limits
+        n = int(body.get("n") or 1)
+        if n * len(prompts) > limits.max_texts:
+            raise bad_request(
+                f"the request asks for {n * len(prompts)} texts; at most {limits.max_texts} at once.", "n"
+            )
+        n_batch = self.model.n_batch
+        if self.rule.draft_max is not None and self.rule.draft_max >= n_batch:
+            raise bad_request(f"draft_max must be less than {n_batch}, not {self.rule.draft_max}.", "draft_max")
+        sampling = read_sampling(body, self.settings.sampling)
+        texts_of_stop, bias = read_stop(body, stop), read_logit_bias(body, self.model.n_vocab)
+        seeds = read_seeds(body, n)
+        for prompt in prompts:
+            room = require_room(prompt, self.model)
+            self.n_prompt_tokens += len(prompt)
+            most = min(room, limits.max_tokens if max_tokens is None else min(max_tokens, limits.max_tokens))
+            self.orders += [
+                Order(
+                    tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
+                    self.with_records, self.rule,
+                )
+                for seed in seeds
+            ]  # fmt: skip
+
+    def count(self, i: int, piece: Piece) -> None:
+        """Takes note of the tokens of a text."""
+        self.n_tokens[i] = piece.n_tokens
+
+    def usage(self) -> dict[str, int]:
+        """The tokens of all prompts, each once, and of all answers."""
+        n = sum(self.n_tokens.values())
+        return {
+            "prompt_tokens": self.n_prompt_tokens,
+            "completion_tokens": n,
+            "total_tokens": self.n_prompt_tokens + n,
+        }
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Event:
+        """An event of a stream."""
+        event = {
+            "id": self.id, "object": self.chunk_kind, "created": self.created, "model": self.settings.name,
+            "system_fingerprint": self.fingerprint, "choices": choices,
+        }  # fmt: skip
+        return {**event, **({"usage": None} if self.with_usage else {}), **more}
+
+    def end(self) -> Iterable[Event]:
+        """The usage, where it is wanted."""
+        if self.with_usage:
+            yield self.chunk([], usage=self.usage())
+
+    def response(self, choices: list[dict[str, Any]]) -> Event:
+        """All of it."""
+        return {
+            "id": self.id, "object": self.kind, "created": self.created, "model": self.settings.name,
+            "system_fingerprint": self.fingerprint, "choices": choices, "usage": self.usage(),
+        }  # fmt: skip
+
+    def told(self, piece: Piece) -> dict[str, Any]:
+        """How the tokens of a piece came, as the field `pyfly` of a choice; empty where nobody asked."""
+        if not self.with_records:
+            return {}
+        out: dict[str, Any] = {"tokens": [record_of(token, self.model) for token in piece.tokens]}
+        if piece.stats is not None:
+            out["stats"] = piece.stats.as_dict()
+        return {"pyfly": out}
+
+
+def fingerprint(rule: str) -> str:
+    """What decided about the answer: our release, and the rule as it is written."""
+    return f"pyfly-cpp-{__version__}-{rule.replace(' ', '-')}"
+
+
+def require_room(prompt: Sequence[int], model: Model) -> int:
+    """Tokens of an answer that fit behind a prompt. Raises ApiError: none."""
+    room = model.batch.n_ctx - len(prompt)
+    if room < 1:
+        raise bad_request(
+            f"the prompt has {len(prompt)} tokens, and the context of a text holds {model.batch.n_ctx}, its answer "
+            "included; shorten it.",
+            code="context_length_exceeded",
+        )
+    return room
+
+
+def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param: str) -> Constraint | None:
+    """What the answer must follow: the request's grammar, or its format. Raises ApiError: both, or no schema."""
+    kind = "text" if given is None else given["type"]
+    grammar = body.get("grammar") or None
+    if kind == "text":
+        return None if grammar is None else Constraint("gbnf", grammar, "grammar")
+    if grammar is not None:
+        raise bad_request(f"give either grammar or {param}, not both.", "grammar")
+    assert given is not None
+    try:
+        schema = schema_of(given) if kind == "json_schema" else given.get("schema")
+    except ValueError as error:
+        raise bad_request(str(error), param) from None
+    if schema is None:
+        return Constraint("good", JSON_GRAMMAR)
+    return Constraint("schema", json.dumps(schema), param)
+
+
+def record_of(token: Token, model: Model) -> dict[str, Any]:
+    """How a token came, fit for JSON."""
+
+    def text(token_id: int) -> str:
+        return model.piece(token_id, True).decode("utf-8", "replace")
+
+    record = token.record
+    if record is None:
+        return {"token": token.id, "text": text(token.id)}
+    numbers = {name: getattr(record, name) for name in ("entropy", "margin", "logprob")}
+    return {
+        "token": token.id, "text": text(token.id), "origin": record.origin, "choice": text(record.choice),
+        "depth": record.depth, "reason": record.reason, "round": record.round,
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        "rejected": [text(rejected) for rejected in record.rejected],
+    }  # fmt: skip

@@ -1,0 +1,265 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from pyfly_cpp.serve import fields
+from pyfly_cpp.serve.answers import Answer, fingerprint
+from pyfly_cpp.serve.body import read_json
+from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.checking import Schema, check
+from pyfly_cpp.serve.completions import Completion
+from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.openapi import describe
+from pyfly_cpp.serve.orders import Rule, read_rule
+from pyfly_cpp.serve.responses import Response as ResponseAnswer
+from pyfly_cpp.serve.security import App, guarded, refuse
+from pyfly_cpp.serve.service import Service
+from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, while_there
+
+PAGE = Path(__file__).with_name("page.html")
+"""What is shown at /, where it is there."""
+
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(service: Service) -> App:
+    """The application, behind everything that is asked of strangers."""
+    routes = _Routes(service)
+
+    def post(path: str, kind: Callable[..., Answer], schema: Schema) -> Route:
+        return Route(path, _Answers(service, path, kind, schema), methods=["POST"])
+
+    def error(request: Request, failure: Exception) -> Response:
+        assert isinstance(failure, HTTPException)
+        words = {404: f"there is no {request.url.path[:100]}", 405: f"{request.url.path[:100]} takes another method"}
+        told = ApiError(failure.status_code, f"{words.get(failure.status_code, failure.detail)}.")
+        return JSONResponse(told.body(), failure.status_code, failure.headers)
+
+    app = Starlette(
+        routes=[
+            post("/v1/chat/completions", Chat, fields.CHAT),
+            post("/v1/completions", Completion, fields.COMPLETION),
+            post("/v1/responses", ResponseAnswer, fields.RESPONSE),
+            Route("/v1/embeddings", _Checked(service, "/v1/embeddings", routes.embed), methods=["POST"]),
+            Route("/tokenize", _Checked(service, "/tokenize", routes.tokenize), methods=["POST"]),
+            Route("/detokenize", _Checked(service, "/detokenize", routes.detokenize), methods=["POST"]),
+            Route("/tokenizer_info", routes.tokenizer_info),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.model),
+            Route("/health", routes.health),
+            Route("/metrics", routes.metrics),
+            Route("/openapi.json", routes.openapi),
+            Route("/", routes.page),
+        ],
+        exception_handlers={HTTPException: error},
+    )
+    return guarded(app, service.settings)
+
+
+class _Checked:
+    """A route that takes JSON, as an ASGI application: errors in the protocol's shape, counted, and logged."""
+
+    def __init__(self, service: Service, path: str, work: Callable[[Request], Any] | None = None) -> None:
+        self.service = service
+        self._path = path
+        self._work = work
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        begun, status, has_begun = time.monotonic(), 200, False
+
+        async def send_on(message: Any) -> None:
+            nonlocal has_begun, status
+            if message["type"] == "http.response.start":
+                has_begun, status = True, message["status"]
+            await send(message)
+
+        more: dict[str, Any] = {}
+        try:
+            await self.serve(Request(scope, receive), scope, receive, send_on, more)
+        except ClientLeft:
+            status = 499  # what nginx calls it
+        except Exception as failure:
+            if not isinstance(failure, ApiError):
+                self.service.log.failure(failure)
+            error = failure if isinstance(failure, ApiError) else internal()
+            status = error.status
+            if not has_begun and status != 499:
+                await refuse(error, scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and does not wait any more
+            status = 503
+            raise
+        finally:
+            self.service.metrics.count(self._path, status)
+            client = scope.get("client") or ("", 0)
+            self.service.log.request(
+                client=client[0], path=self._path, status=status, seconds=round(time.monotonic() - begun, 3), **more
+            )
+
+    async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
+        """Answers; what is to be logged goes into `more`."""
+        assert self._work is not None
+        await (await self._work(request))(scope, receive, send)
+
+
+class _Answers(_Checked):
+    """A route whose answers are written by the model."""
+
+    def __init__(self, service: Service, path: str, kind: Callable[..., Answer], schema: Schema) -> None:
+        super().__init__(service, path)
+        self._kind = kind
+        self._schema = schema
+
+    async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
+        """As of `_Checked`."""
+        service = self.service
+        body = await read_json(request, service.settings.limits)
+        check(self._schema, body)
+        rule = read_rule(body, request.headers.get("x-pyfly"))
+        if service.turns.is_closed:
+            raise stopping()
+        if service.log.wants_texts:
+            more["request"] = body
+        answer = await asyncio.to_thread(self._understand, body, rule)
+        texts = [""] * len(answer.orders)
+        try:
+            if answer.stream:
+                await while_there(receive, self._stream(answer, send, texts))
+            else:
+                whole = await while_there(receive, self._whole(answer, texts))
+                await JSONResponse(whole)(scope, receive, send)
+        finally:
+            if service.log.wants_texts:
+                more["texts"] = texts
+
+    def _understand(self, body: Mapping[str, Any], rule: Rule) -> Answer:
+        return self._kind(self.service.model, self.service.settings, body, rule)
+
+    async def _whole(self, answer: Answer, texts: list[str]) -> dict[str, Any]:
+        async with closing(self.service.pieces(answer)) as pieces:
+            async for i, piece in pieces:
+                texts[i] += piece.text
+                for _ in answer.add(i, piece):
+                    pass
+        return answer.whole()
+
+    async def _stream(self, answer: Answer, send: Any, texts: list[str]) -> None:
+        sender = Sender(send, self.service.settings.limits.read_seconds, answer.is_named)
+        async with closing(self.service.pieces(answer)) as pieces:
+            i, piece = await pieces.__anext__()  # an error before it has its own status
+            await sender.begin()
+            for event in answer.begin():
+                await sender.event(event)
+            try:
+                while True:
+                    texts[i] += piece.text
+                    for event in answer.add(i, piece):
+                        await sender.event(event)
+                    i, piece = await pieces.__anext__()
+            except StopAsyncIteration:
+                for event in answer.end():
+                    await sender.event(event)
+            except ApiError as failure:
+                await sender.failure(failure)
+            await sender.end()
+
+
+class _Routes:
+    """The routes that are answered at once."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def models(self, _: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        name = request.path_params["name"]
+        if name != self._service.settings.name:
+            error = ApiError(404, f"there is no model {name[:100]!r} here.", param="model", code="model_not_found")
+            return JSONResponse(error.body(), 404)
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        model = self._service.model
+        rule = str(model.setting)
+        return {
+            "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
+            "pyfly": {
+                "rule": rule, "lossless": model.setting.is_exact, "system_fingerprint": fingerprint(rule),
+                "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
+                "n_vocab": model.n_vocab,
+            },
+        }  # fmt: skip
+
+    async def health(self, _: Request) -> Response:
+        """GET /health."""
+        turns = self._service.turns
+        status = "stopping" if turns.is_closed else "ok"
+        body = {"status": status, "texts_running": turns.running, "texts_waiting": turns.waiting}
+        return JSONResponse(body, 503 if turns.is_closed else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        """GET /metrics."""
+        service = self._service
+        stats = await asyncio.to_thread(service.model.stats)
+        text = service.metrics.render(stats, service.turns.running, service.turns.waiting)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, _: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(describe(bool(self._service.settings.keys)))
+
+    async def page(self, _: Request) -> Response:
+        """GET /."""
+        headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
+        if PAGE.exists():
+            return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+        return PlainTextResponse("pyfly-cpp serves the OpenAI protocol at /v1; /openapi.json describes it.\n")
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        check(fields.EMBEDDING, await read_json(request, self._service.settings.limits))
+        raise ApiError(
+            501, "this server writes texts and has no embeddings; use llama-cpp-python's own server with an embedding "
+            "model.", code="not_supported",
+        )  # fmt: skip
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        body = await read_json(request, self._service.settings.limits)
+        check(fields.TOKENIZE, body)
+        model, add_bos = self._service.model, body.get("add_special_tokens") is not False
+        tokens = await asyncio.to_thread(model.tokenize, body["prompt"], True, add_bos)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.batch.n_ctx})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = await read_json(request, self._service.settings.limits)
+        check(fields.DETOKENIZE, body)
+        model = self._service.model
+        if any(token >= model.n_vocab for token in body["tokens"]):
+            raise bad_request(f"tokens has a token that is none; tokens are under {model.n_vocab}.", "tokens")
+        tokens = [int(token) for token in body["tokens"]]
+        return JSONResponse({"prompt": await asyncio.to_thread(model.text, tokens, True)})
+
+    async def tokenizer_info(self, _: Request) -> Response:
+        """GET /tokenizer_info."""
+        return JSONResponse(self._service.model.tokenizer_info())

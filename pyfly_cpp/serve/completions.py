@@ -1,0 +1,158 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.orders import Rule
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.writing import Logprobs, Piece
+
+_DEFAULT_TOKENS = 16  # the protocol's own
+
+
+class Completion(Shared):
+    """A text completion: n texts of each prompt."""
+
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
+        super().__init__(model, settings, body, rule)
+        self._echo = bool(body.get("echo"))
+        n, best_of = int(body.get("n") or 1), int(body.get("best_of") or 1)
+        if best_of > n:
+            raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
+        self._texts: list[str] = []
+        prompts = [self._prompt(prompt) for prompt in _listed(body["prompt"])]
+        max_tokens = body.get("max_tokens")
+        max_tokens = _DEFAULT_TOKENS if max_tokens is None else int(max_tokens)
+        if max_tokens == 0 and not self._echo:
+            raise bad_request("max_tokens is 0, which asks for nothing; raise it, or ask for echo.", "max_tokens")
+        n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
+        grammar = read_format(body, body.get("response_format"), "response_format")
+        self.order(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
+        self._n = n
+        self._choices = [_Choice(self, i) for i in range(len(self.orders))]
+
+    def _prompt(self, prompt: str | list[int]) -> list[int]:
+        suffix = self.body.get("suffix")
+        if isinstance(prompt, str):
+            self._texts.append(prompt)
+            if suffix:
+                return self.model.infill(prompt, suffix)
+            return self.model.tokenize(prompt) if prompt else self.model.beginning()
+        if suffix:
+            raise bad_request("suffix goes with a prompt that is a text.", "suffix")
+        tokens = [int(token) for token in prompt]
+        strange = next((token for token in tokens if token >= self.model.n_vocab), None)
+        if strange is not None:
+            raise bad_request(f"prompt has the token {strange}; tokens are under {self.model.n_vocab}.", "prompt")
+        self._texts.append(self.model.text(tokens, special=True) if self._echo else "")
+        return tokens
+
+    def prompt_text(self, i: int) -> str:
+        """The text of the prompt of choice i."""
+        return self._texts[i // self._n]
+
+    def begin(self) -> Iterable[Event]:
+        """None."""
+        return ()
+
+    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+        """One for each piece."""
+        self.count(i, piece)
+        yield self.chunk([self._choices[i].add(piece)])
+
+    def whole(self) -> Event:
+        """All choices."""
+        return self.response([choice.whole() for choice in self._choices])
+
+
+class _Choice:
+    """One text of the answer."""
+
+    def __init__(self, owner: Completion, i: int) -> None:
+        self._owner = owner
+        self._i = i
+        self._echo = bool(owner.body.get("echo"))
+        self._order = owner.orders[i]
+        self._has_begun = False
+        self._text: list[str] = []
+        self._logprobs: dict[str, list[Any]] | None = None
+        self._n_chars = len(owner.prompt_text(i)) if isinstance(_listed(owner.body["prompt"])[0], str) else 0
+        self._finish: str | None = None
+        self._told: list[dict[str, Any]] = []
+
+    def add(self, piece: Piece) -> dict[str, Any]:
+        """The choice of an event."""
+        text, logprobs = piece.text, None
+        if not self._has_begun:
+            self._has_begun = True
+            text = self._owner.prompt_text(self._i) + text if self._echo else text
+            if self._order.n_logprobs is not None:
+                self._logprobs = _empty()
+        if self._order.n_logprobs is not None:
+            logprobs = self._tell(piece)
+            for name, values in (self._logprobs or {}).items():
+                values += logprobs[name]
+        self._text.append(text)
+        self._finish = piece.finish
+        told = self._owner.told(piece)
+        self._told += [told["pyfly"]] if told else []
+        return {"index": self._i, "text": text, "logprobs": logprobs, "finish_reason": piece.finish, **told}
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of a response."""
+        out = {
+            "index": self._i, "text": "".join(self._text), "logprobs": self._logprobs, "finish_reason": self._finish,
+        }  # fmt: skip
+        return {**out, **joined(self._told)}
+
+    def _tell(self, piece: Piece) -> dict[str, list[Any]]:
+        out = _empty()
+        if piece.prompt is not None:
+            self._n_chars = 0
+            bos = [] if isinstance(_listed(self._owner.body["prompt"])[0], list) else self._owner.model.own_beginning()
+            for n, token in enumerate(self._order.prompt):
+                if n > 0 or [token] != bos:
+                    # What follows a BOS that we put there has nothing before it that the client knows of.
+                    self._tell_token(out, token, piece.prompt[n - 1] if n > 0 else None)
+        for made in piece.tokens:
+            self._tell_token(out, made.id, made.logprobs)
+        return out
+
+    def _tell_token(self, out: dict[str, list[Any]], token: int, logprobs: Logprobs | None) -> None:
+        model = self._owner.model
+        text = model.text([token], special=True)
+        out["tokens"].append(text)
+        out["text_offset"].append(self._n_chars)
+        self._n_chars += len(text)
+        if logprobs is None:
+            out["token_logprobs"].append(None)
+            out["top_logprobs"].append(None)
+            return
+        own, top = logprobs
+        out["token_logprobs"].append(own)
+        out["top_logprobs"].append({**{model.text([t], special=True): p for t, p in reversed(top)}, text: own})
+
+
+def _empty() -> dict[str, list[Any]]:
+    return {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+
+
+def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields `pyfly` of all pieces as one; nothing where there are none."""
+    if not told:
+        return {}
+    return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """A list of prompts, whatever of the four forms it had."""
+    if isinstance(prompt, str) or (prompt and not isinstance(prompt[0], (str, list))):
+        return [prompt]
+    return list(prompt)

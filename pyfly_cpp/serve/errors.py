@@ -1,0 +1,56 @@
+"""What goes wrong in a request, in the protocol's own shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An error that the client is told: a status, and one sentence that names the thing and the remedy."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            status: Of HTTP.
+            message: For people.
+            param: The field of the request that it is about.
+            code: For programs.
+            headers: Of the response.
+        """
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """As JSON."""
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be understood or served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def internal() -> ApiError:
+    """Something that is no fault of the request. What it was may quote a prompt, so the client is not told."""
+    return ApiError(500, "the server failed on this request; its log says more.", code="internal_error")
+
+
+def stopping() -> ApiError:
+    """The server ends."""
+    return ApiError(503, "the server is shutting down; try again later.", code="stopping", headers={"Retry-After": "5"})

@@ -1,0 +1,143 @@
+"""The model of a server: its tokens, its chat format, and the batch that writes with it."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.evaluation.settings import PLAIN, Setting
+from pyfly_cpp.handles import Handle
+from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.prompting import Rendered, render_chat
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.writing import write
+from pyfly_cpp.stats import Stats
+
+_MOST_BYTES_OF_TOKEN = 64
+"""A text that is longer than so many bytes for each token of the context is refused before it is read."""
+
+
+class Model:
+    """May be used by any thread."""
+
+    def __init__(self, batch: FlyBatch) -> None:
+        """`batch`: closed by whoever made it."""
+        self.batch = batch
+        self._llm: Any = batch._crew.host
+        self._vocab = self._llm._model.vocab
+        self._pieces: dict[int, bytes] = {}
+        self.n_vocab = int(self._llm.n_vocab())
+        self.n_batch = int(self._llm.n_batch)
+        self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
+        if self._llm.chat_format != "chat_template.default":
+            self.template = ""
+        drafts = bool(require_drafters(self._llm.drafter)) and self._llm.draft_max > 0
+        self.setting = Setting(self._llm.gate, self._llm._window) if drafts else PLAIN
+        """How texts are verified where requests say nothing."""
+
+    @property
+    def path(self) -> str:
+        """The GGUF file."""
+        return str(self._llm.model_path)
+
+    @property
+    def drafters(self) -> list[str]:
+        """What proposes tokens."""
+        return [str(drafter) for drafter in require_drafters(self._llm.drafter)]
+
+    def stats(self) -> Stats:
+        """Of all texts; waits for the step that runs."""
+        return self.batch.stats
+
+    # ---- Tokens ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, special: bool = True, add_bos: bool = True) -> list[int]:
+        """The tokens of a text. Raises ApiError: it is far too long."""
+        content = text.encode("utf-8")
+        if len(content) > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx:
+            raise bad_request(
+                f"the text has {len(content)} bytes, far more than the {self.batch.n_ctx} tokens of the context hold; "
+                "shorten it.",
+                code="context_length_exceeded",
+            )
+        return self.batch.tokenize(content, add_bos, special)
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of a token; of a control token nothing, unless `special`."""
+        piece = None if special else self._pieces.get(token)
+        if piece is None:
+            buffer = ctypes.create_string_buffer(64)
+            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+            if n < 0:
+                buffer = ctypes.create_string_buffer(-n)
+                n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+            piece = buffer.raw[:n]
+            if not special:
+                self._pieces[token] = piece
+        return piece
+
+    def text(self, tokens: Sequence[int], special: bool = False) -> str:
+        """The text of tokens."""
+        return b"".join(self.piece(token, special) for token in tokens).decode("utf-8", "ignore")
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the text."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def beginning(self) -> list[int]:
+        """What stands before a text that has nothing before it. Raises ApiError: the model has no such token."""
+        bos = int(self._llm.token_bos())
+        if bos < 0:
+            raise bad_request("the prompt is empty, and this model has no token to begin with; give a prompt.")
+        return [bos]
+
+    def own_beginning(self) -> list[int]:
+        """What `tokenize` puts before a text of its own accord."""
+        return self.beginning() if self._llm._model.add_bos_token() else []
+
+    def infill(self, before: str, behind: str) -> list[int]:
+        """The prompt for what stands between two texts. Raises ApiError: the model has no tokens for that."""
+        prefix, suffix, middle = (
+            get(self._vocab)
+            for get in (llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid)
+        )
+        if min(prefix, suffix, middle) < 0:
+            raise bad_request("this model cannot fill in: it has no tokens for a suffix; leave suffix out.", "suffix")
+        texts = [self.tokenize(text, special=False, add_bos=False) if text else [] for text in (before, behind)]
+        return [*self.own_beginning(), prefix, *texts[0], suffix, *texts[1], middle]
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What lm-eval asks of a tokenizer."""
+        ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
+        texts = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
+        return {**texts, "pad_token": None, "chat_template": self.template or None}
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Rendered:
+        """The prompt of a chat. Raises ApiError: the chat format does not take such messages, or they are too long."""
+        n = sum(len(message["content"]) for message in messages if isinstance(message["content"], str))
+        if n > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx:
+            raise bad_request("the messages are far longer than the context; shorten them.", "messages",
+                              "context_length_exceeded")  # fmt: skip
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return render_chat(self._llm, messages, tools=tools)
+        except Exception as error:  # a template is a program of whoever made the model
+            raise bad_request(f"the model's chat template refuses these messages: {str(error)[:200]}.", "messages") \
+                from None  # fmt: skip
+
+    # ---- Texts -------------------------------------------------------------------------------------------------------
+
+    def write(self, order: Order) -> Handle:
+        """Has a text written; its chunks are pieces (writing.py). Raises ValueError: the rule does not fit."""
+        rule = order.rule
+        return self.batch.call(
+            lambda llm: write(llm, order, self.piece, self.is_end), stream=True, seed=order.seed, gate=rule.gate,
+            window=rule.window, draft_max=rule.draft_max, trace=order.records,
+        )  # fmt: skip

@@ -1,0 +1,144 @@
+"""What a request wants of each text, whatever its route: an `Order`, out of the fields that all routes share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.rules import Gate, parse_gate
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.grammars import Constraint
+from pyfly_cpp.windows import Window, parse_window
+
+_SEEDS = 2**32 - 1
+"""The largest 32-bit number asks llama.cpp for a seed of its own."""
+
+SAMPLING = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical_p": "typical_p",
+    "repeat_penalty": "repeat_penalty", "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty", "mirostat_mode": "mirostat_mode", "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}  # fmt: skip
+"""Fields of a request, and the arguments of `generate` that they are."""
+
+_INTEGERS = ("top_k", "mirostat_mode")
+_PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+
+class Rule(NamedTuple):
+    """How a text is verified, where it differs from the server's own; None: as there."""
+
+    gate: Gate | None = None
+    window: Window | None = None
+    draft_max: int | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """One text to be written."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    """0 only with echo."""
+    sampling: Mapping[str, Any]
+    """Arguments of `generate`."""
+    seed: int
+    stop: tuple[bytes, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Constraint | None = None
+    n_logprobs: int | None = None
+    """Most probable tokens that are wanted at each place; None: no log-probabilities."""
+    echo: bool = False
+    """Whether the log-probabilities of the prompt are wanted, too."""
+    records: bool = False
+    """Whether it is to be told how each token came."""
+    rule: Rule = Rule()  # noqa: RUF009 - frozen
+
+    @property
+    def shapes_rows(self) -> bool:
+        """Whether it may take the last choice from the sampler."""
+        penalties = (self.sampling.get(name, neutral) != neutral for name, neutral in _PENALTIES.items())
+        return self.grammar is not None or bool(self.logit_bias) or any(penalties)
+
+
+def read_rule(body: Mapping[str, Any], header: str | None) -> Rule:
+    """The rule of a request: its fields, and where they say nothing the header `X-Pyfly: gate=...; draft-max=...`.
+    Raises ApiError."""
+    given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
+    try:
+        gate = None if "gate" not in given else parse_gate(given["gate"])
+        window = None if "window" not in given else parse_window(given["window"])
+    except ValueError as error:
+        raise bad_request(str(error), "gate" if "gate" in given else "window") from None
+    draft_max = given.get("draft_max")
+    return Rule(gate, window, 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max))
+
+
+_RULE = ("gate", "window", "draft_max", "speculative")
+
+
+def _read_header(text: str | None) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for part in (text or "").split(";"):
+        name, separator, value = part.strip().partition("=")
+        name, value = name.strip().replace("-", "_"), value.strip()
+        if not part.strip():
+            continue
+        if name not in _RULE or not separator or len(value) > 256:
+            raise bad_request("the header X-Pyfly is written gate=...; window=...; draft-max=N; speculative=false.")
+        if name == "draft_max":
+            if not (value.isascii() and value.isdigit()) or len(value) > 9:
+                raise bad_request(f"draft-max of the header X-Pyfly must be a whole number, not {value!r}.")
+            out[name] = int(value)
+        elif name == "speculative":
+            if value not in ("true", "false"):
+                raise bad_request(f"speculative of the header X-Pyfly must be true or false, not {value!r}.")
+            out[name] = value == "true"
+        else:
+            out[name] = value
+    return out
+
+
+def written(rule: Rule, own: Setting) -> str:
+    """A rule as it is written, with the server's own where it says nothing."""
+    if rule.draft_max == 0 or (rule.draft_max is None and own.is_plain):
+        return "plain"
+    gate = own.gate if rule.gate is None else rule.gate
+    window = rule.window or (own.window if rule.gate is None else None)
+    return str(Setting(gate, window))
+
+
+def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Arguments of `generate`."""
+    given = {**defaults, **{name: body[name] for name in SAMPLING if body.get(name) is not None}}
+    out = {}
+    for name, value in given.items():
+        out[SAMPLING[name]] = int(value) if name in _INTEGERS else float(value)
+    return out
+
+
+def read_seeds(body: Mapping[str, Any], n: int) -> list[int]:
+    """A seed for each of n texts: of the first the given one, then the next; without one (or -1) any."""
+    seed = body.get("seed")
+    first = secrets.randbelow(_SEEDS) if seed is None or seed == -1 else int(seed)
+    return [(first + i) % _SEEDS for i in range(n)]
+
+
+def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[bytes, ...]:
+    """Texts that end an answer: the request's and the chat format's."""
+    stop = body.get("stop") or []
+    texts = [stop] if isinstance(stop, str) else stop
+    return tuple(dict.fromkeys(text.encode("utf-8") for text in (*texts, *own) if text))
+
+
+def read_logit_bias(body: Mapping[str, Any], n_vocab: int) -> tuple[tuple[int, float], ...]:
+    """Raises ApiError: a key is no token."""
+    out = []
+    for key, bias in (body.get("logit_bias") or {}).items():
+        if not (key.isascii() and key.isdigit()) or len(key) > 9 or int(key) >= n_vocab:
+            raise bad_request(f"logit_bias has the key {key[:40]!r}; keys are token ids under {n_vocab}.", "logit_bias")
+        out.append((int(key), float(bias)))
+    return tuple(out)

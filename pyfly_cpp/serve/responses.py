@@ -1,0 +1,190 @@
+"""/v1/responses, as far as text and tools go: nothing is stored, so a request brings its whole conversation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyfly_cpp.serve.answers import Event
+from pyfly_cpp.serve.chat import Chat, read_content
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.orders import Order, Rule
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.writing import Piece
+
+
+class Response:
+    """A response: one answer, as a list of items. A chat completion does the work."""
+
+    is_named = True
+
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
+        if body.get("previous_response_id") is not None:
+            raise bad_request(
+                "nothing is stored here, so there is no previous response; send the whole conversation as input.",
+                "previous_response_id",
+            )
+        self._body = body
+        self._name = settings.name
+        self._chat = Chat(model, settings, _as_chat(body), rule)
+        self.orders: list[Order] = self._chat.orders
+        self.stream = bool(body.get("stream"))
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._n_events = 0
+        self._output: list[dict[str, Any]] = []
+        self._text: dict[str, Any] | None = None  # the message that is being written
+        self._finish: str | None = None
+
+    def begin(self) -> Iterable[Event]:
+        """That it begins."""
+        yield self._event("response.created", response=self._state("in_progress"))
+        yield self._event("response.in_progress", response=self._state("in_progress"))
+
+    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+        """Text and calls."""
+        for chunk in self._chat.add(i, piece):
+            choice = chunk["choices"][0]
+            delta = choice["delta"]
+            if delta.get("content"):
+                yield from self._write(delta["content"])
+            for call in delta.get("tool_calls", ()):
+                yield from self._finish_text()
+                yield from self._tell_call(call)
+            self._finish = choice["finish_reason"] or self._finish
+
+    def end(self) -> Iterable[Event]:
+        """That it has ended."""
+        yield from self._finish_text()
+        state = self._state(self._status)
+        yield self._event(f"response.{self._status}", response=state)
+
+    def whole(self) -> Event:
+        """The response."""
+        for _ in self._finish_text():
+            pass
+        return self._state(self._status)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish == "length" else "completed"
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._n_events += 1
+        return {"type": kind, "sequence_number": self._n_events - 1, **fields}
+
+    def _write(self, text: str) -> Iterable[Event]:
+        if self._text is None:
+            self._text = {
+                "id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "in_progress",
+                "content": [],
+            }  # fmt: skip
+            self._output.append(self._text)
+            yield self._event("response.output_item.added", item=dict(self._text), output_index=self._place)
+            self._text["content"].append(_part(""))
+            yield self._of_text("response.content_part.added", part=_part(""))
+        self._text["content"][0]["text"] += text
+        yield self._of_text("response.output_text.delta", delta=text, logprobs=[])
+
+    def _finish_text(self) -> Iterable[Event]:
+        if self._text is None:
+            return
+        part = self._text["content"][0]
+        yield self._of_text("response.output_text.done", text=part["text"], logprobs=[])
+        yield self._of_text("response.content_part.done", part=part)
+        self._text["status"] = "completed"
+        yield self._event("response.output_item.done", item=self._text, output_index=self._place)
+        self._text = None
+
+    def _tell_call(self, call: Mapping[str, Any]) -> Iterable[Event]:
+        item = {
+            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "completed", "call_id": call["id"],
+            **call["function"],
+        }  # fmt: skip
+        self._output.append(item)
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        of_item = {"item_id": item["id"], "output_index": self._place}
+        yield self._event("response.output_item.added", item=begun, output_index=self._place)
+        yield self._event("response.function_call_arguments.delta", delta=item["arguments"], **of_item)
+        yield self._event(
+            "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"], **of_item
+        )
+        yield self._event("response.output_item.done", item=item, output_index=self._place)
+
+    @property
+    def _place(self) -> int:
+        return len(self._output) - 1
+
+    def _of_text(self, kind: str, **fields: Any) -> Event:
+        assert self._text is not None
+        return self._event(kind, item_id=self._text["id"], output_index=self._place, content_index=0, **fields)
+
+    def _state(self, status: str) -> dict[str, Any]:
+        usage = self._chat.usage()
+        is_over = status != "in_progress"
+        body = self._body
+        return {
+            "id": self._id, "object": "response", "created_at": self._created, "status": status, "model": self._name,
+            "error": None, "output": [dict(item) for item in self._output], "store": False,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.get("instructions"), "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "previous_response_id": None, "temperature": body.get("temperature"), "top_p": body.get("top_p"),
+            "text": body.get("text") or {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [], "truncation": "disabled", "system_fingerprint": self._chat.fingerprint,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            } if is_over else None,
+        }  # fmt: skip
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The request as one for a chat completion."""
+    out = {name: value for name, value in body.items() if name not in ("input", "tools", "text", "n", "records")}
+    given = body["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages: list[dict[str, Any]] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": body["instructions"]})
+    for i, item in enumerate(items):
+        messages.append(_as_message(item, f"input[{i}]"))
+    out["messages"] = messages
+    out["max_tokens"] = body.get("max_output_tokens")
+    out["max_completion_tokens"] = None
+    for unwanted in ("logprobs", "top_logprobs", "stream_options", "response_format"):
+        out[unwanted] = None
+    form = (body.get("text") or {}).get("format")
+    if form is not None:
+        out["response_format"] = form
+    if body.get("tools"):
+        out["tools"] = [{"type": "function", "function": tool} for tool in body["tools"]]
+    return out
+
+
+def _as_message(item: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        if item.get("role") is None:
+            raise bad_request(f"{path}.role is missing.", f"{path}.role")
+        return {"role": item["role"], "content": read_content(item.get("content"), f"{path}.content")}
+    if kind == "function_call":
+        name, arguments = item.get("name"), item.get("arguments")
+        if name is None or arguments is None:
+            raise bad_request(f"{path} is a call and lacks its name or its arguments.", path)
+        call = {"id": item.get("call_id") or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {
+            "role": "tool", "tool_call_id": item.get("call_id") or "",
+            "content": read_content(item.get("output"), f"{path}.output"),
+        }  # fmt: skip
+    raise bad_request(f"{path} is of the type {kind[:40]!r}; this server takes messages and calls of functions.", path)

@@ -1,0 +1,115 @@
+"""The process: the socket, the signals, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.serve.app import make_app
+from pyfly_cpp.serve.logs import Log
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.service import Service
+from pyfly_cpp.serve.settings import Settings
+
+_BACKLOG = 512
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket that is bound and does not listen yet. Raises ValueError: the address cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"cannot listen at {host!r}: {error}; give another --host.") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} of {host} is in use; end what listens there, or give another --port.") \
+                from error  # fmt: skip
+        raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; give another --host or --port.") from error
+    return bound
+
+
+def serve(
+    batch: FlyBatch, settings: Settings, bound: socket.socket, on_start: Callable[[], None] | None = None
+) -> None:
+    """Serves until a signal says stop (in the main thread), and then until what runs has ended.
+
+    Args:
+        batch: Writes the texts; the caller's to close.
+        bound: Where to listen; closed at the end.
+        on_start: Called when requests are taken.
+    """
+    asyncio.run(Server(batch, settings, on_start).serve([bound]))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which ends in our way: running answers first."""
+
+    def __init__(self, batch: FlyBatch, settings: Settings, on_start: Callable[[], None] | None = None) -> None:
+        """As of `serve`. Setting `should_exit` stops it."""
+        self._settings = settings
+        self._on_start = on_start
+        self.service = Service(Model(batch), settings, Log(settings.log))
+        super().__init__(
+            uvicorn.Config(
+                make_app(self.service),
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(settings.grace) + 5,
+                backlog=_BACKLOG,
+            )
+        )
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listens."""
+        self.service.grammars.start()
+        await super().startup(sockets=sockets)
+        if self._on_start is not None:
+            self._on_start()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Lets what runs finish."""
+        self.service.stop()
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            self.service.close()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Around serving: SIGINT and SIGTERM end it, a second one at once; neither is raised again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, _: int, __: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True

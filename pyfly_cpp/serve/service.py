@@ -1,0 +1,138 @@
+"""What runs behind the routes: texts get their turns, are written, and are given up when nobody wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from pyfly_cpp.errors import ContextFullError, NotFiniteError
+from pyfly_cpp.handles import Handle
+from pyfly_cpp.serve.answers import Answer
+from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.grammars import Constraint, Grammars
+from pyfly_cpp.serve.logs import Log
+from pyfly_cpp.serve.metrics import Metrics
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.turns import Ticket, Turns
+from pyfly_cpp.serve.writing import Piece
+
+_Events = asyncio.Queue  # of (place, piece or failure)
+
+
+class Service:
+    """Of one event loop."""
+
+    def __init__(self, model: Model, settings: Settings, log: Log) -> None:
+        self.model = model
+        self.settings = settings
+        self.log = log
+        self.metrics = Metrics()
+        self.turns = Turns(model.batch.n_parallel, settings.limits.max_waiting)
+        self.grammars = Grammars(model.path, settings.limits.max_grammar, settings.limits.grammar_seconds)
+        self._running: set[Handle] = set()
+        self._is_over = False
+
+    def stop(self) -> None:
+        """Nothing new begins; what runs has `grace` seconds to finish. In the event loop."""
+        self.turns.close()
+        asyncio.get_running_loop().call_later(self.settings.grace, self._give_up)
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        for handle in tuple(self._running):
+            handle.cancel()
+
+    def close(self) -> None:
+        """Ends what the service has begun."""
+        self.grammars.close()
+
+    async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces of all texts of an answer, as they come. Closed early, it gives the others up at once.
+
+        Raises:
+            ApiError: there is no room, the request cannot be served, or the server ends.
+        """
+        arrived = time.monotonic()
+        orders = await self._with_grammars(answer.orders)
+        with self.turns.admitted(len(orders)) as ticket:
+            events: _Events[tuple[int, Piece | BaseException]] = asyncio.Queue()
+            tasks = [
+                asyncio.ensure_future(self._write(i, order, ticket, events, arrived)) for i, order in enumerate(orders)
+            ]
+            try:
+                n_left = len(tasks)
+                while n_left:
+                    i, piece = await events.get()
+                    if isinstance(piece, BaseException):
+                        raise piece
+                    n_left -= piece.finish is not None
+                    yield i, piece
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _with_grammars(self, orders: list[Order]) -> list[Order]:
+        known: dict[Constraint, Constraint] = {}
+        for order in orders:
+            if order.grammar is not None and order.grammar not in known:
+                known[order.grammar] = await self.grammars.compile(order.grammar)
+        return [order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in orders]
+
+    async def _write(
+        self, i: int, order: Order, ticket: Ticket, events: _Events[tuple[int, Piece | BaseException]], arrived: float
+    ) -> None:
+        most = self.settings.limits.max_seconds
+        n_tokens = 0
+        is_late = False
+        try:
+            async with ticket.turn(most):
+                handle = self.model.write(order)
+                self._running.add(handle)
+
+                def expire() -> None:
+                    nonlocal is_late
+                    is_late = True
+                    handle.cancel()
+
+                timer = asyncio.get_running_loop().call_later(most, expire)
+                last = arrived
+                self.metrics.prompt_tokens += len(order.prompt)
+                try:
+                    async for piece in handle:
+                        now = time.monotonic()
+                        (self.metrics.between_tokens if n_tokens else self.metrics.first_token).add(now - last)
+                        last = now
+                        self.metrics.completion_tokens += piece.n_tokens - n_tokens
+                        n_tokens = piece.n_tokens
+                        events.put_nowait((i, piece))
+                finally:
+                    timer.cancel()
+                    self._running.discard(handle)
+                    handle.cancel()
+        except concurrent.futures.CancelledError:  # not asyncio's
+            events.put_nowait((i, Piece("", (), n_tokens, "length") if is_late else stopping()))
+        except Exception as failure:
+            events.put_nowait((i, self._told(failure, order)))
+
+    def _told(self, failure: Exception, order: Order) -> ApiError:
+        """What the client is told of a failure."""
+        if isinstance(failure, ApiError):
+            return failure
+        if isinstance(failure, ContextFullError):
+            return bad_request(str(failure), code="context_length_exceeded")
+        if self.turns.is_closed:
+            return stopping()
+        if isinstance(failure, NotFiniteError) and order.shapes_rows:
+            return bad_request(
+                "the grammar, logit_bias and penalties of the request together leave no token to choose."
+            )
+        if isinstance(failure, ValueError):
+            return bad_request(str(failure)[:500])
+        self.log.failure(failure)
+        return internal()

@@ -1,0 +1,53 @@
+"""How a server is set up: what it may be asked for, who may ask, what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all together, may take."""
+
+    max_tokens: int = 4096
+    """Tokens of one answer."""
+    max_seconds: float = 600.0
+    """For one text, its turn included: what it has by then is its answer. As long may it wait for its turn."""
+    max_texts: int = 128
+    """Texts of one request: prompts times n."""
+    max_waiting: int = 256
+    """Texts that wait for their turn; more are turned away with 429."""
+    max_body: int = 4 * 2**20
+    """Bytes of a request."""
+    max_depth: int = 64
+    """Arrays and objects within each other in a request."""
+    max_grammar: int = 2**16
+    """Bytes of a grammar, or of a schema and the grammar that comes of it."""
+    grammar_seconds: float = 5.0
+    """For reading and trying it."""
+    read_seconds: float = 60.0
+    """Until a request has come whole, and for a client to take what it is sent."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a server but its model."""
+
+    name: str
+    """Of the model, as clients see it."""
+    host: str = "127.0.0.1"
+    keys: tuple[str, ...] = ()
+    """API keys; any of them is good. None: nobody is asked."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages elsewhere that may ask (CORS); `*`: all."""
+    hosts: tuple[str, ...] = ()
+    """Names besides localhost under which the server is known; `*`: all."""
+    log: str = "none"
+    """What is written to stderr: none, requests (no word of prompts and answers), texts (with them)."""
+    grace: float = 10.0
+    """Seconds that answers have to finish when the server is told to stop."""
+    default_max_tokens: int = 1024
+    """Of a chat answer that says nothing; 0: as the context allows."""
+    sampling: dict[str, float] = field(default_factory=dict)
+    """Sampling of requests that say nothing."""
+    limits: Limits = Limits()

@@ -1,0 +1,116 @@
+"""Sending an answer to a client who may read slowly, or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from pyfly_cpp.serve.errors import ApiError
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+T = TypeVar("T")
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class ClientLeft(Exception):
+    """Nobody is there to be answered."""
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Does the work of a request that was read whole, and gives it up when the client leaves. Raises ClientLeft."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Sender:
+    """Sends a stream of events."""
+
+    def __init__(self, send: Send, max_seconds: float, is_named: bool) -> None:
+        """
+        Args:
+            send: Of ASGI.
+            max_seconds: That a client may take for an event.
+            is_named: Whether events have names.
+        """
+        self._send = send
+        self._max_seconds = max_seconds
+        self._is_named = is_named
+
+    async def begin(self) -> None:
+        """The head of the response."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+
+    async def event(self, event: dict[str, Any]) -> None:
+        """One event. Raises ClientLeft: it was not taken."""
+        text = f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        await self._write(f"event: {event['type']}\n{text}" if self._is_named else text)
+
+    async def failure(self, failure: ApiError) -> None:
+        """An error in place of what would have come."""
+        body = failure.body()
+        if self._is_named:
+            await self.event({"type": "error", "code": failure.code, "message": failure.message, "param": None})
+        else:
+            await self.event(body)
+
+    async def end(self) -> None:
+        """There is no more."""
+        if not self._is_named:
+            await self._write("data: [DONE]\n\n")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, text: str) -> None:
+        message = {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
+        task, is_late = asyncio.current_task(), False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            assert task is not None
+            task.cancel()
+
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes just as it ends, and the client who has
+        # left would be written for.
+        timer = asyncio.get_running_loop().call_later(self._max_seconds, give_up)
+        try:
+            await self._send(message)
+        except OSError:
+            raise ClientLeft from None
+        except asyncio.CancelledError:
+            if is_late:
+                raise ClientLeft from None
+            raise
+        finally:
+            timer.cancel()
+
+
+@contextlib.asynccontextmanager
+async def closing(pieces: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Around an iteration that may end early: what it holds is freed at once."""
+    try:
+        yield pieces
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]

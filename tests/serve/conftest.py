@@ -1,0 +1,123 @@
+"""Servers of the tests: in a thread, on a free port of this machine, with the tiny models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import llama_cpp
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama  # noqa: E402
+from pyfly_cpp.serve.server import Server, open_socket  # noqa: E402
+from pyfly_cpp.serve.settings import Settings  # noqa: E402
+
+F32 = llama_cpp.GGML_TYPE_F32
+EXACT = {
+    "n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "type_k": F32, "type_v": F32,
+    "flash_attn": False,
+}  # fmt: skip
+NAME = "tiny"
+
+
+def pytest_collection_modifyitems(config, items):
+    """What takes minutes, or a browser, runs where it is asked for: `-m serve_load`, `-m page`."""
+    for name in ("serve_load", "page"):
+        if name not in (config.option.markexpr or ""):
+            skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
+            for item in items:
+                if name in item.keywords:
+                    item.add_marker(skip)
+
+
+class Running:
+    """A server that runs, and its clients."""
+
+    def __init__(self, server, port):
+        self.server = server
+        self.service = server.service
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def post(self, path, **body):
+        """A response to JSON."""
+        return self.http.post(path, json=body)
+
+    def events(self, path, **body):
+        """The events of a stream, [DONE] included where there is one."""
+        import json
+
+        response = self.http.post(path, json={**body, "stream": True})
+        assert response.status_code == 200, response.text
+        lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+    def until_idle(self, seconds=5.0):
+        """Waits until no text runs or waits; returns the seconds that it took."""
+        begun = time.monotonic()
+        while True:
+            health = self.http.get("/health").json()
+            if health["texts_running"] == health["texts_waiting"] == 0:
+                return time.monotonic() - begun
+            assert time.monotonic() - begun < seconds, health
+            time.sleep(0.01)
+
+    def openai(self, **options):
+        """A client of the openai package."""
+        openai = pytest.importorskip("openai")
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
+
+
+@contextlib.contextmanager
+def running(batch, send_buffer=None, **settings):
+    """A server over a batch; `send_buffer`: bytes that the system takes for a client who does not read."""
+    bound = open_socket("127.0.0.1", 0)
+    if send_buffer is not None:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    port = bound.getsockname()[1]
+    started = threading.Event()
+    server = Server(
+        batch, Settings(**{"name": NAME, "grace": 0.5, "sampling": {"temperature": 0.0}, **settings}), started.set
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+    thread.start()
+    try:
+        assert started.wait(10)
+        one = Running(server, port)
+        with one.http:
+            yield one
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def batch(tiny_target_f32, tiny_draft):
+    """Four texts at once, with drafts."""
+    with FlyBatch(tiny_target_f32, 4, drafter=DraftModel(tiny_draft, draft_max=4), **EXACT) as batch:
+        yield batch
+
+
+@pytest.fixture(scope="session")
+def server(batch):
+    """A server for tests that leave it as it was."""
+    with running(batch) as one:
+        yield one
+        one.until_idle()
+
+
+@pytest.fixture(scope="session")
+def alone(tiny_target_f32):
+    """The model without a server and without drafts."""
+    llm = FlyLlama(tiny_target_f32, **EXACT)
+    yield llm
+    llm.close()

@@ -1,0 +1,202 @@
+"""Whatever is sent, the answer is an error of the client's in the protocol's shape, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+
+import pytest
+
+N_BODIES = 500
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+GOOD = {CHAT: {"messages": MESSAGES, "max_tokens": 1}, TEXT: {"prompt": "Hi", "max_tokens": 1},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 1}}  # fmt: skip
+
+# Of every field, values that cannot be; None would be as good as nothing.
+WRONG = {
+    "temperature": [-1, 3, "hot", True, [], {}, 1e300],
+    "top_p": [-0.1, 1.1, "x", []],
+    "top_k": [-2, 1.5, "x", 2**40],
+    "min_p": [2, "x"],
+    "seed": [1.5, "x", 2**70, [], True],
+    "stop": [5, {}, [1], ["x" * 300], ["x"] * 17, [[]]],
+    "stream": ["yes", 1, []],
+    "logit_bias": [[], "x", {"a": 1}, {"-1": 1}, {"99999999": 1}, {"1": "x"}, {"1": 101}, {"1": None}, {"²": 1}],
+    "presence_penalty": [3, "x"],
+    "frequency_penalty": [-3, []],
+    "repeat_penalty": [-1, 0, 11],
+    "mirostat_mode": [3, -1, "x"],
+    "grammar": [5, [], "x", "root ::= root", 'root ::= "a\0"', "root ::= undefined"],
+    "gate": [5, "margin:-1", "nothing:1", "all(" * 50 + "x", "exact-first:2", "margin:nan", "m" * 300, {}],
+    "window": [5, "agree:-1", "x", "agree:99999999999", []],
+    "draft_max": [-1, 1.5, "x", 10**6, 2**40],
+    "speculative": ["no", 1],
+    "records": [1, "x"],
+    "model": [5, [], {}],
+    "user": [5],
+}
+OF_TEXT = {
+    "prompt": [None, 5, {}, [], [[]], [-1], [10**6], [1, "a"], ["a", 1], [[1], "a"], [["a"]], [1.5], [True],
+               "\ud800", "x" * 10**5],
+    "n": [0, -1, 10**9, 1.5, "x", 129],
+    "max_tokens": [0, -1, 1.5, "x", 2**40],
+    "logprobs": [-1, 21, "x", True, 1.5],
+    "echo": ["x", 1],
+    "best_of": [2, -1, "x"],
+    "suffix": [5, []],
+    "response_format": ["json", {}, {"type": "x"}, {"type": "json_schema"}, {"type": "json_object", "schema": 5},
+                        {"type": "json_object", "schema": {"type": "x"}}],
+}  # fmt: skip
+OF_CHAT = {
+    "messages": [None, "x", [], {}, [5], [{}], [{"role": "x", "content": "y"}], [{"role": "user", "content": 5}],
+                 [{"role": "user"}], [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+                 [{"role": "user", "content": [{"text": "x"}]}], [{"role": "user", "content": "\udfff"}],
+                 [{"role": "assistant", "tool_calls": [{}]}], [{"role": "assistant", "tool_calls": "x"}],
+                 [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+                 [{"role": "user", "content": "x" * 10**5}]],
+    "n": OF_TEXT["n"],
+    "max_tokens": [-1, "x"],
+    "max_completion_tokens": [-1, "x"],
+    "logprobs": [1, "x"],
+    "top_logprobs": [-1, 21, 5],
+    "response_format": OF_TEXT["response_format"],
+    "tools": [5, {}, [5], [{}], [{"type": "function"}], [{"type": "x", "function": {"name": "f"}}],
+              [{"type": "function", "function": {"name": ""}}], [{"type": "function", "function": {"name": 5}}],
+              [{"type": "function", "function": {"name": "f", "parameters": 5}}],
+              [{"type": "function", "function": {"name": "f"}}] * 2],
+    "tool_choice": [5, "x", "required", {"type": "function"}, {"type": "function", "function": {"name": "f"}}, []],
+    "parallel_tool_calls": ["x"],
+    "stream_options": [5, {"include_usage": "x"}],
+}  # fmt: skip
+OF_RESPONSE = {
+    "input": [None, 5, {}, [], [5], [{}], [{"role": "user", "content": 5}], [{"type": "reasoning"}],
+              [{"type": "function_call", "name": "f"}], [{"role": "user", "content": [{"type": "input_image"}]}]],
+    "previous_response_id": ["resp_1"],
+    "max_output_tokens": [0, -1, "x"],
+    "tools": [5, [{"type": "web_search"}], [{"type": "function"}]],
+    "tool_choice": ["x", {"type": "function"}, "required"],
+    "text": [5, {"format": {"type": "x"}}],
+    "instructions": [5],
+}  # fmt: skip
+RAW = [
+    b"", b"null", b"[]", b"5", b'"x"', b"{", b"}", b"{]", b"\x00", b"\xff\xfe", b"{'a': 1}", b'{"prompt": "a",}',
+    b'{"prompt": NaN}', b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "temperature": -NaN}',
+    b'{"prompt": "a", "temperature": 1e400}', b'{"prompt": "a", "n": ' + b"1" * 10_000 + b"}", b"[" * 100_000,
+    b'{"prompt": ' * 1000, b'{"a": ' * 65 + b"1" + b"}" * 65, b'{"prompt": "\\ud800"}', b'{"prompt": "\x01"}',
+    b'{"\\ud800": 1, "prompt": "a"}', b"x" * 1000, b'{"prompt": "a"} {}', "{\"prompt\": \"ä\"}".encode("latin-1"),
+]  # fmt: skip
+
+
+def hostile(n):
+    """n bodies, each with its path: raw ones, and good ones with one or two fields that cannot be."""
+    choose = random.Random(18)
+    fields = {CHAT: {**WRONG, **OF_CHAT}, TEXT: {**WRONG, **OF_TEXT}, "/v1/responses": {
+        **{name: values for name, values in WRONG.items() if name != "records"}, **OF_RESPONSE}}  # fmt: skip
+    singles = [(path, name, value) for path, own in fields.items() for name, values in own.items() for value in values]
+    out = [(choose.choice(list(GOOD)), raw) for raw in RAW]
+    out += [(path, json.dumps({**GOOD[path], name: value}).encode()) for path, name, value in singles]
+    while len(out) < n:
+        path = choose.choice(list(GOOD))
+        names = choose.sample(sorted(fields[path]), 2)
+        out.append((path, json.dumps({**GOOD[path], **{m: choose.choice(fields[path][m]) for m in names}}).encode()))
+    return out[: max(n, len(out))]
+
+
+def test_hostile_bodies(server):
+    bodies = hostile(N_BODIES)
+    assert len(bodies) >= N_BODIES
+    wrong = []
+    for path, body in bodies:
+        response = server.http.post(path, content=body)
+        error = response.json().get("error", {})
+        if not 400 <= response.status_code < 500 or not error.get("message") or error.get("type") is None:
+            wrong.append((path, body[:120], response.status_code, response.text[:200]))
+    assert not wrong
+    assert server.post(TEXT, **GOOD[TEXT]).status_code == 200
+
+
+def test_what_is_ignored(server):
+    assert server.post(TEXT, **GOOD[TEXT], unknown={"x": [1]}, metadata=5).status_code == 200
+    nulls = {name: None for name in {**WRONG, **OF_TEXT} if name not in ("prompt", "max_tokens")}
+    assert server.post(TEXT, **GOOD[TEXT], **nulls).status_code == 200
+    nulls = {name: None for name in {**WRONG, **OF_CHAT} if name not in ("messages", "max_tokens")}
+    assert server.post(CHAT, **GOOD[CHAT], **nulls).status_code == 200
+    assert server.post(TEXT, **{**GOOD[TEXT], "max_tokens": 1.0, "stop": ["", "\n"]}).status_code == 200
+
+
+def test_bodies_that_are_too_large(server):
+    most = server.service.settings.limits.max_body
+    response = server.http.post(TEXT, content=b'{"prompt": "' + b"x" * most + b'"}')
+    assert response.status_code == 413 and "send less" in response.json()["error"]["message"]
+
+    def endless():
+        for _ in range(2 * most // 2**16):
+            yield b" " * 2**16
+
+    assert server.http.post(TEXT, content=endless()).status_code == 413
+
+
+@pytest.mark.parametrize("path, method, status", [
+    ("/v1/nothing", "GET", 404), ("/v1/completions", "GET", 405), ("/v1/models", "POST", 405), ("/../etc", "GET", 404),
+])  # fmt: skip
+def test_paths(server, path, method, status):
+    response = server.http.request(method, path)
+    assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "gate",
+        "gate=",
+        "gate=x",
+        "draft-max=-1",
+        "draft-max=x",
+        "speculative=no",
+        "unknown=1",
+        "window=x",
+        "gate=" + "x" * 300,
+    ],
+)
+def test_headers(server, header):
+    response = server.http.post(TEXT, json=GOOD[TEXT], headers={"X-Pyfly": header})
+    assert response.status_code == 400, response.text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "x" a a a a a a a a a a a a\na ::= b? b? b? b? b? b? b? b?\nb ::= [a-z]* [a-z]* [a-z]* [a-z]*',
+        'root ::= "a"{5000,}',
+        "root ::= " + "(" * 70_000,
+    ],
+)
+def test_grammars_that_would_hold_up_the_others(server, grammar, monkeypatch):
+    monkeypatch.setattr(server.service.grammars, "_seconds", 1.0)
+    response = server.post(TEXT, prompt="Hi", grammar=grammar)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "grammar"
+    assert server.post(TEXT, prompt="Hi", grammar='root ::= "yes"').json()["choices"][0]["text"] == "yes"
+
+
+@pytest.mark.parametrize(
+    "bytes_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    ],
+)
+def test_what_is_no_http(server, bytes_):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.settimeout(0.5)
+        try:
+            client.sendall(bytes_)
+            answer = client.recv(100)
+        except OSError:  # closed, or it waits for the rest
+            answer = b""
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert server.http.get("/health").status_code == 200

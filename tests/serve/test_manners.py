@@ -1,0 +1,161 @@
+"""What happens when there is too much to do, and when clients leave or do not read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from conftest import EXACT, running
+
+from pyfly_cpp import FlyBatch
+from pyfly_cpp.serve.settings import Limits
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_target_f32):
+    """One text at once, of any length; one more may wait."""
+    with (
+        FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
+        running(batch, limits=Limits(max_tokens=16000, max_waiting=1, max_texts=4), grace=0.2) as one,
+    ):
+        one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
+        yield one
+
+
+def no_end(batch):
+    import llama_cpp
+
+    llm = batch._crew.host
+    return {str(t): -100 for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)}
+
+
+def connected(server, body, path=PATH, receive_buffer=None):
+    """A connection on which a request was sent."""
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", server.port))
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    client.sendall(head.encode() + content)
+    return client
+
+
+def until(condition, seconds=10.0):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.005)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("how", ["streaming", "waiting for all", "killed"])
+def test_a_client_that_leaves_frees_its_slot(narrow, how):
+    turns = narrow.service.turns
+    client = connected(narrow, {**narrow.endless, "stream": how != "waiting for all"})
+    until(lambda: turns.running == 1)
+    if how == "streaming":
+        assert b"data:" in client.recv(4096) + client.recv(4096)
+    if how == "killed":  # what the system sends for a process that is no more
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    until(lambda: turns.running == 0, seconds=5)
+    assert narrow.post(PATH, prompt="B", max_tokens=2).status_code == 200
+
+
+def test_a_full_queue(narrow):
+    turns = narrow.service.turns
+    first, second = (connected(narrow, narrow.endless) for _ in range(2))
+    until(lambda: turns.running == 1 and turns.waiting == 1)
+    refused = narrow.post(PATH, prompt="C", max_tokens=1)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"] == {
+        "message": "1 texts are waiting for their turn already; try again later.", "type": "rate_limit_error",
+        "param": None, "code": "queue_full",
+    }  # fmt: skip
+    assert narrow.post(PATH, prompt="C", n=3).status_code == 400  # never
+    assert narrow.http.get("/health").json() == {"status": "ok", "texts_running": 1, "texts_waiting": 1}
+    metrics = narrow.http.get("/metrics").text
+    assert "pyfly_texts_waiting 1\n" in metrics and 'status="429"' in metrics
+    second.close()  # it leaves the queue
+    until(lambda: turns.waiting == 0)
+    first.close()
+    narrow.until_idle()
+
+
+def test_more_texts_than_slots(narrow):
+    choices = narrow.post(PATH, prompt="A", n=2, max_tokens=3, temperature=1, seed=1).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+
+
+def test_a_text_that_takes_too_long(tiny_target_f32):
+    with (
+        FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
+        running(batch, limits=Limits(max_tokens=16000, max_seconds=0.5)) as one,
+    ):
+        body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
+        choice = one.post(PATH, **body).json()["choices"][0]
+        assert choice["finish_reason"] == "length" and len(choice["text"]) > 10
+        both = [threading.Thread(target=one.post, args=(PATH,), kwargs=body) for _ in range(2)]
+        statuses = []
+        both[0].start()
+        until(lambda: one.service.turns.running == 1)
+        statuses.append(one.post(PATH, **body).status_code)
+        both[0].join()
+        assert statuses in ([200], [429])  # its turn came just in time, or not
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(batch):
+    body = {"prompt": ["A"] * 4, "max_tokens": 150, "logit_bias": no_end(batch), "stream": True, "records": True}
+    with running(batch, send_buffer=4096) as one:
+        silent = connected(one, body, receive_buffer=4096)
+        until(lambda: one.service.turns.running > 0)
+        assert one.post(PATH, prompt="B", max_tokens=5).status_code == 200
+        one.until_idle(30)  # its texts are written, though nobody reads them
+        content = until_closed(silent, b"0\r\n\r\n")
+        assert content.count(b'"finish_reason":"length"') == 4
+
+
+def until_closed(client, end=b""):
+    """What comes until the connection is closed, or until `end`."""
+    content = b""
+    with client:
+        while part := client.recv(65536):
+            content += part
+            if end and content.endswith(end):
+                break
+    return content
+
+
+def test_the_beginning_of_a_text_is_evaluated_once(server):
+    prompt = "A robe takes 2 bolts of blue fiber and half that much white fiber. " * 6
+    server.post(PATH, prompt=prompt, max_tokens=1)
+    before = server.service.model.stats().prefilled
+    usage = server.post(PATH, prompt=prompt + "How many?", max_tokens=1).json()["usage"]
+    assert server.service.model.stats().prefilled - before < usage["prompt_tokens"] / 2
+
+
+def test_stopping_ends_answers_cleanly(tiny_target_f32):
+    with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
+        with running(batch, limits=Limits(max_tokens=16000), grace=0.3) as one:
+            body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
+            streaming = connected(one, {**body, "stream": True})
+            until(lambda: one.service.turns.running == 1)
+            waiting = connected(one, body)
+            until(lambda: one.service.turns.waiting == 1)
+            one.server.should_exit = True
+            answer, content = until_closed(waiting), until_closed(streaming)
+            assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
+            assert b"shutting down" in content and b"data: [DONE]" in content
+        with running(batch, limits=Limits(max_tokens=16000), grace=20) as one:  # the batch goes on
+            streaming = connected(one, {"prompt": "A", "max_tokens": 40, "stream": True})
+            until(lambda: one.service.turns.running == 1)
+            one.server.should_exit = True
+            content = until_closed(streaming)
+            assert b"shutting down" not in content and b"data: [DONE]" in content

@@ -1,0 +1,177 @@
+"""What can be tested without a server: cutting texts, reading calls, turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from pyfly_cpp.serve.body import parse
+from pyfly_cpp.serve.errors import ApiError
+from pyfly_cpp.serve.metrics import Metrics
+from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.tools import CallReader, Tools
+from pyfly_cpp.serve.turns import Turns
+from pyfly_cpp.serve.writing import Cutter
+from pyfly_cpp.stats import Stats
+
+FUNCTIONS = [
+    {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
+]
+
+
+@pytest.mark.parametrize(
+    "pieces, stop, texts, ends",
+    [
+        (["ab", "cd", "ef"], ["de"], ["ab", "c", ""], [False, False, True]),
+        (["ab", "c", "d"], ["abx", "cd"], ["", "ab", ""], [False, False, True]),
+        (["a", "b", "a", "c"], ["abac", "ab"], ["", ""], [False, True]),
+        (["xaba"], ["abab", "ba"], ["xa"], [True]),
+        ([b"\xe2\x82", b"\xac!"], [], ["", "€!"], [False, False]),
+        ([b"\xe2\x82", "a"], [], ["", "a"], [False, False]),
+    ],
+)
+def test_texts_are_cut(pieces, stop, texts, ends):
+    cutter = Cutter([text.encode() for text in stop])
+    got = [cutter.add(piece if isinstance(piece, bytes) else piece.encode()) for piece in pieces[: len(texts)]]
+    assert [text for text, _ in got] == texts
+    assert [end for _, end in got] == ends
+
+
+def test_what_was_held_comes_at_the_end():
+    cutter = Cutter([b"stop"])
+    assert cutter.add(b"a st") == ("a ", False)
+    assert cutter.end() == "st"
+
+
+@pytest.mark.parametrize(
+    "answer, text, calls",
+    [
+        ("Just text with <b> and {}.", "Just text with <b> and {}.", []),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", [{"a": 1}]),
+        ('So: <tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "So: ", [{"a": 1}]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}}', "", [{"a": 1}]),
+        (
+            '<tool_call>{"name":"add","arguments":{}}</tool_call>\n<tool_call>{"name":"add","arguments":{"a":2}}'
+            "</tool_call>",
+            "",
+            [{}, {"a": 2}],
+        ),
+        ('{"name": "add", "parameters": {"a": 3}}', "", [{"a": 3}]),
+        ('[{"name": "add", "arguments": {"a": 3}}]', "", [{"a": 3}]),
+        ('```json\n{"name": "add", "arguments": {"a": 3}}\n```', "", [{"a": 3}]),
+        (
+            "<tool_call>\n<function=add>\n<parameter=a>\n4\n</parameter>\n<parameter=s>\n5\n</parameter>\n</function>\n"
+            "</tool_call>",
+            "",
+            [{"a": 4, "s": "5"}],
+        ),
+        ('{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
+        ("<tool_call>not JSON</tool_call>", "<tool_call>not JSON</tool_call>", []),
+        ("a < b <tool", "a < b <tool", []),
+    ],
+)
+def test_calls_are_read(answer, text, calls):
+    for size in (1, 3, len(answer)):
+        reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
+        got = "".join(reader.add(answer[i : i + size]) for i in range(0, len(answer), size)) + reader.end()
+        assert (got, [json.loads(call.arguments) for call in reader.calls]) == (text, calls)
+        assert all(call.name == "add" for call in reader.calls)
+
+
+def test_templates_without_tools_are_told_in_words():
+    tools = Tools(FUNCTIONS, "auto", None, "no word of them")
+    messages, told = tools.prepare([{"role": "user", "content": "hi"}])
+    assert told is None and messages[0]["role"] == "system" and '"add"' in messages[0]["content"]
+    native = Tools(FUNCTIONS, "auto", None, "{% if tools %}<tool_call>{% endif %}")
+    messages, told = native.prepare([{"role": "user", "content": "hi"}])
+    assert len(messages) == 1 and told[0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"1", b"{", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": ' + b"9" * 5000 + b"}",
+     b'{"a": "\xff"}', b"[" * 100, b'{"a":' * 70 + b"1" + b"}" * 70, b'{"a": 1} x'],
+)  # fmt: skip
+def test_json_that_is_refused(content):
+    with pytest.raises(ApiError) as failure:
+        parse(content, Limits().max_depth)
+    assert failure.value.status == 400
+
+
+def test_brackets_in_texts_have_no_depth():
+    assert parse(json.dumps({"a": "[{" * 100 + '\\"'}).encode(), 4)
+
+
+def test_requests_take_turns():
+    """One that wants many texts does not hold up one that came later."""
+    order = []
+
+    async def one(turns, name, n):
+        with turns.admitted(n) as ticket:
+
+            async def text():
+                async with ticket.turn(10):
+                    order.append(name)
+                    await asyncio.sleep(0.001)
+
+            await asyncio.gather(*(text() for _ in range(n)))
+
+    async def main():
+        turns = Turns(1, 10)
+        await asyncio.gather(one(turns, "a", 5), one(turns, "b", 2), one(turns, "c", 1))
+        assert (turns.running, turns.waiting) == (0, 0)
+
+    asyncio.run(main())
+    assert "".join(order) == "aabcabaa"
+
+
+def test_turns_that_are_given_up():
+    async def main():
+        turns = Turns(1, 3)
+
+        async def wait(seconds=10.0):
+            with turns.admitted(1) as ticket:
+                async with ticket.turn(seconds):
+                    await asyncio.sleep(10)
+
+        first, second, third = (asyncio.ensure_future(wait()) for _ in range(3))
+        await asyncio.sleep(0.01)
+        assert (turns.running, turns.waiting) == (1, 2)
+        second.cancel()
+        await asyncio.sleep(0.01)
+        assert (turns.running, turns.waiting) == (1, 1)
+        with pytest.raises(ApiError) as failure:
+            await wait(0.01)
+        assert failure.value.status == 429 and int(failure.value.headers["Retry-After"]) >= 1
+        with pytest.raises(ApiError) as failure, turns.admitted(3):
+            pass
+        assert failure.value.code == "queue_full"
+        first.cancel()
+        await asyncio.sleep(0.01)
+        assert (turns.running, turns.waiting) == (1, 0)
+        fourth = asyncio.ensure_future(wait())
+        await asyncio.sleep(0.01)
+        turns.close()
+        with pytest.raises(ApiError) as failure:
+            await fourth
+        assert failure.value.status == 503
+        third.cancel()
+        await asyncio.gather(first, second, third, return_exceptions=True)
+        assert (turns.running, turns.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_metrics_are_what_prometheus_reads():
+    metrics = Metrics()
+    metrics.count("/v1/completions", 200)
+    metrics.first_token.add(0.02)
+    text = metrics.render(Stats(rounds=2, committed=5, matched=2, loose_accepted=1), 1, 2)
+    assert 'pyfly_requests_total{route="/v1/completions",status="200"} 1\n' in text
+    assert 'pyfly_tokens_total{origin="target"} 2\n' in text
+    assert "pyfly_mean_accepted 2.5\n" in text and "pyfly_texts_waiting 2\n" in text
+    assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1\n' in text
+    for line in text.splitlines():
+        assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2

@@ -1,0 +1,135 @@
+"""`pyfly-cpp serve` as a process: its start, its end, and what keeps it from either."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "2048", "-t", "1"]
+
+
+@pytest.fixture
+def start(tiny_target):
+    """Starts servers; kills those that are left."""
+    started = []
+
+    def begin(*options, **more):
+        process = subprocess.Popen(
+            [*COMMAND, "-m", tiny_target, *options], stderr=more.pop("stderr", subprocess.PIPE), text=True, **more
+        )
+        started.append(process)
+        if process.stderr is None:
+            return process, None
+        line = process.stderr.readline()
+        found = re.search(r"http://[^ ]*/v1", line)
+        assert found, line
+        return process, found[0].removesuffix("/v1")
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_answer_finish(start, number):
+    process, url = start("--log", "texts")
+    body = {"prompt": "Tom has 3 apples.", "max_tokens": 300, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(number)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    (line,) = errors.splitlines()
+    told = json.loads(line)
+    assert told["request"]["prompt"] == body["prompt"] and told["texts"][0] and told["status"] == 200
+
+
+def test_nothing_of_prompts_is_logged(start):
+    process, url = start("--log", "requests")
+    httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": 2}, timeout=30)
+    httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": "sesame"}, timeout=30)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert '"status": 200' in errors and '"status": 400' in errors
+    assert "sesame" not in errors
+
+
+def test_a_full_disk(start):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with open("/dev/full", "w") as full:
+        process, _ = start("--port", str(port), "--log", "texts", stderr=full, stdout=full)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                answer = httpx.post(
+                    f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "A", "max_tokens": 2}, timeout=30
+                )
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.1)
+    assert answer.status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def failing(*options, **environment):
+    """The error of a server that does not start: (exit code, stderr)."""
+    done = subprocess.run(
+        [*COMMAND, *options], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_port_in_use(tiny_target):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, error = failing("-m", tiny_target, "--port", port)
+    assert code == 1
+    assert error == f"Error: port {port} of 127.0.0.1 is in use; end what listens there, or give another --port.\n"
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\0" * 100)
+    code, error = failing("-m", str(broken))
+    assert code == 1 and error.startswith("Error: ") and len(error.splitlines()) == 1
+
+
+def test_other_machines_need_a_key(tiny_target, tmp_path, start):
+    code, error = failing("-m", tiny_target, "--host", "0.0.0.0")
+    assert code == 2 and "--api-key-file" in error
+    keys = tmp_path / "keys"
+    keys.write_text("\n")
+    code, error = failing("-m", tiny_target, "--host", "0.0.0.0", "--api-key-file", str(keys))
+    assert code == 1 and "has no key" in error
+    keys.write_text("from-the-file\n")
+    _, url = start("--host", "0.0.0.0", "--api-key-file", str(keys), env={**os.environ, "PYFLY_API_KEY": "from-there"})
+    url = url.replace("0.0.0.0", "127.0.0.1")
+    for key, status in (("from-the-file", 200), ("from-there", 200), ("else", 401)):
+        assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == status
+
+
+def test_a_looser_default_is_shown(start, tiny_draft):
+    _, url = start("--gate", "margin:0.5", "--draft", tiny_draft, "--no-adaptive")
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["pyfly"]
+    assert model["rule"] == "margin:0.5" and not model["lossless"]
+    assert model["system_fingerprint"].endswith("-margin:0.5")

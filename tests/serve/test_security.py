@@ -1,0 +1,82 @@
+"""Who may come in."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import running
+
+BODY = {"prompt": "Hi", "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def guarded(batch):
+    with running(
+        batch, keys=("first key", "sécond"), origins=("https://page.example",), hosts=("Known.example",)
+    ) as one:
+        yield one
+
+
+def headers(key):
+    return {"Authorization": f"Bearer {key}".encode()}
+
+
+@pytest.mark.parametrize("key", ["first key", "sécond"])
+def test_a_key(guarded, key):
+    assert guarded.http.post("/v1/completions", json=BODY, headers=headers(key)).status_code == 200
+    assert guarded.http.get("/v1/models", headers={"X-Api-Key": key.encode()}).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "first", "first key2", "FIRST KEY", "\xff"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/v1/nothing", "/tokenizer_info"])
+def test_no_key(guarded, key, path):
+    response = guarded.http.get(path, headers=headers(key) if key else {})
+    assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_what_needs_no_key(guarded):
+    assert guarded.http.get("/health").json()["status"] == "ok"
+    assert guarded.http.get("/").status_code == 200
+
+
+def test_the_openai_package_with_a_key(guarded):
+    assert guarded.openai(api_key="first key").models.list().data
+    openai = pytest.importorskip("openai")
+    with pytest.raises(openai.AuthenticationError):
+        guarded.openai(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [("localhost", 200), ("LOCALHOST:80", 200), ("127.0.0.1:9", 200), ("[::1]:80", 200), ("192.168.1.7", 200),
+     ("known.example", 200), ("attacker.example", 403), ("attacker.example:8080", 403), ("", 403),
+     ("localhost.attacker.example", 403), ("127.0.0.1.attacker.example", 403), ("[attacker.example]", 403)],
+)  # fmt: skip
+def test_names(guarded, host, status):
+    assert guarded.http.get("/health", headers={"Host": host}).status_code == status
+
+
+def test_web_pages_elsewhere(server, guarded):
+    def ask(one, origin, **options):
+        return one.http.get("/health", headers={"Origin": origin}, **options)
+
+    for origin in ("https://page.example", "null", "http://localhost:1", "http://attacker.example"):
+        assert ask(server, origin).status_code == 403
+    assert ask(server, server.url).status_code == 200
+    assert "access-control-allow-origin" not in ask(server, server.url).headers
+    answer = ask(guarded, "https://page.example")
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert ask(guarded, "https://other.example").status_code == 403
+    before = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST",
+              "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+    assert guarded.http.options("/v1/completions", headers=before).status_code == 200
+
+
+def test_the_page(server, tmp_path, monkeypatch):
+    from pyfly_cpp.serve import app
+
+    monkeypatch.setattr(app, "PAGE", tmp_path / "page.html")
+    assert server.http.get("/").headers["content-type"].startswith("text/plain")
+    app.PAGE.write_text("<!doctype html><p>ä", encoding="utf-8")
+    answer = server.http.get("/")
+    assert answer.text == "<!doctype html><p>ä" and "default-src 'none'" in answer.headers["content-security-policy"]
