@@ -265,7 +265,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         }
         t.n_asked = is_governed ? choices[i].k : 0;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            t.sequence.config().gate.needs_draft_rows(), false, t.sequence.draw_draft()});
+                            t.sequence.config().gate.needs_draft_rows(), t.sequence.draw_draft()});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;
