@@ -199,10 +199,10 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Preset of `pyfly-cpp tune`: its models, drafter, gate and window; options go before it."),
         click.option("-d", "--draft", metavar="FILE",
                      help="Small GGUF model (with --drafter cross, of any vocabulary), a head, or a datastore."),
-        click.option("--drafter", type=click.Choice(["auto", *WORDS, "none"]),
+        click.option("--drafter", metavar="WORD", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
-                     help="What proposes tokens; auto: the model's MTP head, else --draft, else a fitting file on this "
-                          "machine (see `models pair`), else prompt lookup."),
+                     help=f"What proposes tokens: {', '.join(WORDS)} or none; auto: the model's MTP head, else "
+                          "--draft, else a fitting file on this machine (see `models pair`), else prompt lookup."),
         click.option("--adaptive/--no-adaptive", default=True, show_default=True,
                      help="Draft only what pays here: measured as it goes. Without it every round drafts in full."),
         click.option("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),

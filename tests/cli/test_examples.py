@@ -27,6 +27,9 @@ LESS = {
     ("tune",): [*LOAD, "-n", 2],
     ("explain",): [*LOAD, "-n", 4],
     ("doctor",): [],
+    ("datastore",): [],
+    ("datastore", "build"): [],
+    ("datastore", "show"): [],
     ("models",): [],
     ("models", "list"): [],
     ("models", "fetch"): [],
@@ -57,6 +60,11 @@ def test_the_example_runs(run, tmp_path, monkeypatch, command):
         (tmp_path / name).symlink_to(TARGET)
     (tmp_path / "draft.gguf").symlink_to(DRAFT)
     shutil.copy(SAMPLE, tmp_path / "gsm8k_test.jsonl")
+    (tmp_path / "src").mkdir()
+    for name in ("src/text.py", "notes.md"):
+        (tmp_path / name).write_text("def f(x):\n    return x\n" * 20)
+    if command == ("datastore", "show"):
+        run("datastore", "build", "target.gguf", "src", "-o", "mine.store")
     rows = "".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5))
     for name in ("spec_bench.jsonl", "mine.jsonl"):
         (tmp_path / name).write_text(rows)
