@@ -17,9 +17,9 @@ from pyfly_cpp.files import first_bytes
 @dataclass(frozen=True)
 class Retrieval(OwnDrafter):
     """What most often followed the last n tokens in a datastore: texts of your own that `pyfly-cpp datastore build` has
-    indexed. Costs next to nothing, and no time to load; pays where answers are like those texts (code of one project, forms,
-    quotations). Source: He et al. 2023, "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252); here a chain
-    is drafted in place of its tree.
+    indexed. Costs next to nothing, and no time to load; pays where answers are like those texts (code of one project,
+    forms, quotations). Source: He et al. 2023, "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252); here a
+    chain is drafted in place of its tree.
     """
 
     word = "retrieval"
