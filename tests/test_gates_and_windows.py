@@ -328,7 +328,7 @@ def test_the_table_of_drafters():
         parts = [made, *(getattr(made, name) for name in kind.inner)]
         fields = {field.name for part in parts for field in dataclasses.fields(part)}
         assert kind.word == word and {option.field for option in kind.options} <= fields
-        assert kind.takes_file == ("model_path" in fields) >= kind.needs_file
+        assert kind.takes_file == (kind.file_field in fields) >= kind.needs_file
         given = {option.field: option.default for option in kind.options}
         drafter = kind.make("x.gguf", **given)
         assert isinstance(drafter, kind) and draft_max_of(drafter, None) >= 1 and not drafter.in_target

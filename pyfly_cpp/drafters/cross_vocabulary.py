@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Union
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
-from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.drafter import Host, Option
+from pyfly_cpp.drafters.model import AroundModel, DraftModel
 from pyfly_cpp.drafters.multi_level import MultiLevel
 
 
 @dataclass(frozen=True)
-class CrossVocabulary(OwnDrafter):
+class CrossVocabulary(AroundModel):
     """A draft model of another family: it sees the text in its own tokens, and the text that it drafts is tokenised for
     the target. Control tokens that are written alike, or end a turn, stand for each other. Its drafts have no
     distribution that could be compared with the target's. FLy (arXiv 2511.22972) pairs models like this.
@@ -21,7 +21,6 @@ class CrossVocabulary(OwnDrafter):
 
     word = "cross"
     noun = "a draft model"
-    needs_file = takes_file = takes_draft = True
     inner = ("draft",)
     options: ClassVar[tuple[Option, ...]] = DraftModel.options
 
@@ -34,20 +33,6 @@ class CrossVocabulary(OwnDrafter):
                 "CrossVocabulary takes a drafter with a model and a vocabulary of its own, a DraftModel or a "
                 f"MultiLevel, not {self.draft!r}."
             )
-
-    @property
-    def model_path(self) -> str | os.PathLike[str]:
-        """Of the draft model."""
-        return self.draft.model_path
-
-    @property
-    def draft_max(self) -> int | None:  # type: ignore[override]
-        """Of the draft model."""
-        return self.draft.draft_max
-
-    @property
-    def draft_most(self) -> int:  # type: ignore[override]
-        return self.draft.draft_most
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:

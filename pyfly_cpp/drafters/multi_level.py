@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, field_names
-from pyfly_cpp.drafters.model import DraftModel
+from pyfly_cpp.drafters.drafter import Host, Option, field_names
+from pyfly_cpp.drafters.model import AroundModel, DraftModel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
 
 
 @dataclass(frozen=True)
-class MultiLevel(OwnDrafter):
+class MultiLevel(AroundModel):
     """A draft model that verifies what prompt lookup proposes while it drafts, in one evaluation of several rows. Its
     drafts are its own greedy ones, apart from how such batches round. Only what pays is tried: by what batches of the
     draft model cost, and by how often the proposals were right of late. Source: the multi-level acceleration of FLy
@@ -22,7 +22,6 @@ class MultiLevel(OwnDrafter):
 
     word = "multi"
     noun = "a draft model"
-    needs_file = takes_file = takes_draft = True
     inner = ("draft", "lookup")
     options: ClassVar[tuple[Option, ...]] = (*DraftModel.options, *PromptLookup.options)
 
@@ -37,20 +36,6 @@ class MultiLevel(OwnDrafter):
                 "MultiLevel takes a DraftModel and a PromptLookup that proposes to it, not "
                 f"{self.draft!r} and {self.lookup!r}."
             )
-
-    @property
-    def model_path(self) -> str | os.PathLike[str]:
-        """Of the draft model."""
-        return self.draft.model_path
-
-    @property
-    def draft_max(self) -> int | None:  # type: ignore[override]
-        """Of the draft model."""
-        return self.draft.draft_max
-
-    @property
-    def draft_most(self) -> int:  # type: ignore[override]
-        return self.draft.draft_most
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> MultiLevel:
