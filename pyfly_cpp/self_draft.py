@@ -237,6 +237,7 @@ def _quantize(plan: Plan, kind: Kind, path: Path, progress: Callable[[str, float
         with contextlib.suppress(OSError):
             progress(f"{kind.name}: quantising", min(1.0, path.stat().st_size / n_expected))
 
+    progress(f"{kind.name}: quantising", 0.0)
     quantize(plan.source, path, kind.ftype, poll, f"llama.cpp could not make {plan.source.name!r} {kind.name}")
 
 

@@ -31,8 +31,7 @@ def build(folder, sanitizers, *targets):
 
 
 def test_core_under_sanitizers(tmp_path):
-    build(tmp_path, "address,undefined")
-    for name, level in (
+    programs = (
         ("pyfly_core_test", "avx512"),
         ("pyfly_core_test", "avx2"),
         ("pyfly_core_test", "baseline"),
@@ -41,7 +40,9 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_cross_vocabulary_test", "baseline"),
         ("pyfly_relay_test", "baseline"),
         ("pyfly_header_test", "baseline"),
-    ):
+    )
+    build(tmp_path, "address,undefined", *sorted({name for name, _ in programs}))
+    for name, level in programs:
         run([str(tmp_path / name)], ASAN_OPTIONS="detect_leaks=1", PYFLY_SIMD=level)
 
 

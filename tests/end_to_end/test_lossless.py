@@ -128,14 +128,14 @@ def check_many(model_path, plan, n, n_alone, n_threads, n_least, record_property
 
 
 def test_greedy_on_smollm2(smollm2, record_property):
-    """1,000 committed tokens on a real model (Q4_1), over three drafters. The draft model is the target's own file,
+    """500 committed tokens on a real model (Q4_1), over three drafters. The draft model is the target's own file,
     with a p_min that varies the length of its drafts."""
     plan = [
         (PromptLookup(max_ngram_size=3, num_pred_tokens=8), CHATS[:3]),
         (LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=5), CHATS[3:5]),
         (DraftModel(smollm2, draft_max=6, p_min=0.3), CHATS[5:]),
     ]
-    check_many(smollm2, plan, 170, 40, 1, 1000, record_property)
+    check_many(smollm2, plan, 85, 40, 1, 500, record_property)
 
 
 @pytest.mark.model_1b5

@@ -158,6 +158,6 @@ def test_the_command(hub, model_arguments, tmp_path):
     result = testing.CliRunner().invoke(command, [*arguments, *model_arguments])
     assert result.exit_code == 0, result.output
     assert hub == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
-    assert "2 items of openai/gsm8k (main, test); 1 worked examples" in (tmp_path / "run" / "table.md").read_text()
+    assert "2 items of openai/gsm8k (main, test); 1 worked example;" in (tmp_path / "run" / "table.md").read_text()
     lines = [json.loads(line) for line in (tmp_path / "run" / "items.jsonl").read_text().splitlines()]
     assert {line["item"] for line in lines} == {"gsm8k-test-0", "gsm8k-test-1"} and "One and one?" in lines[0]["prompt"]

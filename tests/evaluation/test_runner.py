@@ -212,7 +212,7 @@ def test_a_sandbox_that_stops_working_ends_the_run_without_a_verdict(data, gener
 
 
 def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_path):
-    with pytest.raises(ValueError, match=r"item 'gsm8k-test-0'.*raise --ctx"):
+    with pytest.raises(ValueError, match=r"item 'gsm8k-test-0'.*raise --n-ctx"):
         runner.run(plan(data, max_tokens=1000), generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
