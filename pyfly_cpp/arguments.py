@@ -11,7 +11,7 @@ import llama_cpp
 
 from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters import Drafter
-from pyfly_cpp.threads import is_integer
+from pyfly_cpp.ranges import require_integer
 
 _BASE_PARAMETERS = {
     name
@@ -47,13 +47,6 @@ def require_attribute(kind: type, name: str) -> None:
     near = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
     if near:
         raise ValueError(f"a {kind.__name__} has no setting {name!r}. Did you mean {near[0]!r}?")
-
-
-def require_integer(name: str, n: Any, least: int, most: int = 2**31 - 1) -> int:
-    """Returns `n` if it is an integer in this range, numpy's included; raises ValueError otherwise."""
-    if not is_integer(n) or not least <= n <= most:
-        raise ValueError(f"{name} must be an integer in {least}..{most}, not {n!r}.")
-    return int(n)
 
 
 def require_draft_max(draft_max: object) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyfly_cpp.threads import is_integer
+from pyfly_cpp.ranges import is_integer
 
 CACHE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 20: "IQ4_NL", 30: "BF16",

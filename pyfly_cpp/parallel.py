@@ -1,8 +1,8 @@
 """`FlyBatch`: many requests at once, on one model.
 
 One thread steps the batch (stepper.py); each request that runs has a thread of its own, where the completions of
-`FlyLlama` read its text (views.py). What the caller holds of a request is in handles.py, the model and the context that
-all share in shared_llama.py.
+`FlyLlama` read its text (views.py). What the caller holds of a request is in handles.py, what all requests share in
+shared_llama.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Union
 
-from pyfly_cpp.arguments import require_draft_max, require_fitting, require_integer
+from pyfly_cpp.arguments import require_draft_max, require_fitting
 from pyfly_cpp.handles import Handle, Job
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.ranges import require_integer
 from pyfly_cpp.rules import Gate, require_gate
 from pyfly_cpp.shared_llama import SharedLlama
 from pyfly_cpp.stats import Stats

@@ -8,10 +8,10 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native, memory
-from pyfly_cpp.arguments import require_integer
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import model_file
+from pyfly_cpp.ranges import require_integer
 
 _CELLS = 256  # llama.cpp's caches are multiples of it
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from pyfly_cpp.ranges import is_integer
 
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS; more end the process."""
@@ -17,15 +18,6 @@ THREAD_COUNTS = ("n_threads", "n_threads_batch")
 
 AUTO = "auto"
 """In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
-
-
-def is_integer(n: Any) -> bool:
-    """Whether this is an integer, numpy's included, and no bool."""
-    try:
-        operator.index(n)
-    except TypeError:
-        return False
-    return not isinstance(n, bool)
 
 
 def require_threads(n: Any, name: str = "n_threads") -> int:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pyfly_cpp.ranges import is_integer, require_integer
+
 
 class WindowRule(NamedTuple):
     """What the word of a rule stands for. The decisions are made in `csrc/window.cpp`."""
@@ -51,13 +53,10 @@ class Window:
     taken back if its window breaks. None: False for agree, True for reconverge."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 0 <= self.size <= 2**31 - 1:
-            raise ValueError(f"the window's size must be an integer >= 0, not {self.size!r}.")
+        require_integer("the window's size", self.size, 0)
         if not isinstance(self.rule, str) or self.rule not in RULES:
             raise ValueError(f"the window's rule must be {' or '.join(map(repr, RULES))}, not {self.rule!r}.")
-        if self.tail is not None and (
-            isinstance(self.tail, bool) or not isinstance(self.tail, int) or not 0 <= self.tail <= 2**31 - 1
-        ):
+        if self.tail is not None and not (is_integer(self.tail) and 0 <= self.tail <= 2**31 - 1):
             raise ValueError(f"the window's tail must be an integer >= 0 or None, not {self.tail!r}.")
         if self.across_rounds not in (None, True, False):
             raise ValueError(f"across_rounds must be True, False or None, not {self.across_rounds!r}.")

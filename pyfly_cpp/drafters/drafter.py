@@ -10,17 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 from pyfly_cpp import _native
 
 
-def require_integer(name: str, value: object, low: int, high: int = 2**31 - 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        limit = f">= {low}" if high == 2**31 - 1 else f"in {low}..{high}"
-        raise ValueError(f"{name} must be an integer {limit}, not {value!r}.")
-
-
-def require_probability(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], not {value!r}.")
-
-
 def field_names(kind: type) -> tuple[str, ...]:
     """Of a dataclass."""
     return tuple(field.name for field in fields(kind))

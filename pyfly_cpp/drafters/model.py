@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from pyfly_cpp import _native
 from pyfly_cpp.cache_types import require_cache_types
-from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, require_integer, require_probability
+from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import model_file
 from pyfly_cpp.placement import Placement, require_names
+from pyfly_cpp.ranges import require_integer, require_number
 from pyfly_cpp.threads import AUTO, require_threads
 
 P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop where its top probability falls under this.", 1.0, 0.0)
@@ -32,7 +33,7 @@ class WithModel(OwnDrafter):
             object.__setattr__(self, "model_path", os.fspath(self.model_path))
         if self.draft_max is not None:
             require_integer("draft_max", self.draft_max, 1)
-        require_probability("p_min", self.p_min)
+        require_number("p_min", self.p_min, 1.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, require_integer
+from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.ranges import require_integer
 
 NUM_PRED = Option(
     "num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup, retrieval: most tokens in a round.", None, 10

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters.drafter import Host, OwnDrafter, require_integer
+from pyfly_cpp.drafters.drafter import Host, OwnDrafter
 from pyfly_cpp.drafters.prompt_lookup import NUM_PRED
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.files import first_bytes
+from pyfly_cpp.ranges import require_integer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyfly_cpp import _native
-from pyfly_cpp.drafters.drafter import Host, OwnDrafter, require_integer
+from pyfly_cpp.drafters.drafter import Host, OwnDrafter
+from pyfly_cpp.ranges import require_integer
 
 
 @dataclass(frozen=True)

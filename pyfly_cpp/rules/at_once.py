@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pyfly_cpp.rules.gate import MARGIN, MAX_TOP, RELAXED, TYPICAL, Gate, GateNode, count, threshold, written
+from pyfly_cpp.ranges import require_integer, require_number
+from pyfly_cpp.rules.gate import MARGIN, MAX_TOP, RELAXED, TYPICAL, Gate, GateNode, written
 from pyfly_cpp.windows import Window
 
 
@@ -25,7 +26,7 @@ class Ratio(AtOnce):
     """Share of the favourite's probability, in (0, 1]. 1 is exact matching."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "r", threshold("r", self.r, 1.0))
+        object.__setattr__(self, "r", require_number("r", self.r, 1.0))
         if self.r == 0.0:
             raise ValueError("r must be above 0; a ratio of 0 would let every token pass.")
 
@@ -52,7 +53,7 @@ class Typical(AtOnce):
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
-            object.__setattr__(self, name, threshold(name, getattr(self, name), 1.0))
+            object.__setattr__(self, name, require_number(name, getattr(self, name), 1.0))
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode(TYPICAL, 0, self.epsilon, self.delta),)
@@ -75,8 +76,8 @@ class Relaxed(AtOnce):
     """A difference of probabilities, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        count("k", self.k, 1, MAX_TOP)
-        object.__setattr__(self, "delta", threshold("delta", self.delta, 1.0))
+        require_integer("k", self.k, 1, MAX_TOP)
+        object.__setattr__(self, "delta", require_number("delta", self.delta, 1.0))
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode(RELAXED, self.k, self.delta),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pyfly_cpp.ranges import require_number
 from pyfly_cpp.rules.gate import (
     ANY,
     ENTROPY_NORMALIZED,
@@ -15,7 +16,6 @@ from pyfly_cpp.rules.gate import (
     TWO_DRAWS,
     Gate,
     GateNode,
-    threshold,
     written,
 )
 from pyfly_cpp.windows import Window
@@ -69,7 +69,7 @@ class Entropy(Gate):
             raise ValueError(
                 f"top must be an integer in 1..{MAX_TOP}, or None for the normalised entropy, not {self.top!r}."
             )
-        object.__setattr__(self, "theta", threshold("theta", self.theta, 1.0 if self.top is None else math.inf))
+        object.__setattr__(self, "theta", require_number("theta", self.theta, 1.0 if self.top is None else math.inf))
 
     def nodes(self) -> tuple[GateNode, ...]:
         if self.top is None:
@@ -94,7 +94,7 @@ class Margin(Gate):
     """Threshold in nats, >= 0: 0.3 lets a token pass that has over 74 % (exp -0.3) of the favourite's probability."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tau", threshold("tau", self.tau))
+        object.__setattr__(self, "tau", require_number("tau", self.tau))
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode(MARGIN, 0, self.tau),)

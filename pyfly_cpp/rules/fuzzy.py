@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyfly_cpp.ranges import require_integer, require_number
 from pyfly_cpp.rules.at_once import AtOnce
-from pyfly_cpp.rules.gate import ANY, FUZZY, STOCHASTIC, GateNode, count, threshold, written
+from pyfly_cpp.rules.gate import ANY, FUZZY, STOCHASTIC, GateNode, written
 
 KINDS = ("kl", "kl-target", "js", "js-code", "tv")
 """In the order of the `PYFLY_GATE_FUZZY` kinds of pyfly.h."""
@@ -48,9 +49,9 @@ class Fuzzy(AtOnce):
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}.")
-        object.__setattr__(self, "threshold", threshold("threshold", self.threshold))
+        object.__setattr__(self, "threshold", require_number("threshold", self.threshold))
         if self.top is not None:
-            count("top", self.top, 1, 2**31 - 1)
+            require_integer("top", self.top, 1, 2**31 - 1)
         if not isinstance(self.residual, bool):
             raise ValueError(f"residual must be True or False, not {self.residual!r}.")
 

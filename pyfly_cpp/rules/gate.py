@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from pyfly_cpp.windows import Window
@@ -31,22 +30,6 @@ class GateNode(NamedTuple):
 
 TWO_DRAWS = GateNode(STOCHASTIC, 2)
 """What makes choices by two draws from the target's distribution, either of which a draft may match."""
-
-
-def threshold(name: str, value: float, upper: float = math.inf) -> float:
-    """`value` as a float; raises ValueError unless it is a finite number in [0, upper]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number, not {value!r}.")
-    if not math.isfinite(value) or not 0.0 <= value <= upper:
-        allowed = "a finite number >= 0" if upper == math.inf else f"in [0, {upper:g}]"
-        raise ValueError(f"{name} must be {allowed}, not {value!r}.")
-    return float(value)
-
-
-def count(name: str, value: int, low: int, high: int) -> None:
-    """Raises ValueError unless `value` is an integer in low..high."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer in {low}..{high}, not {value!r}.")
 
 
 def written(x: float) -> str:

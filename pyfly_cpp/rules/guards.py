@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyfly_cpp.rules.gate import BUDGET, EXACT_FIRST, Gate, GateNode, count, threshold, written
+from pyfly_cpp.ranges import require_integer, require_number
+from pyfly_cpp.rules.gate import BUDGET, EXACT_FIRST, Gate, GateNode, written
 
 
 class Guard(Gate):
@@ -24,7 +25,7 @@ class ExactFirst(Guard):
     """Tokens, >= 0."""
 
     def __post_init__(self) -> None:
-        count("n", self.n, 0, 2**31 - 1)
+        require_integer("n", self.n, 0, 2**31 - 1)
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode(EXACT_FIRST, self.n),)
@@ -44,7 +45,7 @@ class Budget(Guard):
     """For 100 tokens, >= 0. 0 is exact."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nats", threshold("nats", self.nats))
+        object.__setattr__(self, "nats", require_number("nats", self.nats))
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode(BUDGET, 0, self.nats),)

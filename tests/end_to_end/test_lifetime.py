@@ -247,7 +247,7 @@ def test_thread_counts_of_any_kind(n, name, target, expected):
     [("n_ctx", n) for n in (-1, 2**31, 512.0, None)] + [("n_batch", n) for n in (0, -1, "8")] + [("n_ubatch", -5)],
 )
 def test_sizes_that_are_none(name, wrong, target):
-    with pytest.raises(ValueError, match=rf"{name} must be an integer in [01]\.\.2147483647, not {wrong!r}"):
+    with pytest.raises(ValueError, match=rf"{name} must be an integer >= [01], not {wrong!r}"):
         FlyLlama(target, **{**OPTIONS, name: wrong})
 
 
