@@ -1,8 +1,7 @@
 """`FlyBatch`: many requests at once, on one model.
 
 One thread steps the batch (stepper.py); each request that runs has a thread of its own, where the completions of
-`FlyLlama` read its text (views.py). What the caller holds of a request is in handles.py, what all requests share in
-shared_llama.py.
+`FlyLlama` read its text (views.py). handles.py has what the caller holds of a request, shared_llama.py what all share.
 """
 
 from __future__ import annotations
