@@ -466,7 +466,7 @@ def test_bad_requests(plain, options, kind, message):
         ({"n_parallel": 257}, "in 1..256"),
         ({"n_ctx": -1}, "n_ctx must be"),
         ({"n_ctx": 2**30}, "more than a cache can hold; lower n_ctx"),
-        ({"n_cells": 100}, "n_cells must be an integer in 256.."),
+        ({"n_cells": 100}, "n_cells must be an integer >= 256"),
         ({"n_chunk": 0}, "n_chunk must be"),
         ({"embedding": True}, "use a FlyLlama with embedding=True"),
         ({"n_paralel": 2}, "FlyBatch has no argument 'n_paralel'. Did you mean 'n_parallel'"),
