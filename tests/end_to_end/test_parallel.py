@@ -81,9 +81,9 @@ def endless(batch, **options):
         return scores
 
     options.setdefault("logits_processor", LogitsProcessorList([unhurried]))
-    return batch.submit(
-        "Once", max_tokens=None, temperature=0, logit_bias={batch._crew.host.token_eos(): -100}, **options
-    )
+    host = batch._crew.host
+    ends = {host.token_eos(): -100, host.token_bos(): -100}
+    return batch.submit("Once", max_tokens=None, temperature=0, logit_bias=ends, **options)
 
 
 # ---- Each text is what it is alone -----------------------------------------------------------------------------------
@@ -552,10 +552,11 @@ def test_ctrl_c_while_texts_run(tiny_target):
     script = f"""
         from pyfly_cpp import FlyBatch
         batch = FlyBatch({tiny_target!r}, 8, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
-        eos = batch._crew.host.token_eos()
+        host = batch._crew.host
+        ends = {{host.token_eos(): -100, host.token_bos(): -100}}  # both end a text
         print("ready", flush=True)
         try:
-            batch.complete(["Once"] * 20, max_tokens=None, temperature=0, logit_bias={{eos: -100}})
+            batch.complete(["Once"] * 20, max_tokens=None, temperature=0, logit_bias=ends)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         print(len(batch.complete(["Tom", "One"], max_tokens=4)), flush=True)
