@@ -21,7 +21,11 @@ class AutoDrafter(NamedTuple):
 
 def own_head(model_path: str | os.PathLike[str]) -> MTP | None:
     """The MTP head in the model's own file, if llama.cpp can run it. Raises ValueError for no usable GGUF model."""
-    return MTP() if _native.inspect_model(os.fspath(model_path)).mtp_draft_max > 0 else None
+    return _head(_native.inspect_model(os.fspath(model_path)))
+
+
+def _head(info: _native.ModelInfo) -> MTP | None:
+    return MTP() if info.mtp_draft_max > 0 else None
 
 
 def choose_drafter(
@@ -39,11 +43,11 @@ def choose_drafter(
     Raises:
         ValueError: the file is no usable GGUF model.
     """
-    head = own_head(model_path)
+    info = _native.inspect_model(os.fspath(model_path))
+    head = _head(info)
     if head is not None:
         return AutoDrafter(head, "the model carries an MTP head")
-    announced = _native.inspect_model(os.fspath(model_path)).n_nextn > 0
-    why = "carries no MTP head that llama.cpp can run" if announced else "carries no MTP head"
+    why = "carries no MTP head that llama.cpp can run" if info.n_nextn > 0 else "carries no MTP head"
     if draft is not None:
         given = DraftModel(draft) if isinstance(draft, (str, os.PathLike)) else draft
         return AutoDrafter(given, f"the model {why}, and a draft was given")

@@ -1,7 +1,7 @@
 """Published companions: which file people draft with for the models they have.
 
-Names, sizes and licences as their publishers give them; checked last in November 2026. What fits for certain, the
-headers say once both files are here (companions.py).
+Names, sizes and licences as public code and documents gave them in November 2026; the hub itself was not asked. What
+fits for certain, the headers say once both files are here (companions.py).
 """
 
 from __future__ import annotations

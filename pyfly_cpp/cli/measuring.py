@@ -178,7 +178,7 @@ def model_options(command: Command) -> Command:
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
             help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "
-            "auto: the preset's, else the model's MTP head, else --draft, else prompt lookup.",
+            "auto: the preset's, else the model's MTP head, else --draft, else a fitting file, else lookup.",
         ),
         click.option(
             "--preset", metavar="FILE",
