@@ -1,4 +1,4 @@
-"""What windows.py and governor.py have in common: a results file that a run appends to, and the prompts.
+"""What windows.py, rules.py and governor.py have in common: a results file that a run appends to, and the prompts.
 
 The file is JSONL. Its first line says what every other line depends on (models, lengths); a run with other conditions
 is refused. Files of the same conditions may be joined with cat. Every result is a line of its own, written whole and
@@ -23,8 +23,9 @@ from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generator, Prompt
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import only_writer
 
 
@@ -189,3 +190,22 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, the first column aligned to the left."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def decoded(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[Setting],
+    results: Results,
+    args: argparse.Namespace,
+) -> Iterator[tuple[BenchPrompt, Prompt, Setting, Generated]]:
+    """Decodes `args.tokens` tokens behind each prompt with each setting, but for what `results` has: prompt, rendered
+    prompt, setting, and what was generated."""
+    done = {(row["setting"], row["prompt"]) for row in results.rows}
+    prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
+    for prompt, rendered in rendered_prompts(generator, prompts, results, args):
+        n_shared = generator.share_prefix([rendered])
+        for setting in settings:
+            if (str(setting), prompt.id) not in done:
+                generator.forget(n_shared)
+                yield prompt, rendered, setting, generator.generate(rendered, setting, args.tokens)

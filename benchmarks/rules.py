@@ -23,10 +23,10 @@ from resumable import (
     about,
     add_arguments,
     choose_prompts,
+    decoded,
     load,
     markdown,
     model_conditions,
-    rendered_prompts,
 )
 
 from pyfly_cpp import FlyLlama
@@ -64,29 +64,21 @@ def run(args: argparse.Namespace) -> None:
     generator = load(args)
     generator.require(settings)
     with results.writing(conditions):
-        done = {(row["setting"], row["prompt"]) for row in results.rows}
-        prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
-        for prompt, rendered in rendered_prompts(generator, prompts, results, args):
-            n_shared = generator.share_prefix([rendered])
-            for setting in settings:
-                if (str(setting), prompt.id) in done:
-                    continue
-                generator.forget(n_shared)
-                generated = generator.generate(rendered, setting, args.tokens)
-                times = {"seconds": generated.decode_seconds, "timed": generated.decode_tokens}
-                results.add(
-                    {
-                        **about(prompt, rendered, setting),
-                        "category": kinds[prompt.category],
-                        **{name: getattr(generated.stats, name) for name in COUNTERS},
-                        **({} if args.counts else times),
-                        **parts_of(generator.llm, rendered.tokens, generated.tokens),
-                        "loose_in": dict(generated.stats.loose_by_region),
-                        "right": is_right(*items[prompt.id], generated.text, generated.tokens),
-                        "finish": generated.finish,
-                        "answer": generated.tokens,
-                    }
-                )
+        for prompt, rendered, setting, generated in decoded(generator, prompts, settings, results, args):
+            times = {"seconds": generated.decode_seconds, "timed": generated.decode_tokens}
+            results.add(
+                {
+                    **about(prompt, rendered, setting),
+                    "category": kinds[prompt.category],
+                    **{name: getattr(generated.stats, name) for name in COUNTERS},
+                    **({} if args.counts else times),
+                    **parts_of(generator.llm, rendered.tokens, generated.tokens),
+                    "loose_in": dict(generated.stats.loose_by_region),
+                    "right": is_right(*items[prompt.id], generated.text, generated.tokens),
+                    "finish": generated.finish,
+                    "answer": generated.tokens,
+                }
+            )
 
 
 def read_tasks(paths: Sequence[Path]) -> tuple[dict[str, str], dict[str, tuple[Task | None, Item | None]]]:

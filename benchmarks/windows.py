@@ -22,10 +22,10 @@ from resumable import (
     about,
     add_arguments,
     choose_prompts,
+    decoded,
     load,
     markdown,
     model_conditions,
-    rendered_prompts,
 )
 
 from pyfly_cpp.evaluation.files import Row
@@ -54,23 +54,15 @@ def run(args: argparse.Namespace) -> None:
     generator = load(args)
     generator.require(settings)
     with results.writing(conditions):
-        done = {(row["setting"], row["prompt"]) for row in results.rows}
-        prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
-        for prompt, rendered in rendered_prompts(generator, prompts, results, args):
-            n_shared = generator.share_prefix([rendered])
-            for setting in settings:
-                if (str(setting), prompt.id) in done:
-                    continue
-                generator.forget(n_shared)
-                generated = generator.generate(rendered, setting, args.tokens)
-                results.add(
-                    {
-                        **about(prompt, rendered, setting),
-                        **{name: getattr(generated.stats, name) for name in COUNTERS},
-                        "finish": generated.finish,
-                        "loop": find_loop(generated.tokens) is not None,
-                    }
-                )
+        for prompt, rendered, setting, generated in decoded(generator, prompts, settings, results, args):
+            results.add(
+                {
+                    **about(prompt, rendered, setting),
+                    **{name: getattr(generated.stats, name) for name in COUNTERS},
+                    "finish": generated.finish,
+                    "loop": find_loop(generated.tokens) is not None,
+                }
+            )
 
 
 def can_defer(setting: Setting) -> bool:
