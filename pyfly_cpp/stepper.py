@@ -58,18 +58,23 @@ class Stepper:
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper has ended."""
-        if self.is_current_thread:
-            return function()
+        return function() if self.is_current_thread else self.submit(function).result()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """The same without waiting. Functions are called in this order; one whose future was cancelled by then is
+        not."""
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except BaseException as failure:
                 future.set_exception(failure)
 
         self._command(command)
-        return future.result()
+        return future
 
     def wake(self) -> None:
         """Somebody wants something of a text that may be held."""

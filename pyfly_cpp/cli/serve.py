@@ -42,6 +42,11 @@ _LIMITS = Limits()
     metavar="N",
     help="Texts at once; auto: as fit well in memory, 8 at most.",
 )
+@click.option(
+    "--embeddings",
+    is_flag=True,
+    help="Serve vectors of texts, too, at /v1/embeddings; takes the memory of one more text.",
+)
 @click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]")
 @click.option(
     "--api-key",

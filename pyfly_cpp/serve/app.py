@@ -20,7 +20,8 @@ from pyfly_cpp.serve.body import read_json
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.checking import Schema, check
 from pyfly_cpp.serve.completions import Completion
-from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.embeddings import Embeddings
+from pyfly_cpp.serve.errors import ApiError, internal, stopping
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import Rule, read_rule
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
@@ -55,7 +56,7 @@ def make_app(service: Service) -> App:
             post("/v1/chat/completions", Chat, fields.CHAT),
             post("/v1/completions", Completion, fields.COMPLETION),
             post("/v1/responses", ResponseAnswer, fields.RESPONSE),
-            Route("/v1/embeddings", _Checked(service, "/v1/embeddings", routes.embed), methods=["POST"]),
+            Route("/v1/embeddings", _Embeddings(service, "/v1/embeddings"), methods=["POST"]),
             Route("/tokenize", _Checked(service, "/tokenize", routes.tokenize), methods=["POST"]),
             Route("/detokenize", _Checked(service, "/detokenize", routes.detokenize), methods=["POST"]),
             Route("/tokenizer_info", routes.tokenizer_info),
@@ -178,6 +179,29 @@ class _Answers(_Checked):
             await sender.end()
 
 
+class _Embeddings(_Checked):
+    """The route whose answers are vectors."""
+
+    async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
+        """As of `_Checked`."""
+        service = self.service
+        body = await read_json(request, service.settings.limits)
+        check(fields.EMBEDDING, body)
+        if service.embedder is None:
+            raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
+        if service.log.wants_texts:
+            more["request"] = body
+        wanted = await asyncio.to_thread(Embeddings, service.model, service.embedder, service.settings, body)
+        content = await while_there(receive, self._whole(wanted))
+        await Response(content, media_type="application/json")(scope, receive, send)
+
+    async def _whole(self, wanted: Embeddings) -> bytes:
+        async with closing(self.service.vectors(wanted.texts)) as vectors:
+            async for vector in vectors:
+                wanted.add(vector)
+        return wanted.whole()
+
+
 class _Routes:
     """The routes that are answered at once."""
 
@@ -199,13 +223,16 @@ class _Routes:
 
     def _described(self) -> dict[str, Any]:
         model = self._service.model
-        rule = str(model.setting)
+        rule, embedder = str(model.setting), self._service.embedder
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "pyfly": {
                 "rule": rule, "lossless": model.setting.is_exact, "system_fingerprint": fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
                 "n_vocab": model.n_vocab,
+                "embeddings": None if embedder is None else {
+                    "n_embd": embedder.n_embd, "n_ctx": embedder.n_ctx, "pooling": embedder.pooling,
+                },
             },
         }  # fmt: skip
 
@@ -234,14 +261,6 @@ class _Routes:
             return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
         return PlainTextResponse("pyfly-cpp serves the OpenAI protocol at /v1; /openapi.json describes it.\n")
 
-    async def embed(self, request: Request) -> Response:
-        """POST /v1/embeddings."""
-        check(fields.EMBEDDING, await read_json(request, self._service.settings.limits))
-        raise ApiError(
-            501, "this server writes texts and has no embeddings; use llama-cpp-python's own server with an embedding "
-            "model.", code="not_supported",
-        )  # fmt: skip
-
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await read_json(request, self._service.settings.limits)
@@ -255,9 +274,7 @@ class _Routes:
         body = await read_json(request, self._service.settings.limits)
         check(fields.DETOKENIZE, body)
         model = self._service.model
-        if any(token >= model.n_vocab for token in body["tokens"]):
-            raise bad_request(f"tokens has a token that is none; tokens are under {model.n_vocab}.", "tokens")
-        tokens = [int(token) for token in body["tokens"]]
+        tokens = model.known(body["tokens"], "tokens")
         return JSONResponse({"prompt": await asyncio.to_thread(model.text, tokens, True)})
 
     async def tokenizer_info(self, _: Request) -> Response:

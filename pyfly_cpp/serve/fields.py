@@ -42,6 +42,19 @@ _BOOLEAN: Schema = {"type": "boolean"}
 _STOP: Schema = {"type": "string", "maxLength": _MOST_CHARS_OF_STOP}
 _TOKENS = {**_list(_integer(0), 1), "title": "a list of token ids"}
 
+
+def _texts(text: Schema) -> Schema:
+    """One text or several, as such or as token ids."""
+    return {
+        "anyOf": [
+            {**text, "title": "a text"},
+            {**_list(text, 1), "title": "a list of texts"},
+            _TOKENS,
+            {**_list(_TOKENS, 1), "title": "a list of lists of token ids"},
+        ]
+    }
+
+
 _SHARED = _optional(
     model=_TEXT,
     max_tokens=_integer(0),
@@ -126,14 +139,7 @@ COMPLETION: Schema = {
     "type": "object",
     "required": ["prompt"],
     "properties": {
-        "prompt": {
-            "anyOf": [
-                {**_TEXT, "title": "a text"},
-                {**_list(_TEXT, 1), "title": "a list of texts"},
-                _TOKENS,
-                {**_list(_TOKENS, 1), "title": "a list of lists of token ids"},
-            ]
-        },
+        "prompt": _texts(_TEXT),
         **_SHARED,
         **_optional(suffix=_TEXT, echo=_BOOLEAN, logprobs=_integer(0, 20), best_of=_integer(1)),
         **_optional(response_format=_FORMAT),
@@ -218,10 +224,19 @@ RESPONSE: Schema = {
 }
 """Of /v1/responses."""
 
+_SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 EMBEDDING: Schema = {
     "type": "object",
     "required": ["input"],
-    "properties": {"input": COMPLETION["properties"]["prompt"], **_optional(model=_TEXT)},
+    "properties": {
+        "input": _texts(_SOME_TEXT),
+        **_optional(
+            model=_TEXT,
+            user=_TEXT,
+            encoding_format={"type": "string", "enum": ["float", "base64"]},
+            dimensions=_integer(1),
+        ),
+    },
 }
 """Of /v1/embeddings."""
 

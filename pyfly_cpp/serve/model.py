@@ -68,6 +68,13 @@ class Model:
             )
         return self.batch.tokenize(content, add_bos, special)
 
+    def known(self, tokens: Sequence[float], param: str) -> list[int]:
+        """Token ids of a request's field. Raises ApiError: one is none of the vocabulary."""
+        strange = next((token for token in tokens if token >= self.n_vocab), None)
+        if strange is not None:
+            raise bad_request(f"{param} has the token {strange:.0f}; tokens are under {self.n_vocab}.", param)
+        return [int(token) for token in tokens]
+
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token; of a control token nothing, unless `special`."""
         piece = None if special else self._pieces.get(token)
