@@ -109,6 +109,11 @@ class Stepper:
         self._ended = self._ended - self.counters()[0]
         self._python_seconds = 0.0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended by a failure."""
+        return self._failure is not None
+
     def require_open(self) -> None:
         """Raises ValueError where the stepper is closed, or has failed and says why."""
         if self._failure is not None:

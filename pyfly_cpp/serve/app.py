@@ -18,7 +18,7 @@ from pyfly_cpp.serve import fields
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
 from pyfly_cpp.serve.chat import Chat
-from pyfly_cpp.serve.checking import Schema, check
+from pyfly_cpp.serve.checking import Schema
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, internal, stopping
@@ -47,7 +47,8 @@ def make_app(service: Service) -> App:
 
     def error(request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
-        words = {404: f"there is no {request.url.path[:100]}", 405: f"{request.url.path[:100]} takes another method"}
+        path = request.scope["path"][:100]
+        words = {404: f"there is no {path}", 405: f"{path} takes another method"}
         told = ApiError(failure.status_code, f"{words.get(failure.status_code, failure.detail)}.")
         return JSONResponse(told.body(), failure.status_code, failure.headers)
 
@@ -128,8 +129,7 @@ class _Answers(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """As of `_Checked`."""
         service = self.service
-        body = await read_json(request, service.settings.limits)
-        check(self._schema, body)
+        body = await read_json(request, service.settings.limits, self._schema)
         rule = read_rule(body, request.headers.get("x-pyfly"))
         if service.turns.is_closed:
             raise stopping()
@@ -175,7 +175,7 @@ class _Answers(_Checked):
                 for event in answer.end():
                     await sender.event(event)
             except ApiError as failure:
-                await sender.failure(failure)
+                await sender.event(answer.fail(failure))
             await sender.end()
 
 
@@ -185,8 +185,7 @@ class _Embeddings(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """As of `_Checked`."""
         service = self.service
-        body = await read_json(request, service.settings.limits)
-        check(fields.EMBEDDING, body)
+        body = await read_json(request, service.settings.limits, fields.EMBEDDING)
         if service.embedder is None:
             raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
         if service.log.wants_texts:
@@ -238,10 +237,10 @@ class _Routes:
 
     async def health(self, _: Request) -> Response:
         """GET /health."""
-        turns = self._service.turns
-        status = "stopping" if turns.is_closed else "ok"
+        turns, model = self._service.turns, self._service.model
+        status = "stopping" if turns.is_closed else "failed" if model.has_failed else "ok"
         body = {"status": status, "texts_running": turns.running, "texts_waiting": turns.waiting}
-        return JSONResponse(body, 503 if turns.is_closed else 200)
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
@@ -263,19 +262,20 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        body = await read_json(request, self._service.settings.limits)
-        check(fields.TOKENIZE, body)
+        body = await read_json(request, self._service.settings.limits, fields.TOKENIZE)
         model, add_bos = self._service.model, body.get("add_special_tokens") is not False
         tokens = await asyncio.to_thread(model.tokenize, body["prompt"], True, add_bos)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.batch.n_ctx})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        body = await read_json(request, self._service.settings.limits)
-        check(fields.DETOKENIZE, body)
+        body = await read_json(request, self._service.settings.limits, fields.DETOKENIZE)
         model = self._service.model
-        tokens = model.known(body["tokens"], "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(model.text, tokens, True)})
+
+        def text() -> str:
+            return model.text(model.known(body["tokens"], "tokens"), True)
+
+        return JSONResponse({"prompt": await asyncio.to_thread(text)})
 
     async def tokenizer_info(self, _: Request) -> Response:
         """GET /tokenizer_info."""

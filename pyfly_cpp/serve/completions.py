@@ -27,7 +27,9 @@ class Completion(Shared):
         if best_of > n:
             raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
         self._texts: list[str] = []
-        prompts = [self._prompt(prompt) for prompt in listed(body["prompt"])]
+        given = listed(body["prompt"])
+        self.require_few(len(given))  # before they are read
+        prompts = [self._prompt(prompt) for prompt in given]
         max_tokens = body.get("max_tokens")
         max_tokens = _DEFAULT_TOKENS if max_tokens is None else int(max_tokens)
         if max_tokens == 0 and not self._echo:

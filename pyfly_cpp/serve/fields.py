@@ -11,6 +11,8 @@ from pyfly_cpp.serve.checking import Schema
 
 _INT64 = 2**63 - 1
 _MOST_STOPS, _MOST_CHARS_OF_STOP = 16, 256
+_MOST_ENTRIES = 2**16
+"""Of lists whose entries are looked at one by one."""
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$", "minLength": 1, "maxLength": 64}
 
@@ -33,14 +35,14 @@ def _integer(low: int, high: int = 2**31 - 1) -> Schema:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _list(items: Schema, low: int = 0, high: int | None = None) -> Schema:
+def _list(items: Schema, low: int = 0, high: int | None = _MOST_ENTRIES) -> Schema:
     return {"type": "array", "items": items, "minItems": low, **({} if high is None else {"maxItems": high})}
 
 
 _OBJECT: Schema = {"type": "object"}
 _BOOLEAN: Schema = {"type": "boolean"}
 _STOP: Schema = {"type": "string", "maxLength": _MOST_CHARS_OF_STOP}
-_TOKENS = {**_list(_integer(0), 1), "title": "a list of token ids"}
+_TOKENS = {**_list(_integer(0), 1, None), "title": "a list of token ids"}
 
 
 def _texts(text: Schema) -> Schema:
@@ -247,5 +249,5 @@ TOKENIZE: Schema = {
 }
 """Of /tokenize."""
 
-DETOKENIZE: Schema = {"type": "object", "required": ["tokens"], "properties": {"tokens": _list(_integer(0))}}
+DETOKENIZE: Schema = {"type": "object", "required": ["tokens"], "properties": {"tokens": _list(_integer(0), 0, None)}}
 """Of /detokenize."""

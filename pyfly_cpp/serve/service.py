@@ -42,7 +42,6 @@ class Service:
         self.embedding = Turns(1, settings.limits.max_waiting)
         """The turns of texts that want a vector: one at a time."""
         self._running: set[Handle] = set()
-        self._is_over = False
 
     def stop(self) -> None:
         """Nothing new begins; what runs has `grace` seconds to finish. In the event loop."""
@@ -51,7 +50,6 @@ class Service:
         asyncio.get_running_loop().call_later(self.settings.grace, self._give_up)
 
     def _give_up(self) -> None:
-        self._is_over = True
         for handle in tuple(self._running):
             handle.cancel()
 
@@ -143,6 +141,9 @@ class Service:
         """What the client is told of a failure."""
         if isinstance(failure, ApiError):
             return failure
+        if self.model.has_failed:
+            self.log.failure(failure)
+            return internal()
         if isinstance(failure, ContextFullError):
             return bad_request(str(failure), code="context_length_exceeded")
         if self.turns.is_closed:

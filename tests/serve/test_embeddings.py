@@ -93,7 +93,7 @@ def test_base64(embedding):
         ({}, "input"),
         *(({"input": value}, "input") for value in (
             None, 5, "", [], [""], [[]], ["a", ""], [1, "a"], ["a", 1], [[1], "a"], [-1], [10**6], [[1], [10**6]],
-            [1.5], [True], {}, "\ud800", "one " * 600, ["a"] * 7, [1] * 513,
+            [1.5], [True], {}, "one " * 600, ["a"] * 7, [1] * 513,
         )),
         *(({"input": "a", "dimensions": value}, "dimensions") for value in (0, 1, 255, 10**6, -1, "x", 1.5)),
         *(({"input": "a", "encoding_format": value}, "encoding_format") for value in ("hex", 5, [], "")),
