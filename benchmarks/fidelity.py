@@ -17,8 +17,11 @@ import sys
 from pathlib import Path
 
 from study import plan
+from study.machines import DEFAULT, read_machines
+from study.picture import draw
 from study.recording import Progress, Recorder, conditions, n_missing
 from study.records import Records, pack
+from study.report import Report, update_page
 
 from pyfly_cpp import DraftModel
 from pyfly_cpp.evaluation.drafting import Drafters, load_batch
@@ -65,6 +68,17 @@ def record(args: argparse.Namespace) -> None:
     print(f"{n_new} answers recorded, {n - n_new} are missing; the same command goes on", file=sys.stderr)
 
 
+def make_report(args: argparse.Namespace) -> None:
+    """Writes page and picture."""
+    report = Report(Records(args.records), read_machines(args.machines))
+    if args.page is None:
+        print(report.text())
+    else:
+        update_page(args.page, report.text())
+    if args.picture is not None:
+        draw(report, args.picture)
+
+
 def read_limit(text: str) -> tuple[str, int]:
     """A part and its number of items; raises SystemExit."""
     name, _, n = text.partition("=")
@@ -97,12 +111,19 @@ def main() -> None:
     one.add_argument("--dry-run", action="store_true", help="say how much is missing, and decode nothing")
     two = commands.add_parser("pack", help="compress what was recorded")
     two.add_argument("--records", type=Path, required=True)
+    three = commands.add_parser("report", help="read the records into a page")
+    three.add_argument("--records", type=Path, required=True)
+    three.add_argument("--page", type=Path, help="Markdown whose generated part is written (default: print it)")
+    three.add_argument("--picture", type=Path, help="PNG of the frontier")
+    three.add_argument("--machines", type=Path, default=DEFAULT, help="costs of batches, JSON (default: machines.json)")
     args = parser.parse_args()
     try:
         if args.command == "record":
             record(args)
         elif args.command == "pack":
             print(pack(args.records) or "there is nothing to pack")
+        else:
+            make_report(args)
     except (DataError, ValueError) as error:
         raise SystemExit(str(error)) from None
 

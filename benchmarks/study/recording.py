@@ -118,7 +118,7 @@ def row_of(part: str, item: Item, way: Way, prompt: Prompt, generated: Generated
 
 
 def _rounded(value: float) -> float | None:
-    return round(value, 3) if math.isfinite(value) else None
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 class Progress:

@@ -15,9 +15,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 from study import plan  # noqa: E402
+from study.comparing import Answers, choose, compare, compare_means, frontier, noise  # noqa: E402
+from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
+from study.machines import Machine, read_machines  # noqa: E402
+from study.picture import draw  # noqa: E402
 from study.recording import Recorder, n_missing  # noqa: E402
 from study.records import LIVE, Records, pack  # noqa: E402
+from study.report import BEGIN, END, Report, update_page  # noqa: E402
 
 from pyfly_cpp.evaluation.files import DataError  # noqa: E402
 from pyfly_cpp.evaluation.registry import get_task  # noqa: E402
@@ -279,3 +284,189 @@ def test_a_killed_run_goes_on(tiny, data, tmp_path):
     assert sorted((row["item"], row["way"]) for row in rows) == sorted(
         (item.id, way) for item in items for way in ("exact k=4", "margin:0.5 k=4")
     )
+
+
+# ---- What is made of records -----------------------------------------------------------------------------------------
+
+EXACT_8, LOOSE_8 = plan.parse_way("exact k=8"), plan.parse_way("margin:0.3 k=8")
+PIECES = {1: b"Then", 2: b" she", 3: b" has", 4: b" 12", 5: b" 13", 6: b" +", 7: b"\n\n", 8: b" Tom", 9: b" eggs"}
+
+
+def answer(i, way, right, tokens=(1, 2, 3, 4), rounds=2, drafted=16, loose=(), **more):
+    part = ("gsm8k", "humaneval", "mbpp")[i % 3]
+    return {
+        "part": part, "item": f"{part}-{i}", "unit": f"{part}-{i}", "way": str(way), "prompt": [5, 7], "right": right,
+        "said": "", "finish": "eog", "loop": False, "rounds": rounds, "drafted": drafted, "loose": list(loose),
+        "answer": list(tokens), **more,
+    }  # fmt: skip
+
+
+def written(folder, rows):
+    records = Records(folder)
+    with records.writing({"target": "made up"}):
+        for row in rows:
+            records.add(row, PIECES)
+    return Records(folder)
+
+
+@pytest.fixture
+def records(tmp_path):
+    """200 items, 140 of them right; margin:0.3 harms 12 and helps 5, by a number (all of the harmful ones but two) or
+    a connective, and takes one round instead of two where it is loose."""
+    rows = []
+    for i in range(200):
+        was_right = i < 140
+        rows.append(answer(i, EXACT_8, was_right))
+        harmed, helped = i < 12, 140 <= i < 145
+        right = was_right != (harmed or helped)
+        if not (harmed or helped or 20 <= i < 40):
+            rows.append(answer(i, LOOSE_8, right))
+        elif harmed and i >= 2:
+            rows.append(answer(i, LOOSE_8, right, (1, 2, 3, 5), 1, 8, [[3, 5, 4, 0.2, 0.7, 0.4]]))
+        else:
+            rows.append(answer(i, LOOSE_8, right, (1, 3, 3, 4, 9), 1, 8, [[1, 3, 2, 0.1, 0.6, 0.3]], loop=i == 30))
+    return written(tmp_path / "records", rows)
+
+
+def test_known_flips_give_known_numbers(records):
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    answers = Answers(records)
+    c = compare(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED), read_machines())
+    assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
+    assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
+    assert c.difference.estimate == pytest.approx(-0.035) and c.difference.low < -0.035 < c.difference.high
+    assert c.recovery.estimate == pytest.approx(133 / 140)
+    # The normal approximation of a ratio of paired means, by the delta method.
+    deviation = ((12 + 5 - 7**2 / 200) / 140**2) ** 0.5
+    assert c.recovery.high - c.recovery.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+    n_loose = 12 + 5 + 20
+    n_longer = n_loose - 10
+    tokens, rounds = 200 * 5 + n_longer, 400 - n_loose
+    assert c.per_round == pytest.approx(tokens / rounds)
+    assert c.gain.estimate == pytest.approx((tokens / rounds) / (1000 / 400)) and c.gain.low > 1
+    assert c.loose == pytest.approx(100 * n_loose / tokens)
+    assert (c.length, c.base_length) == (tokens / 200, 5) and (c.new_loops, c.lost_loops) == (1, 0)
+    per_part = [compare(answers.pairs(LOOSE_8, EXACT_8, (part,))).flips for part in plan.POOLED]
+    assert sum(flips.harmful for flips in per_part) == 12 and sum(flips.helpful for flips in per_part) == 5
+    assert compare([]).n == 0
+
+
+def test_time_by_costs():
+    machine = Machine("m", "", ((1.0, 1.0), (5.0, 2.0), (9.0, 4.0)), 0.5)
+    assert machine.cost({"rounds": 3, "drafted": 0}) == 3
+    assert machine.cost({"rounds": 2, "drafted": 16}) == 2 * 4 + 16 * 0.5
+    assert machine.cost({"rounds": 2, "drafted": 12}) == 2 * 3 + 12 * 0.5
+    c = compare([(answer(0, LOOSE_8, True, rounds=1, drafted=8), answer(0, EXACT_8, True))], [machine])
+    assert c.speeds == (5 / (4 + 4),)
+
+
+def test_a_table_of_machines_that_cannot_be_read(tmp_path):
+    (tmp_path / "m.json").write_text('[{"name": "x"}]')
+    with pytest.raises(DataError, match="no table of machines"):
+        read_machines(tmp_path / "m.json")
+
+
+def test_the_halves_add_up(records):
+    answers = Answers(records)
+    halves = [answers.pairs(LOOSE_8, EXACT_8, plan.POOLED, which) for which in ("choose", "judge")]
+    assert sum(map(len, halves)) == 200 and min(map(len, halves)) > 70
+    assert not {row["item"] for row, _ in halves[0]} & {row["item"] for row, _ in halves[1]}
+
+
+def test_where_answers_part(records):
+    answers = Answers(records)
+    found = partings(answers, answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
+    assert len(found) == 37 and all(parting.is_loose for parting in found)
+    numbers = [parting for parting in found if parting.what == "number"]
+    assert len(numbers) == 10 and {parting.kind for parting in numbers} == {"harmful"}
+    first = numbers[0]
+    assert (first.place, first.token, first.instead_of, first.before) == (3, " 13", " 12", "Then she has")
+    assert (first.margin, first.entropy, first.most_rank) == (0.2, 0.7, 2)
+    others = [parting for parting in found if parting.what == "connective"]
+    kinds = [parting.kind for parting in others]
+    assert [kinds.count(kind) for kind in ("harmful", "helpful", "neither")] == [2, 5, 20]
+    assert others[0].after == " has 12 eggs"
+    rows = [row for row, _ in answers.pairs(LOOSE_8, EXACT_8, plan.POOLED)]
+    assert count_classes(answers, rows) == {**dict.fromkeys(CLASSES, 0), "number": 10, "connective": 27}
+
+
+def test_noise_is_no_loose_accept_and_the_end_of_an_answer_is_a_difference(tmp_path):
+    rows = [
+        answer(0, EXACT_8, True),
+        answer(0, LOOSE_8, False, (1, 8, 3), loose=[[2, 3, 1, 0.1, 0.5, 0.4]]),
+        answer(1, EXACT_8, True),
+        answer(1, LOOSE_8, True, (1, 2, 3)),
+    ]
+    answers = Answers(written(tmp_path, rows))
+    noise, end = partings(answers, answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
+    assert (noise.is_loose, noise.place, noise.token, noise.kind) == (False, 1, " Tom", "harmful")
+    assert (end.is_loose, end.place, end.token, end.instead_of, end.kind) == (False, 3, "", " 12", "neither")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [(" 12", "number"), ("x2", "number"), (" +", "operator"), ("-", "operator"), ("\n", "format"), ("**", "format"),
+     ("", "format"), (" Tom", "name"), ("maxValue", "name"), ("my_list", "name"), (" Then", "connective"),
+     (" need", "connective"), (" journey", "word"), (" größer", "word")],
+)  # fmt: skip
+def test_what_a_token_is(text, what):
+    assert classify(text) == what
+
+
+@pytest.mark.parametrize(
+    ("margin", "p", "rank"),
+    [(0.0, 0.5, 2), (0.1, 0.4, 2), (0.1, 0.3, 3), (3.0, 0.01, 81), (None, 0.5, 0), (0.1, None, 0), (0.1, 0.0, 0)],
+)
+def test_the_rank_that_probability_leaves_room_for(margin, p, rank):
+    assert most_rank(margin, p) == rank
+
+
+def test_means_of_several_runs(tmp_path):
+    """Ten items that noise decides: two exact runs have 4 and 6 right, two loose ones 5 and 3."""
+    rows = []
+    for text, right in (("exact k=8", 4), ("exact k=8 #2", 6), ("margin:0.3 k=8", 5), ("margin:0.3 k=8 #2", 3)):
+        rows += [answer(i, plan.parse_way(text), i < right) for i in range(10)]
+    rows += [answer(0, plan.parse_way("plain"), True)]  # has too few items to be counted
+    answers = Answers(written(tmp_path, rows))
+    means = compare_means(answers, LOOSE_8, plan.POOLED)
+    assert (means.n_runs, means.n_exact, means.n) == (2, 2, 10)
+    assert means.difference.estimate == pytest.approx(0.4 - 0.5)
+    assert means.difference.low <= -0.1 <= means.difference.high
+    (first, second, counts), *_ = noise(answers, answers.ways, plan.POOLED)
+    assert (str(first), str(second), counts.harmful, counts.helpful) == ("exact k=8", "exact k=8 #2", 0, 2)
+
+
+def test_the_frontier_and_the_choice(tmp_path):
+    rows = []
+    for i in range(100):
+        rows.append(answer(i, EXACT_8, True))
+        rows.append(answer(i, plan.parse_way("margin:0.2 k=8"), i > 0, (1, 2, 3, 4), 1))  # 99 %, 2 x
+        rows.append(answer(i, plan.parse_way("margin:0.4 k=8"), i > 2, (1, 2, 3, 4, 5, 6), 1))  # 97 %, 2.8 x
+        rows.append(answer(i, plan.parse_way("margin:1 k=8"), i > 8, (1, 2, 3, 4, 5), 1))  # worse in both
+    answers = Answers(written(tmp_path, rows))
+    found = [(way, compare(answers.pairs(way, EXACT_8, plan.POOLED))) for way in answers.ways[1:]]
+    assert [way.rule for way in frontier(found)] == ["margin:0.2", "margin:0.4"]
+    assert choose(found, 0.99).rule == "margin:0.2" and choose(found, 0.97).rule == "margin:0.4"
+    assert choose(found, 1.01) is None
+
+
+def test_the_page(records, tmp_path):
+    report = Report(records, read_machines())
+    text = report.text()
+    assert "| `margin:0.3` | 200 | 66.5 | -12 +5 | 0.14 | -3.5 (" in text
+    assert "gsm8k, humaneval, mbpp pooled, 8 drafts a round" in text and "nan" not in text
+    page = tmp_path / "page.md"
+    page.write_text(f"# By hand\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n")
+    update_page(page, text)
+    assert page.read_text() == f"# By hand\n\n{BEGIN}\n\n{text}\n\n{END}\n\nMore by hand.\n"
+    (tmp_path / "other.md").write_text("no marks")
+    with pytest.raises(DataError, match="add both"):
+        update_page(tmp_path / "other.md", text)
+    pytest.importorskip("matplotlib")
+    draw(report, tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_to_compare_with(tmp_path):
+    with pytest.raises(DataError, match="no exact answers"):
+        Report(written(tmp_path, [answer(0, LOOSE_8, True)]), [])
