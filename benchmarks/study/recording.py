@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.generation import Generated, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
@@ -80,6 +80,11 @@ class Recorder:
                 continue
             task = self._tasks[part]
             prompt = self._generator.render(task.messages(item), task.prefix(item), task.stop(item))
+            if self._records.prompts.get((part, item.id), checksum(prompt)) != checksum(prompt):
+                raise DataError(
+                    f"the prompt of {item.id} is not the one that was recorded (its data, its task or the chat format "
+                    "has changed); name another folder for the records."
+                )
             n_most = min(task.max_tokens, self._max_tokens or task.max_tokens)
             if len(prompt.tokens) + n_most > self._generator.n_ctx:
                 self.left_out[part] += 1
@@ -93,7 +98,7 @@ class Recorder:
 
 def row_of(part: str, item: Item, way: Way, prompt: Prompt, generated: Generated, verdict: Verdict) -> Row:
     """A line of the records. `rounds` and `drafted` are counts; `answer` is the tokens without the one that ends the
-    text; `loose` as of records.LOOSE; `prompt` is a checksum of its tokens."""
+    text; `loose` as of records.LOOSE; `prompt` as of `checksum`."""
     n = len(generated.tokens)
     begin = len(prompt.tokens)
     loose = [r for r in generated.records if r.origin == "loose" and r.position - begin < n]
@@ -102,7 +107,7 @@ def row_of(part: str, item: Item, way: Way, prompt: Prompt, generated: Generated
         "item": item.id,
         "unit": item.unit,
         "way": str(way),
-        "prompt": [begin, zlib.crc32(str(prompt.tokens).encode("ascii"))],
+        "prompt": checksum(prompt),
         "right": verdict.correct,
         "said": verdict.extracted if len(verdict.extracted) <= 40 else "",
         "finish": generated.finish,
@@ -115,6 +120,11 @@ def row_of(part: str, item: Item, way: Way, prompt: Prompt, generated: Generated
         ],
         "answer": list(generated.tokens),
     }
+
+
+def checksum(prompt: Prompt) -> list[int]:
+    """Of a prompt: its length and the CRC of its tokens."""
+    return [len(prompt.tokens), zlib.crc32(str(prompt.tokens).encode("ascii"))]
 
 
 def _rounded(value: float) -> float | None:

@@ -35,6 +35,8 @@ class Records:
         self.conditions: Row = {}
         self.pieces: dict[int, bytes] = {}
         self.rows: list[Row] = []
+        self.prompts: dict[tuple[str, str], Any] = {}
+        """The checksum of an item's prompt, by part and item."""
         self._done: set[tuple[str, str, str]] = set()
         for path in sorted(folder.glob(PACKED)):
             self._take(path, _unpacked(path))
@@ -54,6 +56,7 @@ class Records:
             elif (key := key_of(line)) not in self._done:  # of one answer that is there twice, the first counts
                 self._done.add(key)
                 self.rows.append(line)
+                self.prompts.setdefault(key[:2], line["prompt"])
 
     def has(self, part: str, item: str, way: str) -> bool:
         """Whether this answer is there."""

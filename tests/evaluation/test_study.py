@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,17 @@ def test_packed_records_are_the_same_records(generators, jobs, tmp_path):
     path.write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot be read"):
         Records(tmp_path)
+
+
+def test_another_prompt_for_a_recorded_item_is_refused(generators, jobs, tmp_path):
+    _, parallel = generators
+    part, item, ways = jobs[0]
+    records = Records(tmp_path)
+    with records.writing({}):
+        recorder(parallel, records).run([(part, item, ways[:1])])
+        other = replace(item, fields={**item.fields, "question": "How many?"})
+        with pytest.raises(DataError, match="not the one that was recorded"):
+            recorder(parallel, records).run([(part, other, ways[:2])])
 
 
 def test_records_of_other_models_are_refused(tmp_path):
