@@ -31,6 +31,8 @@ def classify(text: str) -> str:
     word = text.strip()
     if re.search(r"\d", word):
         return "number"
+    if word.strip("*#_`|-") == "" and word not in ("*", "-"):
+        return "format"
     if re.search(r"[+*/=<>%^×÷−$€£]", word) or word == "-":
         return "operator"
     if not re.search(r"\w", word):

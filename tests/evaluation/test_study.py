@@ -427,7 +427,7 @@ def test_what_a_token_is(text, what):
 
 @pytest.mark.parametrize(
     ("margin", "p", "rank"),
-    [(0.0, 0.5, 2), (0.1, 0.4, 2), (0.1, 0.3, 3), (3.0, 0.01, 81), (None, 0.5, 0), (0.1, None, 0), (0.1, 0.0, 0)],
+    [(0.0, 0.5, 2), (0.1, 0.4, 2), (0.1, 0.3, 3), (3.0, 0.01, 80), (None, 0.5, 0), (0.1, None, 0), (0.1, 0.0, 0)],
 )
 def test_the_rank_that_probability_leaves_room_for(margin, p, rank):
     assert most_rank(margin, p) == rank
