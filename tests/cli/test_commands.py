@@ -45,7 +45,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
         (["--model", "caf\udce9.gguf"], 1, "is not UTF-8; rename the file."),
         (["--model", "smollm-135m"], 1, "Did you mean 'smollm2-135m'?"),
-        (["--model", "qwen2.5-coder-1.5b"], 1, "run `pyfly-cpp models fetch qwen2.5-coder-1.5b`"),
+        (["--model", "hf:o/r:Q4_0"], 1, "is not fetched yet; run `pyfly-cpp models fetch hf:o/r:Q4_0`"),
         (["--model", __file__], 1, "is not a GGUF file"),
         (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
         (["--model", TARGET, "--gate", "all(stochastic,margin)"], 2, "there is nothing to combine; use it alone"),
