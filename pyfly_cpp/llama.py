@@ -44,6 +44,19 @@ class FlyLlama(CompletingLlama):
 
     _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
 
+    trace: bool
+    """Whether the next generation keeps a `Record` of every token in `records`."""
+    records: list[Record]
+    """How each token of the last generation was produced, prompt excluded, where `trace` was on; else empty."""
+    log_rounds: bool
+    """Whether the next generation keeps a `Round` of every round in `rounds`; off at first."""
+    rounds: list[Round]
+    """What each round of the last generation did, where `log_rounds` was on; else empty."""
+    on_prefill: Callable[[int, int], None] | None
+    """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
+    drafter_reason: str | None
+    """Why this drafter, where something chose it; a sentence without its full stop."""
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -82,7 +95,7 @@ class FlyLlama(CompletingLlama):
                 networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).
             devices: These and no others, in this order: "CUDA0"; "host:port", all devices of a server; "host:port/1",
                 its second one. An empty list is the CPU alone. A draft model has its own, `DraftModel(devices=...)`.
-            trace: Keep a `Record` of every token of the last generation in `self.records`.
+            trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
             **kwargs: Arguments of `llama_cpp.Llama`.
@@ -104,16 +117,14 @@ class FlyLlama(CompletingLlama):
         self._adaptive = adaptive
         self.trace = trace
         self.on_prefill = on_prefill
-        self.records: list[Record] = []
+        self.records = []
         self.log_rounds = False
-        """Keep a `Round` of every round of the last generation in `self.rounds`."""
-        self.rounds: list[Round] = []
+        self.rounds = []
         self._handed_over = HandOver()
         self._warned_strict: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
-        self.drafter_reason: str | None = None
-        """Why this drafter, where something chose it; a sentence without its full stop."""
+        self.drafter_reason = None
         if drafter == "auto":
             drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
         elif drafter is None:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 from documents import DOCUMENTS, ROOT, all_blocks, fill, name
+
+import pyfly_cpp
 
 LANGUAGES = {"python": ("", "server", "not-run"), "bash": ("", "not-run"), "text": ("",), "ini": ("",), "yaml": ("",),
              "dockerfile": ("",)}  # fmt: skip
 
 NOT_RUN = {
     "README.md": 3,  # installs, compiles
-    "CONTRIBUTING.md": 1,  # installs
+    "CONTRIBUTING.md": 2,  # installs
     "models/README.md": 1,  # fetches models
     "docs/evaluation.md": 3,  # lm_eval; hours
     "docs/heads.md": 1,  # llama.cpp's converter
@@ -84,3 +88,39 @@ def test_links_lead_somewhere(path):
         there = (path.parent / file).resolve() if file else path
         assert there.exists(), link
         assert not anchor or anchor in anchors(there), link
+
+
+def test_pages_of_the_python_api(tmp_path):
+    """They are built without a warning, and have every public name and what its docstring says."""
+    pytest.importorskip("pdoc")
+    built = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "docs" / "api" / "build.py", tmp_path], capture_output=True, text=True
+    )
+    assert built.returncode == 0 and not built.stderr, built.stderr
+    page = (tmp_path / "pyfly_cpp.html").read_text(encoding="utf-8")
+    for public in pyfly_cpp.__all__:
+        assert f'<section id="{public}">' in page, public
+    for attribute in (
+        "FlyLlama.records",
+        "FlyLlama.stats",
+        "FlyBatch.submit",
+        "Window.rule",
+        "Margin.tau",
+        "Stats.rounds",
+    ):
+        assert f'<div id="{attribute}" class="classattr">' in page, attribute
+    assert "Gate.nodes" not in page  # what the core alone reads is left out
+    assert "pyfly_cpp/presets.html" in page and (tmp_path / "pyfly_cpp" / "presets.html").exists()
+
+
+def test_names_that_the_pages_leave_out_exist():
+    template = (ROOT / "docs" / "api" / "module.html.jinja2").read_text(encoding="utf-8")
+    lists = re.findall(r"set for_\w+ = \[(.*?)\]", template, re.DOTALL)
+    hidden = re.findall(r'"(\w+)"', " ".join(lists))
+    kinds = [kind for kind in vars(pyfly_cpp).values() if isinstance(kind, type)]
+    assert hidden and [word for word in hidden if not any(hasattr(kind, word) for kind in kinds)] == []
+
+
+def test_public_names_have_a_docstring():
+    docs = {public: getattr(pyfly_cpp, public).__doc__ for public in pyfly_cpp.__all__ if public != "Drafter"}
+    assert [public for public, doc in docs.items() if not doc or doc.startswith(f"{public}(")] == []
