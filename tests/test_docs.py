@@ -14,6 +14,7 @@ import pytest
 from documents import DOCUMENTS, ROOT, all_blocks, fill, name
 
 import pyfly_cpp
+from pyfly_cpp.pairs import PAIRS
 
 LANGUAGES = {"python": ("", "server", "not-run"), "bash": ("", "not-run"), "text": ("",), "ini": ("",), "yaml": ("",),
              "dockerfile": ("",)}  # fmt: skip
@@ -71,6 +72,14 @@ def test_python_that_is_not_run_names_what_exists(block):
         kinds = namespace[call.func.id].__mro__[:-1]
         known = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
         assert {keyword.arg for keyword in call.keywords} <= known, ast.unparse(call)
+
+
+def test_pairs_of_the_documents_are_those_of_the_program():
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    for pair in PAIRS:
+        row = f"`{pair.draft}` | {pair.size / 1e6:.0f} MB | {pair.licence} |" if pair.draft else pair.family
+        assert row in choosing, row
+    assert choosing.count("`hf:") == sum((pair.draft or "").startswith("hf:") for pair in PAIRS)
 
 
 def anchors(path):
