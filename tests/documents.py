@@ -72,7 +72,8 @@ def all_blocks(*languages: str) -> list[Block]:
 def spans(path: Path) -> list[str]:
     """The code spans of a document's text."""
     text = re.sub(r"^( *)```(?:.*\n)*?\1```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [span.replace(r"\|", "|") for span in re.findall(r"`([^`]+)`", text)]
+    found = re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", text, re.DOTALL)
+    return [span.replace(r"\|", "|") for _, span in found]
 
 
 def fill(folder: Path) -> None:

@@ -53,7 +53,7 @@ write //."""
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
 @click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
+@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
 @shared_options(gate=CHAT_GATE)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.

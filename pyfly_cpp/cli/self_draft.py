@@ -21,9 +21,9 @@ from pyfly_cpp.threads import AUTO
 
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")
 @click.argument("target")
-@click.option("--from", "source", metavar="MODEL", help="The same model in a better form, F16 say: requantise that.")
+@click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
-@click.option("--types", default=",".join(KINDS), show_default=True, help="Types to try, with commas.")
+@click.option("--types", default=",".join(KINDS), show_default=True, metavar="TYPE,...", help="Types to try.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
 @click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")

@@ -318,6 +318,7 @@ LONG_NAMES = {"-m": "--model", "-d": "--draft", "-c": "--n-ctx", "-t": "--n-thre
 def test_one_name_for_one_option_on_every_command(run, name):
     text = run(name, "--help").out
     assert max(map(len, text.splitlines())) <= 80
+    assert "None" not in text and "RANGE" not in text  # click's own words for a type
     for short, long in re.findall(r"^  (-\w), (--[\w-]+)", text, re.MULTILINE):
         assert LONG_NAMES.get(short, long) == long
     for old in ("--ctx", "--threads", "--gpu-layers"):
