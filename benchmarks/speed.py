@@ -1,6 +1,6 @@
 """Speed and memory of pyfly-cpp against llama-cpp-python and llama.cpp, as ratios measured interleaved in one run.
 
-    python benchmarks/speed.py rows
+    python benchmarks/speed.py rows [--target MODEL --draft DRAFT]
     python benchmarks/speed.py plain  --target MODEL.gguf
     python benchmarks/speed.py draft  --target TARGET.gguf --draft DRAFT.gguf [--tool llama-speculative-simple]
     python benchmarks/speed.py memory --target MODEL.gguf [--draft DRAFT.gguf]
@@ -64,11 +64,41 @@ def spread(values: list[float]) -> str:
 # ---- (c) rows --------------------------------------------------------------------------------------------------------
 
 
-def measure_rows(n_vocab: int, n_rounds: int) -> None:
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+N_ROWS = 8
+
+
+def made_up_rows(n_vocab: int) -> tuple[Rows, Rows]:
+    """N_ROWS of a target and of its draft, flatter than models' rows are."""
+    rng = np.random.default_rng(0)
+    target = (rng.normal(size=(N_ROWS, n_vocab)) * 3).astype(np.float32)
+    return target, target + rng.normal(size=target.shape).astype(np.float32)
+
+
+def rows_of_models(target: str, draft: str) -> tuple[Rows, Rows]:
+    """N_ROWS of both models, at places of prompts_code.jsonl where they would write different tokens."""
+    found: list[tuple[Rows, Rows]] = []
+    models = [
+        llama_cpp.Llama(path, n_ctx=1024, n_threads=physical_cores(), logits_all=True, verbose=False)
+        for path in (target, draft)
+    ]
+    for prompt in code_prompts(20):
+        rows = []
+        for llm in models:
+            llm.reset()
+            llm.eval(llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)[:1024])
+            rows.append(np.array(llm.scores[: llm.n_tokens]))
+        differ = np.flatnonzero(rows[0].argmax(axis=1) != rows[1].argmax(axis=1))[:2]
+        found += [(rows[0][i], rows[1][i]) for i in differ]
+        if len(found) >= N_ROWS:
+            break
+    return np.stack([p for p, _ in found[:N_ROWS]]), np.stack([q for _, q in found[:N_ROWS]])
+
+
+def measure_rows(rows: Rows, draft_logits: Rows, n_rounds: int) -> None:
     """argmax, full statistics and divergences of one row, in units of a memcpy of it; rows rotate so that caches see
     what decoding sees (a row just written by the backend). A divergence is what it adds to verification."""
-    rng = np.random.default_rng(0)
-    rows = [(rng.normal(size=n_vocab) * 3).astype(np.float32) for _ in range(8)]
+    n_vocab = rows.shape[1]
     pointers = [ffi.cast("float *", ffi.from_buffer(row)) for row in rows]
     target = np.empty(n_vocab, dtype=np.float32)
     stats, error = ffi.new("pyfly_row_stats *"), ffi.new("pyfly_error *")
@@ -83,12 +113,12 @@ def measure_rows(n_vocab: int, n_rounds: int) -> None:
         lib.pyfly_row_statistics(pointers[i], n_vocab, 3, stats, error)
 
     logits = np.stack([*rows, rows[0]])
-    draft_logits = logits[:-1] + rng.normal(size=(len(rows), n_vocab)).astype(np.float32)
     draft = logits[:-1].argmin(axis=1)  # mismatches
 
     def judge(gate: Gate) -> float:
         started = time.perf_counter()
-        verify(logits, draft, gate, Window(0), draft_logits=draft_logits)
+        for i in range(len(rows)):  # a round ends with the first that is rejected
+            verify(logits[i : i + 2], draft[i : i + 1], gate, Window(0), draft_logits=draft_logits[i : i + 1])
         return (time.perf_counter() - started) / len(rows)
 
     seconds: dict[str, list[float]] = {"memcpy": [], "argmax": [], "statistics": []}
@@ -347,7 +377,10 @@ def main() -> None:
     print_machine()
     extra_buffers.guard_llama_cpp()
     if args.what == "rows":
-        measure_rows(args.vocab, 300)
+        rows, draft_rows = (
+            rows_of_models(args.target, args.draft) if args.target and args.draft else made_up_rows(args.vocab)
+        )
+        measure_rows(rows, draft_rows, 300)
     elif args.what == "plain":
         measure_plain(args.target, args.prompts, args.tokens, args.repeats)
     elif args.what == "draft":

@@ -17,18 +17,16 @@ import argparse
 import contextlib
 import json
 import shlex
-import socket
 import statistics
-import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from llama_server import llama_server
 from resumable import markdown, read_questions
 
 from pyfly_cpp import DraftModel, FlyBatch, PromptLookup
@@ -79,38 +77,19 @@ class Ours:
 class Server:
     """llama.cpp's server, with as many slots."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [
-            args.server, "-m", args.target, "-np", str(args.most), "-c", str(args.ctx * args.most), "-b", "512",
-            "-t", str(args.threads), "-tb", str(args.threads), "--port", str(self.port), "--host", "127.0.0.1",
-            *shlex.split(args.server_args),
-        ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.tokens = args.tokens
-        for _ in range(600):
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                self._ask("health")
-                return
-            time.sleep(0.5)
-        raise SystemExit("the server did not start.")
-
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/{path}", data, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=3600) as response:
-            return json.load(response)
+    def __init__(self, url: str, tokens: int) -> None:
+        self.url, self.tokens = url, tokens
 
     def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[int, float, float]:
         """A `Turn`; its decoding cannot be told from its prompts."""
 
         def one(prompt: list[int]) -> int:
             body = {"prompt": prompt, "n_predict": self.tokens, "temperature": 0.0, "cache_prompt": False}
-            return int(self._ask("completion", body)["tokens_predicted"])
+            request = urllib.request.Request(
+                f"{self.url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=3600) as response:
+                return int(json.load(response)["tokens_predicted"])
 
         started = time.perf_counter()
         with ThreadPoolExecutor(n) as pool:
@@ -122,10 +101,11 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
     """Every way takes its turn on a share of the prompts, at every n, `repeats` times."""
     ours = {way: Ours(args, way) for way in args.ways}
     ways: dict[str, Turn] = {way: one.serve for way, one in ours.items()}
-    server = Server(args) if args.server else None
-    if server is not None:
-        ways["llama-server"] = server.serve
-    try:
+    with contextlib.ExitStack() as stack:
+        if args.server:
+            more = shlex.split(args.server_args)
+            url = stack.enter_context(llama_server(args.server, args.target, args.most, args.ctx, args.threads, more))
+            ways["llama-server"] = Server(url, args.tokens).serve
         for way, serve in ways.items():
             serve(prompts[:1], 1)  # warms up
             print(f"{way}: ready", file=sys.stderr)
@@ -142,9 +122,6 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
                         after = ours["plain"].costs()
                         row["allowed"] = n * (before[1] + after[1]) / (before[n] + after[n])
                     yield row
-    finally:
-        if server is not None:
-            server.process.terminate()
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

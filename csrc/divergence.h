@@ -17,12 +17,12 @@ enum class Divergence {
     tv,        // sum |p - q| / 2, in [0, 1]
 };
 
-// Nats, >= 0, +inf where one row forbids what the other needs; within 1e-5 of its value, or within 2e-8 where that is
-// more.
+// Whether the divergence is at most `threshold` nats (>= 0, finite). The divergence is >= 0, +inf where one row forbids
+// what the other needs, and computed within 1e-5 of its value, or within 2e-8 where that is more.
 // Both rows [n_vocab], `target` being the statistics of p's; n_top > 0: over the n_top most probable tokens of the
 // target (at a tie the lowest) and all others together. Throws Error(PYFLY_STATUS_NOT_FINITE) if q's row has no
 // distribution.
-double divergence(Divergence kind, const RowStats & target, const float * p_row, const float * q_row, size_t n_vocab,
-                  int32_t n_top);
+bool is_within(Divergence kind, double threshold, const RowStats & target, const float * p_row, const float * q_row,
+               size_t n_vocab, int32_t n_top);
 
 } // namespace pyfly

@@ -27,7 +27,7 @@ inline vfloat scaled_exp(vfloat x, vfloat scale) {
     return x > floor ? exp_nonpositive(x > floor ? x : floor) * scale : vfloat{};
 }
 
-// add(pair, sums) for all tokens; `totals` receives the n_sums sums, in double.
+// add(pair, sums) for all tokens; the n_sums sums are added to `totals`, in double.
 template <size_t n_sums, typename Add>
 void sum_pairs(const float * p_row, const float * q_row, size_t n, const RowScale & p, const RowScale & q,
                double * totals, Add add) {
@@ -39,9 +39,6 @@ void sum_pairs(const float * p_row, const float * q_row, size_t n, const RowScal
         const vfloat dp = p_logits - p_max, dq = q_logits - q_max;
         add(Pair{scaled_exp(dp, p_share), scaled_exp(dq, q_share), dq - dp - offset, p_logits, q_logits}, sums);
     };
-    for (size_t i = 0; i < n_sums; i++) {
-        totals[i] = 0.0;
-    }
     for (size_t start = 0; start < n; start += block_size) { // flushed to double, as in exp_sums
         const size_t end = block_end(start, n);
         vfloat sums[n_sums] = {};
@@ -136,55 +133,80 @@ inline vfloat js_code_term(const Pair & x) {
     return h.s > 0.0f ? 0.25f * h.s * (h.t < 0.5f ? poly * h.u : far) : of_none;
 }
 
-// sum |p - q| / 2, |p - q| being the larger one of them times 1 - exp(-|d|), d = ln(q / p): by its series where d is
-// small. Were p too large by a share e, what p exceeds q by would be too large by e times the p of those tokens; e is
-// how far the two sums are apart.
-double total_variation(const float * p_row, const float * q_row, size_t n, const RowScale & p, const RowScale & q) {
-    double sums[3];
-    sum_pairs<3>(p_row, q_row, n, p, q, sums, [](const Pair & x, vfloat * out) {
-        const vfloat d = absolute(x.ln_q_per_p), larger = x.p > x.q ? x.p : x.q;
-        vfloat poly = broadcast(1.0f / 5040.0f);
-        poly = 1.0f / 720.0f - poly * d;
-        poly = 1.0f / 120.0f - poly * d;
-        poly = 1.0f / 24.0f - poly * d;
-        poly = 1.0f / 6.0f - poly * d;
-        poly = 0.5f - poly * d;
-        poly = 1.0f - poly * d;
-        const vfloat apart = d < 0.5f ? larger * (poly * d) : absolute(x.p - x.q);
+// |p - q|, the larger one of them times 1 - exp(-|d|), d = ln(q / p): by its series where d is small.
+inline vfloat tv_term(const Pair & x) {
+    const vfloat d = absolute(x.ln_q_per_p), larger = x.p > x.q ? x.p : x.q;
+    vfloat poly = broadcast(1.0f / 5040.0f);
+    poly = 1.0f / 720.0f - poly * d;
+    poly = 1.0f / 120.0f - poly * d;
+    poly = 1.0f / 24.0f - poly * d;
+    poly = 1.0f / 6.0f - poly * d;
+    poly = 0.5f - poly * d;
+    poly = 1.0f - poly * d;
+    return d < 0.5f ? larger * (poly * d) : absolute(x.p - x.q);
+}
+
+PairSums total_variation(const float * p_row, const float * q_row, size_t n, const RowScale & p, const RowScale & q) {
+    double sums[5] = {};
+    sum_pairs<5>(p_row, q_row, n, p, q, sums, [](const Pair & x, vfloat * out) {
+        const vfloat apart = 0.5f * tv_term(x);
         const vint is_more = x.ln_q_per_p < 0.0f;
         out[0] += is_more ? apart : vfloat{};
         out[1] += is_more ? vfloat{} : apart;
         out[2] += is_more ? x.p : vfloat{};
+        out[3] += x.p;
+        out[4] += x.q;
     });
-    return sums[0] - (sums[0] - sums[1]) * sums[2];
+    return {sums[0], sums[1], sums[2], sums[3], sums[4]};
 }
 
 template <typename Term>
-double sum_of_terms(const float * p_row, const float * q_row, size_t n, const RowScale & p, const RowScale & q,
-                    Term term) {
-    double sum;
-    sum_pairs<1>(p_row, q_row, n, p, q, &sum, [&](const Pair & x, vfloat * out) { out[0] += term(x); });
-    return sum;
+PairSums sums_of_terms(const float * p_row, const float * q_row, size_t n, const RowScale & p, const RowScale & q,
+                       Term term) {
+    double sums[3] = {};
+    sum_pairs<3>(p_row, q_row, n, p, q, sums, [&](const Pair & x, vfloat * out) {
+        out[0] += term(x);
+        out[1] += x.p;
+        out[2] += x.q;
+    });
+    return {sums[0], 0.0, 0.0, sums[1], sums[2]};
 }
 
 } // namespace
 
-double divergence_sum(Divergence kind, const float * p_row, const float * q_row, size_t n, const RowScale & p,
-                      const RowScale & q) {
+PairSums divergence_sums(Divergence kind, const float * p_row, const float * q_row, size_t n, const RowScale & p,
+                         const RowScale & q) {
     switch (kind) {
         case Divergence::kl:
-            return sum_of_terms(p_row, q_row, n, p, q,
-                                [](const Pair & x) { return kl_term(x.q, x.p, x.ln_q_per_p, x.q_logit, x.p_logit); });
+            return sums_of_terms(p_row, q_row, n, p, q,
+                                 [](const Pair & x) { return kl_term(x.q, x.p, x.ln_q_per_p, x.q_logit, x.p_logit); });
         case Divergence::kl_target:
-            return sum_of_terms(p_row, q_row, n, p, q,
-                                [](const Pair & x) { return kl_term(x.p, x.q, -x.ln_q_per_p, x.p_logit, x.q_logit); });
+            return sums_of_terms(p_row, q_row, n, p, q,
+                                 [](const Pair & x) { return kl_term(x.p, x.q, -x.ln_q_per_p, x.p_logit, x.q_logit); });
         case Divergence::js:
-            return sum_of_terms(p_row, q_row, n, p, q, js_term);
+            return sums_of_terms(p_row, q_row, n, p, q, js_term);
         case Divergence::js_code:
-            return sum_of_terms(p_row, q_row, n, p, q, js_code_term);
+            return sums_of_terms(p_row, q_row, n, p, q, js_code_term);
         default:
             return total_variation(p_row, q_row, n, p, q);
     }
+}
+
+LogitGaps logit_gaps(const float * p_row, const float * q_row, size_t n) {
+    vfloat most[2] = {broadcast(-__builtin_inff()), broadcast(-__builtin_inff())}; // q - p, p - q
+    size_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        const vfloat d = load(q_row + i) - load(p_row + i); // NaN where both forbid it: larger than nothing
+        most[0] = d > most[0] ? d : most[0];
+        most[1] = -d > most[1] ? -d : most[1];
+    }
+    LogitGaps out = {horizontal_max(most[0]), horizontal_max(most[1])};
+    for (; i < n; i++) {
+        const float d = q_row[i] - p_row[i];
+        out.q_over_p = d > out.q_over_p ? d : out.q_over_p;
+        out.p_over_q = -d > out.p_over_q ? -d : out.p_over_q;
+    }
+    return out;
 }
 
 } // namespace PYFLY_ROWS_LEVEL

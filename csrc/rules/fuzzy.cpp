@@ -20,8 +20,8 @@ class Fuzzy : public Rule {
                 "the fuzzy gate's threshold must be a finite number >= 0");
     }
     bool defers(const Evidence & evidence) const override {
-        return evidence.draft_row != nullptr && divergence(kind_, evidence.target, evidence.row, evidence.draft_row,
-                                                           evidence.n_vocab, n_top_) <= threshold_;
+        return evidence.draft_row != nullptr && is_within(kind_, threshold_, evidence.target, evidence.row,
+                                                          evidence.draft_row, evidence.n_vocab, n_top_);
     }
     bool needs_draft_row() const override { return true; }
 

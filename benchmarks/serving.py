@@ -1,0 +1,190 @@
+"""Our server beside llama.cpp's: the same model, slots, clients and prompts, taking turns.
+
+    python benchmarks/serving.py --target MODEL --server PATH/TO/llama-server --prompts FILE... [--slots 8]
+                                 [--clients 16] [--draft DRAFT --drafts 2,4] [--limit 64] [--tokens 128] [--out FILE]
+
+Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. With
+--draft, both also draft with it: ours governed, llama.cpp's with each fixed length of --drafts. Way after way serves
+the same prompts, and another begins each time. Tokens per second are of the whole turn, prompts included; both servers
+may keep what prompts share. A token's time is when its event arrives: tokens of one round arrive together, so times
+between tokens are given as the mean and the 95th percentile of the longest wait within an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from llama_server import free_port, llama_server, running
+from resumable import markdown, read_questions
+
+from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.threads import physical_cores
+
+OURS, THEIRS = "pyfly-cpp", "llama.cpp"
+
+
+@dataclass
+class Turn:
+    """What the clients of one turn saw; seconds."""
+
+    tokens: int = 0
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    """Mean time of a token after the first, of each answer."""
+    longest: list[float] = field(default_factory=list)
+    """Longest wait for an event after the first, of each answer."""
+
+
+async def answer(client: httpx.AsyncClient, text: str, n: int, turn: Turn) -> None:
+    """Asks once, and reads the stream."""
+    body = {
+        "messages": [{"role": "user", "content": text}], "max_tokens": n, "temperature": 0.0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    last = time.perf_counter()
+    waits: list[float] = []
+    tokens = 0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                tokens = int(event["usage"]["completion_tokens"])
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                now = time.perf_counter()
+                waits.append(now - last)
+                last = now
+    turn.tokens += tokens
+    turn.first.append(waits[0])
+    if tokens > 1 and len(waits) > 1:
+        turn.between.append(sum(waits[1:]) / (tokens - 1))
+        turn.longest.append(max(waits[1:]))
+
+
+async def load(url: str, texts: Sequence[str], n_clients: int, n: int) -> Turn:
+    """All texts, by clients that ask again as soon as they are answered."""
+    turn, waiting = Turn(), list(reversed(texts))
+
+    async def one_client() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=3600) as client:
+            while waiting:
+                await answer(client, waiting.pop(), n, turn)
+
+    await asyncio.gather(*(one_client() for _ in range(n_clients)))
+    return turn
+
+
+def start(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, str]:
+    """The URLs of all ways' servers."""
+
+    def ours(more: Sequence[str] = ()) -> str:
+        port = free_port()
+        command = [
+            sys.executable, "-m", "pyfly_cpp", "serve", "--model", args.target, "--parallel", str(args.slots),
+            "--n-ctx", str(args.ctx), "--n-threads", str(args.threads), "--port", str(port), *more,
+        ]  # fmt: skip
+        return stack.enter_context(running(command, port))
+
+    def theirs(more: Sequence[str] = ()) -> str:
+        return stack.enter_context(
+            llama_server(args.server, args.target, args.slots, args.ctx, args.threads, [*more, *args.server_args])
+        )
+
+    ways = {OURS: ours(), THEIRS: theirs()}
+    if args.draft:
+        ways[f"{OURS}, drafts"] = ours(["--draft", args.draft])
+        for k in args.drafts:
+            more = ["-md", args.draft, "--spec-type", "draft-simple", "--spec-draft-n-max", str(k)]
+            ways[f"{THEIRS}, drafts {k}"] = theirs([*more, "-td", str(args.threads), "-tbd", str(args.threads)])
+    return ways
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians over the turns; ratios turn by turn."""
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    base = [row["rate"] for row in rows if row["way"] == THEIRS]
+    lines = []
+    for way in ways:
+        mine = [row for row in rows if row["way"] == way]
+        ratios = [row["rate"] / other for row, other in zip(mine, base)]
+
+        def of(key: str, mine: Sequence[dict[str, Any]] = mine) -> str:
+            return f"{statistics.median(row[key] for row in mine):.3g}"
+
+        lines.append([
+            way, of("rate"), f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})", of("first_50"),
+            of("first_95"), of("between_50"), of("between_95"), of("longest_95"),
+        ])  # fmt: skip
+    head = ["server", "tokens/s", f"x {THEIRS}", "first p50, s", "p95", "a token p50, s", "p95", "longest wait p95"]
+    return markdown(head, lines)
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--server", required=True, help="llama-server of llama.cpp")
+    parser.add_argument("--server-args", nargs="*", default=[], help="more arguments of llama-server")
+    parser.add_argument("--draft", help="draft model; plain only without it")
+    parser.add_argument("--drafts", default="2,4", help="llama.cpp's draft lengths")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL with prompt, question or turns")
+    parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--ctx", type=int, default=768, help="tokens of a slot")
+    parser.add_argument("--turns", type=int, default=3, help="each takes its share of the prompts")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
+    args = parser.parse_args()
+    args.drafts = [int(k) for k in args.drafts.split(",")]
+    machine = describe_machine()
+    print(
+        f"{machine['cpu']}, {args.threads} threads, load {machine['load_before']}; {Path(args.target).name}, "
+        f"{args.slots} slots, {args.clients} clients"
+    )
+    if (why := disturbance(machine)) is not None:
+        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
+    files = [read_questions(path)[: args.limit // len(args.prompts)] for path in args.prompts]
+    texts = [one.turns[0] for group in zip(*files) for one in group]
+    rows = []
+    with contextlib.ExitStack() as stack:
+        ways = start(args, stack)
+        for way, url in ways.items():
+            asyncio.run(load(url, ["Say hello."], 1, 8))
+            print(f"{way}: ready", file=sys.stderr)
+        names = list(ways)
+        for turn in range(args.turns):
+            share = texts[turn * len(texts) // args.turns : (turn + 1) * len(texts) // args.turns]
+            for way in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                begun = time.perf_counter()
+                seen = asyncio.run(load(ways[way], share, args.clients, args.tokens))
+                row = {"turn": turn, "way": way, "rate": seen.tokens / (time.perf_counter() - begun),
+                       "tokens": seen.tokens}  # fmt: skip
+                for name in ("first", "between", "longest"):
+                    for share_of in (50, 95):
+                        row[f"{name}_{share_of}"] = float(np.percentile(getattr(seen, name), share_of))
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
+                if args.out:
+                    with open(args.out, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
