@@ -118,7 +118,7 @@ def verify(
     before = n_answered, given_away
     for region in regions or ():
         if region not in REGIONS:
-            raise ValueError(f"there is no region {region!r}, but {', '.join(REGIONS)}.")
+            raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")
     places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
         logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed

@@ -280,7 +280,7 @@ def test_pieces_of_a_long_text(tiny_target, tmp_path, monkeypatch):
     ("sources", "message"),
     [
         (["missing.txt"], "the text 'missing.txt' cannot be read"),
-        (["b/binary"], "b/binary is no UTF-8 text; convert it, or leave it out"),
+        (["b/binary"], "b/binary is not UTF-8 text; convert it, or leave it out"),
         (["b/latin1.txt"], "no UTF-8 text"),
         (["b/empty.txt"], "there is no text in what was given"),
         ([".git/none"], "cannot be read"),

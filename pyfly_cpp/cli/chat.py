@@ -288,7 +288,7 @@ class Chat:
         else:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
-            raise ValueError(f"there is no command {name!r}. {hint} (A message that begins with a slash: write //.)")
+            raise ValueError(f"there is no command {name!r}. {hint} (To begin a message with a slash, write //.)")
 
     def _read_file(self, path: Path) -> None:
         text = file_text(path).rstrip("\n")

@@ -67,7 +67,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         except ValueError:
             shares = ()
         if not shares or not all(0 <= share < math.inf for share in shares) or not sum(shares):
-            self.fail(f"{value!r} is no list of shares; write one number for each GPU, such as 3,1.", param, ctx)
+            self.fail(f"{value!r} is not a list of shares; write one number for each GPU, such as 3,1.", param, ctx)
         return shares
 
 

@@ -247,7 +247,7 @@ def warn_of_load(machine: dict[str, Any]) -> None:
     """Says on stderr if other programs were busy: then no speed is to be believed."""
     why = disturbance(machine)
     if why is not None:
-        click.echo(f"warning: {why} The speeds are not to be believed.", err=True)
+        click.echo(f"warning: {why} The speeds cannot be trusted.", err=True)
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def _ask(plan: Plan, yes: bool) -> None:
     if yes:
         note(f"{what}.")
     elif not sys.stdin.isatty():
-        raise click.UsageError(f"{what}: nobody is there to be asked; allow it with --yes.")
+        raise click.UsageError(f"{what}: there is nobody to ask; allow it with --yes.")
     else:
         click.confirm(f"{what}; go on?", abort=True, err=True)
 

@@ -256,7 +256,7 @@ class _Routes:
         check(fields.DETOKENIZE, body)
         model = self._service.model
         if any(token >= model.n_vocab for token in body["tokens"]):
-            raise bad_request(f"tokens has a token that is none; tokens are under {model.n_vocab}.", "tokens")
+            raise bad_request(f"tokens has a number that is not a token; tokens are below {model.n_vocab}.", "tokens")
         tokens = [int(token) for token in body["tokens"]]
         return JSONResponse({"prompt": await asyncio.to_thread(model.text, tokens, True)})
 
