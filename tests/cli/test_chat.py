@@ -100,7 +100,7 @@ def test_commands(run):
         ("/rest", "Did you mean /reset?"),
         ("/load", "write /load FILE"),
         ("/load nowhere.json", "cannot read 'nowhere.json'"),
-        (f"/load {DRAFT}", "no conversation saved by /save"),
+        (f"/load {DRAFT}", "not a conversation saved by /save"),
         (f"/save {TARGET}", "choose another name"),
         ("/save /no/such/folder/x", "Error: "),
     ],

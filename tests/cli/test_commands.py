@@ -170,7 +170,7 @@ def test_a_prompt_cache(run, tmp_path):
     other.write_text("mine")
     for path, message in (
         (file, "is damaged; delete it"),
-        (other, "no prompt cache of ours"),
+        (other, "not a prompt cache of pyfly-cpp"),
         (tmp_path, "cannot be read"),
     ):
         result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "--prompt-cache", path, "x")
