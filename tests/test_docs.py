@@ -82,6 +82,16 @@ def test_pairs_of_the_documents_are_those_of_the_program():
     assert choosing.count("`hf:") == sum((pair.draft or "").startswith("hf:") for pair in PAIRS)
 
 
+def test_messages_that_troubleshooting_quotes_are_those_of_the_program():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## It fails")[2]
+    quoted = re.findall(r'"([^"]+)"', "".join(re.findall(r"^\|[^|]*\|", text, re.MULTILINE)))
+    assert quoted
+    files = [*(ROOT / "pyfly_cpp").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]
+    sources = re.sub(r'"\s*f?"', "", "".join(path.read_text(encoding="utf-8") for path in files))
+    for part in (part for message in quoted for part in re.split(r"\b[NM]\b", message) if part.strip()):
+        assert part in sources, part
+
+
 def anchors(path):
     """The anchors of a document's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)

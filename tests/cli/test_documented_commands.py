@@ -9,6 +9,8 @@ import click
 import pytest
 from documents import DOCUMENTS, blocks, calls, fill, name, spans
 
+from pyfly_cpp.evaluation.settings import parse_setting
+
 from .test_examples import LESS
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -40,6 +42,9 @@ def test_commands(run, parse, tmp_path, monkeypatch, path):
         for arguments in found:
             result = parse(arguments)
             assert result.code == 0, (str(block), arguments, result.err)
+            for option, value in zip(arguments, arguments[1:]):
+                if option == "-s" and arguments[0] in ("bench", "eval", "explain"):
+                    parse_setting(value)
             if block.marker == "":
                 command = next(words for words in LESS if words and [*words] == arguments[: len(words)])
                 result = run(*arguments, *LESS[command])
