@@ -114,6 +114,8 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
             for n in args.parallel:
                 names = list(ways)
                 for way in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                    if way == "llama-server" and n not in args.server_parallel:
+                        continue
                     before = ours["plain"].costs() if way == "plain" else {}
                     tokens, decoding, wall = ways[way](share, n)
                     row = {"turn": turn, "n": n, "way": way, "decode": tokens / decoding, "wall": tokens / wall,
@@ -169,8 +171,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--server", help="llama-server of llama.cpp")
     parser.add_argument("--server-args", default="")
+    parser.add_argument("--server-parallel", help="texts at once for llama-server (default: those of --parallel)")
     parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
     args = parser.parse_args()
+    args.server_parallel = [int(n) for n in (args.server_parallel or args.parallel).split(",")]
     args.parallel = [int(n) for n in args.parallel.split(",")]
     args.most = max(args.parallel)
     args.ways = args.ways.split(",")

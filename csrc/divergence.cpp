@@ -67,13 +67,6 @@ double of_top(Divergence kind, const float * p_row, const float * q_row, size_t 
     return sum;
 }
 
-void require_finite(const RowMax & max) {
-    if (!max.finite) {
-        throw Error(PYFLY_STATUS_NOT_FINITE,
-                    "a row of the draft has no distribution: NaN, +inf, or -inf everywhere; check the draft");
-    }
-}
-
 RowScale scale_of(float max, double log_sum_exp) {
     const double ln_sum = log_sum_exp - static_cast<double>(max);
     return {max, std::exp(ln_sum), ln_sum};
@@ -159,11 +152,18 @@ class Partial {
 
 } // namespace
 
+void require_draft_row(const RowMax & max) {
+    if (!max.finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE,
+                    "a row of the draft has no distribution: NaN, +inf, or -inf everywhere; check the draft");
+    }
+}
+
 bool is_within(Divergence kind, double threshold, const RowStats & target, const float * p_row, const float * q_row,
                size_t n_vocab, int32_t n_top) {
     const size_t n = static_cast<size_t>(n_top);
     if (n > 0 && n < n_vocab) {
-        require_finite(row_max(q_row, n_vocab));
+        require_draft_row(row_max(q_row, n_vocab));
         return of_top(kind, p_row, q_row, n_vocab, n) <= threshold;
     }
     // Kept from row to row: a row costs no allocation.
@@ -172,7 +172,7 @@ bool is_within(Divergence kind, double threshold, const RowStats & target, const
     maxima.resize((n_vocab + block_size - 1) / block_size);
     const bool no_nan = row_kernels.block_maxima(q_row, n_vocab, maxima.data());
     const float max = *std::max_element(maxima.begin(), maxima.end());
-    require_finite({0, max, no_nan && std::isfinite(max)});
+    require_draft_row({0, max, no_nan && std::isfinite(max)});
     // As row_stats, so that equal rows have equal sums.
     const double log_sum_exp = static_cast<double>(max) + std::log(row_kernels.exp_sums(q_row, n_vocab, max).exp);
     Partial partial(kind, p_row, q_row, n_vocab, scale_of(target.max.logit, target.log_sum_exp),

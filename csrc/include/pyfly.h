@@ -110,7 +110,8 @@ typedef enum pyfly_gate_kind {
      * the whole gate; the window's size must be 0. 2: by two draws from the target's distribution, either of which may
      * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
-    PYFLY_GATE_REGION = 32 /* defers where a region is written whose bit, 1 << pyfly_region, n has */
+    PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
+    PYFLY_GATE_OVERSHOOT = 17, /* defers when q(draft) <= threshold * p(draft), q being the draft's row; >= 1 */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */

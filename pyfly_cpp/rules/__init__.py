@@ -13,7 +13,7 @@ looks into. A gate brings its own window, which applies where none is given.
 
 from __future__ import annotations
 
-from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.rules.at_once import Overshoot, Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import Fuzzy
@@ -45,6 +45,7 @@ __all__ = [
     "Gate",
     "GateNode",
     "Margin",
+    "Overshoot",
     "Ratio",
     "Regions",
     "Relaxed",

@@ -7,10 +7,8 @@ from typing import NamedTuple
 from pyfly_cpp.windows import Window
 
 EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
-STOCHASTIC = 15
+STOCHASTIC, REGION, OVERSHOOT = 15, 16, 17
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
-
-REGION = 32
 
 REGIONS = ("prose", "code", "numbers", "think", "structured")
 """What may be written, in the order of `pyfly_region` of pyfly.h."""

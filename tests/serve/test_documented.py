@@ -8,19 +8,23 @@ import shlex
 
 import pytest
 from documents import ROOT, blocks
+from serving import running
 
 SERVING = ROOT / "docs" / "serving.md"
 PORT = "127.0.0.1:8080"
 
 
-def test_python(server):
+def test_python(batch):
     pytest.importorskip("openai")
-    (block,) = [block for block in blocks(SERVING, "python") if block.marker == "server"]
-    assert PORT in block.text
+    examples = [block for block in blocks(SERVING, "python") if block.marker == "server"]
     names = {}
-    exec(compile(block.text.replace(PORT, f"127.0.0.1:{server.port}"), str(block), "exec"), names)
+    with running(batch, embeddings=True) as server:
+        for block in examples:
+            assert PORT in block.text
+            exec(compile(block.text.replace(PORT, f"127.0.0.1:{server.port}"), str(block), "exec"), names)
     assert names["answer"].choices[0].message.content
     assert names["answer"].system_fingerprint.endswith("margin:0.3")
+    assert len(names["vectors"].data) == 2
 
 
 def test_curl(server):
