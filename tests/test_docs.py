@@ -143,3 +143,6 @@ def test_names_that_the_pages_leave_out_exist():
 def test_public_names_have_a_docstring():
     docs = {public: getattr(pyfly_cpp, public).__doc__ for public in pyfly_cpp.__all__ if public != "Drafter"}
     assert [public for public, doc in docs.items() if not doc or doc.startswith(f"{public}(")] == []
+    errors = [public for public in docs if public.endswith("Error")]
+    overview = re.findall(r"`(\w+)`", pyfly_cpp.__doc__)
+    assert {*docs} - {*errors} - {*overview} == set(), "not in the overview at the top of pyfly_cpp/__init__.py"
