@@ -163,14 +163,13 @@ class Generator:
     def configure(self, setting: Setting) -> None:
         """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
-        llm.gate, llm.window, llm.adaptive = setting.gate, setting.window, setting.adaptive
+        decide_by(llm, setting)
+        llm.adaptive = setting.adaptive
         if setting.is_plain:
-            llm.draft_max = 0
             if has_head(llm.drafter):
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
             return
         wanted = self.drafters.of(setting)
-        llm.draft_max = setting.draft_max
         if llm.drafter != wanted:
             llm.drafter = wanted
 
@@ -192,6 +191,12 @@ class Generator:
             self.llm.set_seed(seed)
         self.llm.reset_stats()
         return decode(self.llm, prompt, max_tokens, temperature)
+
+
+def decide_by(llm: FlyLlama, setting: Setting) -> None:
+    """Sets what is decided for each text alone: gate, window, and how many tokens a round drafts."""
+    llm.gate, llm.window = setting.gate, setting.window
+    llm.draft_max = 0 if setting.is_plain else setting.draft_max
 
 
 def decode(

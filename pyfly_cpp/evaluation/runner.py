@@ -205,7 +205,7 @@ def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done:
                 continue
             generator.forget(n_held)
             generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, _seed(plan, i))
-            verdict = _judge(plan.task, item, generated)
+            verdict = judge(plan.task, item, generated)
             yield _line(generator, item, setting, prompt, generated, verdict)
 
 
@@ -226,7 +226,7 @@ def _generate_in_parallel(
             with contextlib.closing(made):
                 for order, generated in made:
                     item = plan.items[order.key]
-                    verdict = _judge(plan.task, item, generated)
+                    verdict = judge(plan.task, item, generated)
                     yield _line(generator, item, setting, order.prompt, generated, verdict)
 
 
@@ -240,7 +240,7 @@ def _seed(plan: Plan, i: int) -> int | None:
     return plan.seed + i if plan.temperature > 0 else None
 
 
-def _judge(task: Task, item: Item, generated: Generated) -> Verdict:
+def judge(task: Task, item: Item, generated: Generated) -> Verdict:
     """The task's verdict. An output that the task cannot judge is wrong: an error would meet every resumed run again.
 
     Raises PyflyError where it is not the output's fault (there is no sandbox any more).

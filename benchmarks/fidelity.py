@@ -1,0 +1,132 @@
+"""What loose acceptance costs: records answers of every rule to the same items, and reads the records into a report.
+
+    python benchmarks/fidelity.py record --target Q4_K_M --draft Q2_K --data FOLDER --records FOLDER \\
+        --allow-code-execution --minutes 240
+    python benchmarks/fidelity.py pack   --records FOLDER
+    python benchmarks/fidelity.py report --records FOLDER --page benchmarks/fidelity.md --picture benchmarks/fidelity.png
+
+`record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
+`pack` compresses what was recorded. `report` writes the generated part of the page. FOLDER of --data has the files
+that the plan names. Counts do not depend on how busy the machine is, and no times are taken.
+"""  # noqa: E501 - a command
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from study import plan
+from study.machines import DEFAULT, read_machines
+from study.picture import draw
+from study.recording import Progress, Recorder, conditions, n_missing
+from study.records import Records, pack
+from study.report import Report, update_page
+
+from pyfly_cpp import DraftModel
+from pyfly_cpp.evaluation.drafting import Drafters, load_batch
+from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.machine import describe_machine
+from pyfly_cpp.evaluation.parallel import ParallelGenerator
+from pyfly_cpp.evaluation.runner import require_permission
+
+
+def record(args: argparse.Namespace) -> None:
+    """Decodes what is missing."""
+    limits = dict(read_limit(text) for text in args.limit)
+    all_stages = plan.stages(args.best, args.rules)
+    chosen = [all_stages[name] for name in args.stages]
+    parts = [name for name in plan.PARTS if any(name in stage.parts for stage in chosen)]
+    parts = [name for name in parts if not args.parts or name in args.parts]
+    for name in parts:
+        require_permission(plan.PARTS[name].task, args.allow_code_execution)
+    items = {name: plan.read_part(name, args.data, limits.get(name)) for name in parts}
+    jobs = [job for stage in chosen for job in plan.work(stage, items)]
+    records = Records(args.records)
+    n = n_missing(jobs, records)
+    print(f"{n} of {sum(len(ways) for _, _, ways in jobs)} answers are missing", file=sys.stderr)
+    if n == 0 or args.dry_run:
+        return
+    settings = list(dict.fromkeys(way.setting for _, _, ways in jobs for way in ways))
+    threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
+    drafters = Drafters((DraftModel(args.draft, n_threads=args.threads),))
+    batch = load_batch(args.target, drafters, settings, args.parallel, n_ctx=args.ctx, verbose=False, **threads)
+    generator = ParallelGenerator(batch, drafters)
+    files = {name: f"{Path(file).name} ({Path(file).stat().st_size} bytes)" for name, file in
+             (("target", args.target), ("draft", args.draft))}  # fmt: skip
+    machine = describe_machine()
+    base = max(settings, key=lambda setting: (not setting.is_plain, setting.draft_max or 0))
+    try:
+        generator.require([setting for setting in settings if not setting.is_plain])
+        with records.writing(conditions(machine, files, ctx=args.ctx, max_tokens=args.max_tokens)):
+            recorder = Recorder(generator, records, base, max_tokens=args.max_tokens)
+            n_new = recorder.run(jobs, Progress(args.minutes, n))
+    finally:
+        generator.close()
+    for name, n_left_out in recorder.left_out.items():
+        print(f"{n_left_out} items of {name} do not fit into {args.ctx} tokens; raise --ctx", file=sys.stderr)
+    print(f"{n_new} answers recorded, {n - n_new} are missing; the same command goes on", file=sys.stderr)
+
+
+def make_report(args: argparse.Namespace) -> None:
+    """Writes page and picture."""
+    report = Report(Records(args.records), read_machines(args.machines))
+    if args.page is None:
+        print(report.text())
+    else:
+        update_page(args.page, report.text())
+    if args.picture is not None:
+        draw(report, args.picture)
+
+
+def read_limit(text: str) -> tuple[str, int]:
+    """A part and its number of items; raises SystemExit."""
+    name, _, n = text.partition("=")
+    if name not in plan.PARTS or not n.isdigit() or int(n) < 1:
+        raise SystemExit(f"cannot read --limit {text}; write PART=N, with a part of {', '.join(plan.PARTS)}.")
+    return name, int(n)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("record", help="decode what is missing")
+    one.add_argument("--target", required=True, help="GGUF of the target")
+    one.add_argument("--draft", required=True, help="GGUF of the draft")
+    one.add_argument("--data", type=Path, required=True, help="folder of the data files")
+    one.add_argument("--records", type=Path, required=True, help="folder of the records; appended to")
+    names = list(plan.stages())
+    default = [name for name in names if name.startswith(("pooled", "rest"))]
+    one.add_argument("--stages", nargs="+", choices=names, default=default, help=f"default: {' '.join(default)}")
+    one.add_argument("--rules", nargs="+", default=plan.RULES, help="in place of the plan's; exact must be first")
+    one.add_argument("--best", nargs="+", default=[], help="rules for the stages guards and again")
+    one.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts of the stages")
+    one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items than the plan's")
+    one.add_argument("--minutes", type=float, help="end when so many minutes have passed")
+    one.add_argument("--parallel", type=int, default=16, help="texts at once (default 16)")
+    one.add_argument("--ctx", type=int, default=1280, help="tokens of one text, at most (default 1280)")
+    one.add_argument("--max-tokens", type=int, help="shorten answers (to try things)")
+    one.add_argument("--threads", type=int, help="threads (default: auto)")
+    one.add_argument("--allow-code-execution", action="store_true", help="humaneval and mbpp run what the model writes")
+    one.add_argument("--dry-run", action="store_true", help="say how much is missing, and decode nothing")
+    two = commands.add_parser("pack", help="compress what was recorded")
+    two.add_argument("--records", type=Path, required=True)
+    three = commands.add_parser("report", help="read the records into a page")
+    three.add_argument("--records", type=Path, required=True)
+    three.add_argument("--page", type=Path, help="Markdown whose generated part is written (default: print it)")
+    three.add_argument("--picture", type=Path, help="PNG of the frontier")
+    three.add_argument("--machines", type=Path, default=DEFAULT, help="costs of batches, JSON (default: machines.json)")
+    args = parser.parse_args()
+    try:
+        if args.command == "record":
+            record(args)
+        elif args.command == "pack":
+            print(pack(args.records) or "there is nothing to pack")
+        else:
+            make_report(args)
+    except (DataError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

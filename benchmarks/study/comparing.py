@@ -1,0 +1,197 @@
+"""Ways compared on the same items: flips, recovery, tokens a round. Every figure is of the items that both have."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.settings import EXACT
+from pyfly_cpp.evaluation.statistics import (
+    Flips,
+    Interval,
+    bootstrap,
+    flips,
+    paired_difference,
+    ratio,
+    ratio_of_ratios,
+    recovery,
+)
+from study.machines import Machine
+from study.plan import PARTS, K, Way, half, parse_way
+from study.records import Records
+
+Pair = tuple[Row, Row]
+"""The answers of a way and of its baseline to one item."""
+
+
+class Answers:
+    """The answers of records, by way."""
+
+    def __init__(self, records: Records) -> None:
+        self._of: dict[Way, dict[tuple[str, str], Row]] = {}
+        for row in records.rows:
+            self._of.setdefault(parse_way(row["way"]), {})[row["part"], row["item"]] = row
+        self.text = records.text
+
+    @property
+    def ways(self) -> list[Way]:
+        """In the order in which they came first."""
+        return list(self._of)
+
+    @property
+    def parts(self) -> list[str]:
+        """Parts with answers, in the order of the plan."""
+        known = {part for rows in self._of.values() for part, _ in rows}
+        return [part for part in PARTS if part in known]
+
+    def of(self, way: Way, parts: Sequence[str]) -> list[Row]:
+        """All answers of a way to items of these parts."""
+        return [row for (part, _), row in self._of.get(way, {}).items() if part in parts]
+
+    def pairs(self, way: Way, base: Way, parts: Sequence[str], which: str | None = None) -> list[Pair]:
+        """The answers of both to the items that both have. `which`: those of one half alone."""
+        other = self._of.get(base, {})
+        return [
+            (row, other[key])
+            for key, row in self._of.get(way, {}).items()
+            if key[0] in parts and key in other and which in (None, half(row["unit"]))
+        ]
+
+
+def base_of(way: Way) -> Way:
+    """What a way is compared with: exact decoding with as many drafts (plain decoding: with most)."""
+    return Way(replace(EXACT, draft_max=way.k or K[0]))
+
+
+def n_tokens(row: Row) -> int:
+    """Tokens of an answer, the one that ends it included."""
+    return len(row["answer"]) + (row["finish"] == "eog")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A way and its baseline on the same items."""
+
+    n: int
+    right: int
+    flips: Flips
+    difference: Interval
+    """Of accuracy, less the baseline's."""
+    recovery: Interval
+    """Accuracy over the baseline's."""
+    per_round: float
+    """Tokens a round."""
+    gain: Interval
+    """Tokens a round, over the baseline's."""
+    loose: float
+    """Loose accepts of 100 tokens."""
+    length: float
+    """Tokens of an answer."""
+    base_length: float
+    new_loops: int
+    """Answers in a loop where the baseline's is not."""
+    lost_loops: int
+    """The other way round."""
+    speeds: tuple[float, ...]
+    """Over plain decoding, on each machine, as its costs say."""
+
+
+def compare(pairs: Sequence[Pair], machines: Sequence[Machine] = ()) -> Comparison:
+    """Compares answers with those of the baseline; NaN where there are none."""
+    mine, base = [row["right"] for row, _ in pairs], [other["right"] for _, other in pairs]
+    units = [row["unit"] for row, _ in pairs]
+    counts = flips(base, mine)
+    n = len(pairs)
+    tokens, base_tokens = (sum(n_tokens(pair[i]) for pair in pairs) for i in (0, 1))
+    columns = [[n_tokens(row), row["rounds"], n_tokens(other), other["rounds"]] for row, other in pairs]
+    nothing = Interval(math.nan, math.nan, math.nan)
+    return Comparison(
+        n=n,
+        right=sum(mine),
+        flips=counts,
+        difference=paired_difference(counts),
+        recovery=recovery(base, mine, units) if n else nothing,
+        per_round=_over(tokens, sum(row["rounds"] for row, _ in pairs)),
+        gain=bootstrap(columns, ratio_of_ratios, units) if n else nothing,
+        loose=100 * _over(sum(len(row["loose"]) for row, _ in pairs), tokens),
+        length=_over(tokens, n),
+        base_length=_over(base_tokens, n),
+        new_loops=sum(row["loop"] and not other["loop"] for row, other in pairs),
+        lost_loops=sum(other["loop"] and not row["loop"] for row, other in pairs),
+        speeds=tuple(
+            _over(tokens * machine.rows[0][1], sum(machine.cost(row) for row, _ in pairs)) for machine in machines
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Means:
+    """Several runs that differ by nothing but noise, against several exact ones."""
+
+    n_runs: int
+    n_exact: int
+    n: int
+    difference: Interval
+    """Of mean accuracies: what looseness costs when the chance between near ties is taken out."""
+
+
+def compare_means(answers: Answers, way: Way, parts: Sequence[str], which: str | None = None) -> Means | None:
+    """All runs of a way's setting against all exact ways, on the items that all of these runs have. Exact ways are
+    left out where they have less than nine tenths of the way's items. None where nothing is left to compare."""
+    runs = [other for other in answers.ways if other.setting == way.setting]
+    exact = [other for other in answers.ways if other.setting.is_exact and other not in runs]
+    n_of = {other: len(answers.pairs(way, other, parts)) for other in (*runs, *exact)}
+    runs = [other for other in runs if n_of[other] >= 0.9 * n_of[way]]
+    exact = [other for other in exact if n_of[other] >= 0.9 * n_of[way]]
+    rights: Counter[tuple[str, str]] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
+    units: dict[tuple[str, str], str] = {}
+    for weight, group in ((1 / max(1, len(runs)), runs), (-1 / max(1, len(exact)), exact)):
+        for other in group:
+            for _, row in answers.pairs(way, other, parts, which):
+                key = row["part"], row["item"]
+                rights[key] += weight * row["right"]
+                seen[key] += 1
+                units[key] = row["unit"]
+    keys = [key for key, n in seen.items() if n == len(runs) + len(exact)]
+    if not (runs and exact and keys):
+        return None
+    columns = np.array([[rights[key], 1] for key in keys])
+    return Means(len(runs), len(exact), len(keys), bootstrap(columns, ratio, [units[key] for key in keys]))
+
+
+def choose(candidates: Sequence[tuple[Way, Comparison]], least: float) -> Way | None:
+    """The way that gains most tokens a round of those that recover at least so much; None where none does."""
+    good = [(found.gain.estimate, way) for way, found in candidates if found.recovery.estimate >= least]
+    return max(good, key=lambda entry: entry[0])[1] if good else None
+
+
+def frontier(candidates: Sequence[tuple[Way, Comparison]]) -> list[Way]:
+    """The ways that no other one beats in both tokens a round and recovery."""
+
+    def beats(a: Comparison, b: Comparison) -> bool:
+        mine, theirs = ((c.gain.estimate, c.recovery.estimate) for c in (a, b))
+        return mine != theirs and mine[0] >= theirs[0] and mine[1] >= theirs[1]
+
+    return [way for way, found in candidates if not any(beats(other, found) for _, other in candidates)]
+
+
+def noise(answers: Answers, ways: Sequence[Way], parts: Sequence[str]) -> list[tuple[Way, Way, Flips]]:
+    """All pairs of exact ways, and what flips between them."""
+    exact = [way for way in ways if way.setting.is_exact]
+    found: list[tuple[Way, Way, Flips]] = []
+    for i, first in enumerate(exact):
+        for second in exact[i + 1 :]:
+            pairs = answers.pairs(second, first, parts)
+            if pairs:
+                found.append((first, second, flips([b["right"] for _, b in pairs], [a["right"] for a, _ in pairs])))
+    return found
+
+
+def _over(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

@@ -1,0 +1,45 @@
+"""The frontier: recovery against tokens a round, as a PNG."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from study.report import Report
+
+_GOALS = (99, 97)
+
+
+def draw(report: Report, path: Path) -> None:
+    """One panel for each K, the pooled parts. Needs matplotlib (`pip install pyfly-cpp[plot]`)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(report.lengths), figsize=(6.4 * len(report.lengths), 5), sharey=True, squeeze=False
+    )
+    for panel, k in zip(panels[0], report.lengths):
+        for goal in _GOALS:
+            panel.axhline(goal, color="0.8", linewidth=1, linestyle="--", zorder=0)
+        panel.axhline(100, color="0.5", linewidth=1, zorder=0)
+        for way, found in report.compared(k, report.parts):
+            if way.setting.is_plain or math.isnan(found.recovery.low):
+                continue
+            x, y = found.gain, found.recovery
+            colour = "0.5" if way.setting.is_exact else "C0" if way.run == 1 else "C1"
+            panel.errorbar(
+                x.estimate, 100 * y.estimate,
+                xerr=[[x.estimate - x.low], [x.high - x.estimate]],
+                yerr=[[100 * (y.estimate - y.low)], [100 * (y.high - y.estimate)]],
+                fmt="o", color=colour, elinewidth=0.6, markersize=4, alpha=0.8,
+            )  # fmt: skip
+            name = way.rule + (f" #{way.run}" if way.run > 1 else "")
+            panel.annotate(name, (x.estimate, 100 * y.estimate), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        panel.set_xlabel("tokens a round, over exact's")
+        panel.set_title(f"{k} drafts a round: {', '.join(report.parts)}")
+    panels[0][0].set_ylabel("accuracy, % of exact's")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)

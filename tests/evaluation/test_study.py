@@ -1,0 +1,484 @@
+"""The study of what looseness costs (benchmarks/study): plan, records, instructions, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from study import plan  # noqa: E402
+from study.comparing import Answers, choose, compare, compare_means, frontier, noise  # noqa: E402
+from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
+from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
+from study.machines import Machine, read_machines  # noqa: E402
+from study.picture import draw  # noqa: E402
+from study.recording import Recorder, n_missing  # noqa: E402
+from study.records import LIVE, Records, pack  # noqa: E402
+from study.report import BEGIN, END, Report, update_page  # noqa: E402
+
+from pyfly_cpp.evaluation.files import DataError  # noqa: E402
+from pyfly_cpp.evaluation.registry import get_task  # noqa: E402
+from pyfly_cpp.evaluation.task import Where  # noqa: E402
+
+# ---- Instructions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        ({"words": [2, 4]}, ["a b", "a b\nc  d", "```\na b\n```"], ["a", "a b c d e", ""]),
+        ({"lines": 2}, ["a\n\nb", " a\nb\n"], ["a", "a\nb\nc", ""]),
+        ({"numbered": 2}, ["1. a\n2. b", "1.  a\n\n2. b\n"], ["1. a\n3. b", "a\nb", "1) a\n2) b", "1.\n2. b"]),
+        ({"prefix": "- "}, ["- a\n- b"], ["- a\nb", "* a", "-a"]),
+        ({"sentences": 2}, ["One. Two!", 'She said "no." (He did not.)', "It is 3.5 m. So!"], ["One.", "One. Two", ""]),
+        ({"contains": ["river", "because"]}, ["Because of the River."], ["rivers because", "because", ""]),
+        ({"lacks": ","}, ["a b"], ["a, b"]),
+        (
+            {"csv": {"columns": ["name", "size"], "rows": 2}},
+            ["name,size\na,1\nb,2", "Name, Size\na, 1\nb, 2", "```csv\nname,size\na,1\nb,2\n```"],
+            ["name,size\na,1", "name,size\na,1\nb", "name,size\na,1\nb,", "size,name\na,1\nb,2", ""],
+        ),
+        (
+            {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+            ['{"n": 1}', '```json\n{"n": 1}\n```', '{"n": 1, "more": null}'],
+            ['{"n": 1.5}', "{}", "[1]", "{'n': 1}", '{"n": 1} and more', ""],
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_holds(check, good, bad):
+    ((name, asked),) = check.items()
+    assert [text for text in good if not holds(name, asked, text)] == []
+    assert [text for text in bad if holds(name, asked, text)] == []
+
+
+def test_schemas_are_read_as_jsonschema_reads_them():
+    jsonschema = pytest.importorskip("jsonschema")
+    rng = random.Random(1)
+    values = [1, 0, -1, 2.5, True, "x", "new", None, [], ["a"], ["a", "b"], [1, "a"], ["a"] * 5, {}]
+    schemas = [
+        check["json"]
+        for item in Instructions().generate(100)
+        for check in item.fields["checks"]
+        if "json" in check
+    ]  # fmt: skip
+    n_good = 0
+    for schema in schemas:
+        for _ in range(60):
+            value = {name: example(part, rng) for name, part in schema["properties"].items()}
+            for name in list(value):
+                if rng.random() < 0.1:
+                    value[name] = rng.choice(values)
+                elif rng.random() < 0.05:
+                    del value[name]
+            if rng.random() < 0.1:
+                value["more"] = 1
+            expected = jsonschema.Draft202012Validator(schema).is_valid(value)
+            # JSON Schema takes 1.0 for an integer; who asks for a whole number does not want 1.0.
+            assert fits(schema, value) == expected, (schema, value)
+            n_good += expected
+    assert 200 < n_good < 1000
+
+
+def example(schema, rng):
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    return {
+        "string": "x", "integer": 3, "number": 2.5, "boolean": False, "array": ["a"] * schema.get("minItems", 1),
+    }[schema["type"]]  # fmt: skip
+
+
+def test_instructions_are_the_same_for_a_seed_and_can_be_written_to_a_file():
+    task = Instructions()
+    items = task.generate(100)
+    assert items == task.generate(100) and items[:7] == task.generate(7)
+    assert len({item.fields["prompt"] for item in items}) == 100
+    assert task.generate(100, seed=1)[0] != items[0]
+    rows = [{"id": item.id, **item.fields} for item in items]
+    assert [task.parse(Where("f", 1, json.loads(json.dumps(row)))) for row in rows] == items
+    with pytest.raises(DataError, match="unknown condition"):
+        task.parse(Where("f", 1, {"id": "a", "prompt": "b", "checks": [{"poem": 1}]}))
+    assert {name for item in items for check in item.fields["checks"] for name in check} == set(CHECKS)
+
+
+def test_an_instruction_is_followed_where_all_conditions_hold():
+    task = Instructions()
+    item = task.parse(Where("f", 1, {"id": "a", "prompt": "b", "checks": [{"lines": 2}, {"prefix": "- "}]}))
+    assert task.score(item, "- a\n- b", ()).correct
+    verdict = task.score(item, "a\nb\nc", ())
+    assert not verdict.correct and verdict.extracted == "lines, prefix"
+
+
+# ---- The plan --------------------------------------------------------------------------------------------------------
+
+
+def test_ways_read_back():
+    for stage in plan.stages(best=["margin:0.3", "typical"]).values():
+        assert stage.ways
+        assert len(set(stage.ways)) == len(stage.ways)
+        for way in stage.ways:
+            assert plan.parse_way(str(way)) == way
+    assert str(plan.parse_way("margin:0.3 k=8 #2")) == "margin:0.3 k=8 #2"
+    with pytest.raises(ValueError, match="number of the run"):
+        plan.parse_way("exact #x")
+
+
+def test_what_cannot_be_loose_is_left_out():
+    assert "entropy:0.3 k=8" in map(str, plan.ways(plan.RULES, 8))
+    assert "entropy:0.3 k=3" not in map(str, plan.ways(plan.RULES, 3))
+
+
+def test_parts_are_spread_over_each_other():
+    items = {"gsm8k": list("abcdef"), "humaneval": list("xyz")}
+    assert [name for name, _ in plan.interleaved(items)] == ["gsm8k", "humaneval", "gsm8k"] * 3
+    assert [item for name, item in plan.interleaved(items) if name == "gsm8k"] == list("abcdef")
+
+
+def test_the_halves_hang_on_the_problem_alone():
+    halves = [plan.half(f"gsm8k-test-{i}") for i in range(1000)]
+    assert 450 < halves.count("choose") < 550 and set(halves) == {"choose", "judge"}
+
+
+def test_forms_of_a_problem_stand_together_and_fewer_items_are_the_first_ones(tmp_path):
+    for language in ("de", "fr", "th"):
+        same = {"language": language, "question": "?", "answer_number": "1"}
+        rows = [{"id": f"{language}-{i}", "gsm8k_test_id": f"p{i}", **same} for i in range(20)]
+        (tmp_path / f"mgsm_{language}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    items = plan.read_part("mgsm", tmp_path, 5)
+    assert [item.id[:2] for item in items] == ["de", "fr", "th"] * 5
+    assert len({item.group for item in items}) == 5
+    assert plan.read_part("mgsm", tmp_path)[:15] == items
+
+
+# ---- Records ---------------------------------------------------------------------------------------------------------
+
+WAYS = tuple(map(plan.parse_way, ("exact k=4", "margin:0.5 k=4", "relaxed:4:0.2 k=2", "plain", "exact k=4 #2")))
+
+
+@pytest.fixture
+def jobs(data):
+    task = get_task("gsm8k")
+    return [("gsm8k", item, WAYS) for item in task.read(data / "gsm8k_sample.jsonl")[:5]]
+
+
+def recorder(parallel, records):
+    return Recorder(parallel, records, WAYS[0].setting, max_tokens=20)
+
+
+def test_what_is_recorded(generators, jobs, tmp_path):
+    alone, parallel = generators
+    records = Records(tmp_path)
+    assert n_missing(jobs, records) == 25
+    with records.writing({"target": "tiny"}):
+        assert recorder(parallel, records).run(jobs) == 25
+        assert recorder(parallel, records).run(jobs) == 0
+    again = Records(tmp_path)
+    assert again.rows == json.loads(json.dumps(records.rows)) and again.pieces == records.pieces
+    assert n_missing(jobs, again) == 0 and again.conditions == {"target": "tiny"}
+    rows = {(row["item"], row["way"]): row for row in again.rows}
+    task = get_task("gsm8k")
+    alone.llm.trace = True
+    for _, item, ways in jobs:
+        prompt = alone.render(task.messages(item), stop=task.stop(item))
+        for way in ways:
+            row = rows[item.id, str(way)]
+            made = alone.generate(prompt, way.setting, 20)
+            assert row["answer"] == list(made.tokens) and row["finish"] == made.finish
+            assert (row["rounds"], row["drafted"]) == (made.stats.rounds, made.stats.drafted)
+            loose = [r for r in made.records if r.origin == "loose"]
+            assert [entry[:3] for entry in row["loose"]] == [
+                [r.position - len(prompt.tokens), r.token, r.choice] for r in loose
+            ]
+            assert all(row["answer"][entry[0]] == entry[1] for entry in row["loose"])
+            assert again.text(row["answer"]) == alone.llm.detokenize(list(made.tokens)).decode("utf-8", "replace")
+    assert any(row["loose"] for row in again.rows) and rows[jobs[0][1].id, "plain"]["drafted"] == 0
+
+
+def test_a_stop_loses_only_what_was_being_decoded(generators, jobs, tmp_path):
+    _, parallel = generators
+    jobs = [(*job[:2], WAYS[:3]) for job in jobs[:3]]
+    for n in range(1, 10):
+        records = Records(tmp_path)
+        with records.writing({}):
+            assert recorder(parallel, records).run(jobs, lambda: True) == 1
+        assert len(Records(tmp_path).rows) == n
+        with open(tmp_path / LIVE, "ab") as file:  # as a killed run leaves it
+            file.write(b'{"part": "gsm')
+    assert n_missing(jobs, Records(tmp_path)) == 0
+
+
+def test_packed_records_are_the_same_records(generators, jobs, tmp_path):
+    _, parallel = generators
+    records = Records(tmp_path)
+    for begin in (0, 2, 4):
+        records = Records(tmp_path)
+        with records.writing({}):
+            recorder(parallel, records).run(jobs[begin : begin + 2])
+        if begin < 4:
+            path = pack(tmp_path)
+            assert path.exists() and not (tmp_path / LIVE).exists()
+            assert pack(tmp_path) is None
+    again = Records(tmp_path)
+    assert {str(row) for row in again.rows} == {str(row) for row in records.rows} and len(again.rows) == 25
+    assert again.pieces == records.pieces
+    path.write_bytes(b"torn")
+    with pytest.raises(DataError, match="cannot be read"):
+        Records(tmp_path)
+
+
+def test_another_prompt_for_a_recorded_item_is_refused(generators, jobs, tmp_path):
+    _, parallel = generators
+    part, item, ways = jobs[0]
+    records = Records(tmp_path)
+    with records.writing({}):
+        recorder(parallel, records).run([(part, item, ways[:1])])
+        other = replace(item, fields={**item.fields, "question": "How many?"})
+        with pytest.raises(DataError, match="not the one that was recorded"):
+            recorder(parallel, records).run([(part, other, ways[:2])])
+
+
+def test_records_of_other_models_are_refused(tmp_path):
+    with Records(tmp_path).writing({"target": "a"}):
+        pass
+    with pytest.raises(DataError, match="other target"), Records(tmp_path).writing({"target": "b"}):
+        pass
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from study import plan
+from study.recording import Recorder
+from study.records import Records
+from pyfly_cpp import DraftModel, FlyBatch
+from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.evaluation.parallel import ParallelGenerator
+from pyfly_cpp.evaluation.registry import get_task
+ways = tuple(map(plan.parse_way, ("exact k=4", "margin:0.5 k=4")))
+items = get_task("gsm8k").read(sys.argv[3])
+batch = FlyBatch(sys.argv[4], 3, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+generator = ParallelGenerator(batch, Drafters((DraftModel(sys.argv[5]),)))
+records = Records(Path(sys.argv[6]))
+with records.writing({}):
+    Recorder(generator, records, ways[0].setting, max_tokens=60).run([("gsm8k", item, ways) for item in items])
+generator.close()
+"""
+
+
+def test_a_killed_run_goes_on(tiny, data, tmp_path):
+    target, draft = map(str, tiny)
+    sample = data / "gsm8k_sample.jsonl"
+    arguments = [sys.executable, "-c", CHILD, ROOT, ROOT / "benchmarks", sample, target, draft, tmp_path]
+    child = subprocess.Popen(list(map(str, arguments)))
+    try:
+        for _ in range(600):
+            if (tmp_path / LIVE).exists() and (tmp_path / LIVE).read_bytes().count(b'"way"') >= 3:
+                break
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.wait()
+    n = len(Records(tmp_path).rows)
+    assert n >= 3
+    subprocess.run(list(map(str, arguments)), check=True, timeout=120)
+    items = get_task("gsm8k").read(sample)
+    rows = Records(tmp_path).rows
+    assert sorted((row["item"], row["way"]) for row in rows) == sorted(
+        (item.id, way) for item in items for way in ("exact k=4", "margin:0.5 k=4")
+    )
+
+
+# ---- What is made of records -----------------------------------------------------------------------------------------
+
+EXACT_8, LOOSE_8 = plan.parse_way("exact k=8"), plan.parse_way("margin:0.3 k=8")
+PIECES = {1: b"Then", 2: b" she", 3: b" has", 4: b" 12", 5: b" 13", 6: b" +", 7: b"\n\n", 8: b" Tom", 9: b" eggs"}
+
+
+def answer(i, way, right, tokens=(1, 2, 3, 4), rounds=2, drafted=16, loose=(), **more):
+    part = ("gsm8k", "humaneval", "mbpp")[i % 3]
+    return {
+        "part": part, "item": f"{part}-{i}", "unit": f"{part}-{i}", "way": str(way), "prompt": [5, 7], "right": right,
+        "said": "", "finish": "eog", "loop": False, "rounds": rounds, "drafted": drafted, "loose": list(loose),
+        "answer": list(tokens), **more,
+    }  # fmt: skip
+
+
+def written(folder, rows):
+    records = Records(folder)
+    with records.writing({"target": "made up"}):
+        for row in rows:
+            records.add(row, PIECES)
+    return Records(folder)
+
+
+@pytest.fixture
+def records(tmp_path):
+    """200 items, 140 of them right; margin:0.3 harms 12 and helps 5, by a number (all of the harmful ones but two) or
+    a connective, and takes one round instead of two where it is loose."""
+    rows = []
+    for i in range(200):
+        was_right = i < 140
+        rows.append(answer(i, EXACT_8, was_right))
+        harmed, helped = i < 12, 140 <= i < 145
+        right = was_right != (harmed or helped)
+        if not (harmed or helped or 20 <= i < 40):
+            rows.append(answer(i, LOOSE_8, right))
+        elif harmed and i >= 2:
+            rows.append(answer(i, LOOSE_8, right, (1, 2, 3, 5), 1, 8, [[3, 5, 4, 0.2, 0.7, 0.4]]))
+        else:
+            rows.append(answer(i, LOOSE_8, right, (1, 3, 3, 4, 9), 1, 8, [[1, 3, 2, 0.1, 0.6, 0.3]], loop=i == 30))
+    return written(tmp_path / "records", rows)
+
+
+def test_known_flips_give_known_numbers(records):
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    answers = Answers(records)
+    c = compare(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED), read_machines())
+    assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
+    assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
+    assert c.difference.estimate == pytest.approx(-0.035) and c.difference.low < -0.035 < c.difference.high
+    assert c.recovery.estimate == pytest.approx(133 / 140)
+    # The normal approximation of a ratio of paired means, by the delta method.
+    deviation = ((12 + 5 - 7**2 / 200) / 140**2) ** 0.5
+    assert c.recovery.high - c.recovery.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+    n_loose = 12 + 5 + 20
+    n_longer = n_loose - 10
+    tokens, rounds = 200 * 5 + n_longer, 400 - n_loose
+    assert c.per_round == pytest.approx(tokens / rounds)
+    assert c.gain.estimate == pytest.approx((tokens / rounds) / (1000 / 400)) and c.gain.low > 1
+    assert c.loose == pytest.approx(100 * n_loose / tokens)
+    assert (c.length, c.base_length) == (tokens / 200, 5) and (c.new_loops, c.lost_loops) == (1, 0)
+    per_part = [compare(answers.pairs(LOOSE_8, EXACT_8, (part,))).flips for part in plan.POOLED]
+    assert sum(flips.harmful for flips in per_part) == 12 and sum(flips.helpful for flips in per_part) == 5
+    assert compare([]).n == 0
+
+
+def test_time_by_costs():
+    machine = Machine("m", "", ((1.0, 1.0), (5.0, 2.0), (9.0, 4.0)), 0.5)
+    assert machine.cost({"rounds": 3, "drafted": 0}) == 3
+    assert machine.cost({"rounds": 2, "drafted": 16}) == 2 * 4 + 16 * 0.5
+    assert machine.cost({"rounds": 2, "drafted": 12}) == 2 * 3 + 12 * 0.5
+    c = compare([(answer(0, LOOSE_8, True, rounds=1, drafted=8), answer(0, EXACT_8, True))], [machine])
+    assert c.speeds == (5 / (4 + 4),)
+
+
+def test_a_table_of_machines_that_cannot_be_read(tmp_path):
+    (tmp_path / "m.json").write_text('[{"name": "x"}]')
+    with pytest.raises(DataError, match="no table of machines"):
+        read_machines(tmp_path / "m.json")
+
+
+def test_the_halves_add_up(records):
+    answers = Answers(records)
+    halves = [answers.pairs(LOOSE_8, EXACT_8, plan.POOLED, which) for which in ("choose", "judge")]
+    assert sum(map(len, halves)) == 200 and min(map(len, halves)) > 70
+    assert not {row["item"] for row, _ in halves[0]} & {row["item"] for row, _ in halves[1]}
+
+
+def test_where_answers_part(records):
+    answers = Answers(records)
+    found = partings(answers, answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
+    assert len(found) == 37 and all(parting.is_loose for parting in found)
+    numbers = [parting for parting in found if parting.what == "number"]
+    assert len(numbers) == 10 and {parting.kind for parting in numbers} == {"harmful"}
+    first = numbers[0]
+    assert (first.place, first.token, first.instead_of, first.before) == (3, " 13", " 12", "Then she has")
+    assert (first.margin, first.entropy, first.most_rank) == (0.2, 0.7, 2)
+    others = [parting for parting in found if parting.what == "connective"]
+    kinds = [parting.kind for parting in others]
+    assert [kinds.count(kind) for kind in ("harmful", "helpful", "neither")] == [2, 5, 20]
+    assert others[0].after == " has 12 eggs"
+    rows = [row for row, _ in answers.pairs(LOOSE_8, EXACT_8, plan.POOLED)]
+    assert count_classes(answers, rows) == {**dict.fromkeys(CLASSES, 0), "number": 10, "connective": 27}
+
+
+def test_noise_is_no_loose_accept_and_the_end_of_an_answer_is_a_difference(tmp_path):
+    rows = [
+        answer(0, EXACT_8, True),
+        answer(0, LOOSE_8, False, (1, 8, 3), loose=[[2, 3, 1, 0.1, 0.5, 0.4]]),
+        answer(1, EXACT_8, True),
+        answer(1, LOOSE_8, True, (1, 2, 3)),
+    ]
+    answers = Answers(written(tmp_path, rows))
+    noise, end = partings(answers, answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
+    assert (noise.is_loose, noise.place, noise.token, noise.kind) == (False, 1, " Tom", "harmful")
+    assert (end.is_loose, end.place, end.token, end.instead_of, end.kind) == (False, 3, "", " 12", "neither")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [(" 12", "number"), ("x2", "number"), (" +", "operator"), ("-", "operator"), ("\n", "format"), ("**", "format"),
+     ("", "format"), (" Tom", "name"), ("maxValue", "name"), ("my_list", "name"), (" Then", "connective"),
+     (" need", "connective"), (" journey", "word"), (" größer", "word")],
+)  # fmt: skip
+def test_what_a_token_is(text, what):
+    assert classify(text) == what
+
+
+@pytest.mark.parametrize(
+    ("margin", "p", "rank"),
+    [(0.0, 0.5, 2), (0.1, 0.4, 2), (0.1, 0.3, 3), (3.0, 0.01, 80), (None, 0.5, 0), (0.1, None, 0), (0.1, 0.0, 0)],
+)
+def test_the_rank_that_probability_leaves_room_for(margin, p, rank):
+    assert most_rank(margin, p) == rank
+
+
+def test_means_of_several_runs(tmp_path):
+    """Ten items that noise decides: two exact runs have 4 and 6 right, two loose ones 5 and 3."""
+    rows = []
+    for text, right in (("exact k=8", 4), ("exact k=8 #2", 6), ("margin:0.3 k=8", 5), ("margin:0.3 k=8 #2", 3)):
+        rows += [answer(i, plan.parse_way(text), i < right) for i in range(10)]
+    rows += [answer(0, plan.parse_way("plain"), True)]  # has too few items to be counted
+    answers = Answers(written(tmp_path, rows))
+    means = compare_means(answers, LOOSE_8, plan.POOLED)
+    assert (means.n_runs, means.n_exact, means.n) == (2, 2, 10)
+    assert means.difference.estimate == pytest.approx(0.4 - 0.5)
+    assert means.difference.low <= -0.1 <= means.difference.high
+    (first, second, counts), *_ = noise(answers, answers.ways, plan.POOLED)
+    assert (str(first), str(second), counts.harmful, counts.helpful) == ("exact k=8", "exact k=8 #2", 0, 2)
+
+
+def test_the_frontier_and_the_choice(tmp_path):
+    rows = []
+    for i in range(100):
+        rows.append(answer(i, EXACT_8, True))
+        rows.append(answer(i, plan.parse_way("margin:0.2 k=8"), i > 0, (1, 2, 3, 4), 1))  # 99 %, 2 x
+        rows.append(answer(i, plan.parse_way("margin:0.4 k=8"), i > 2, (1, 2, 3, 4, 5, 6), 1))  # 97 %, 2.8 x
+        rows.append(answer(i, plan.parse_way("margin:1 k=8"), i > 8, (1, 2, 3, 4, 5), 1))  # worse in both
+    answers = Answers(written(tmp_path, rows))
+    found = [(way, compare(answers.pairs(way, EXACT_8, plan.POOLED))) for way in answers.ways[1:]]
+    assert [way.rule for way in frontier(found)] == ["margin:0.2", "margin:0.4"]
+    assert choose(found, 0.99).rule == "margin:0.2" and choose(found, 0.97).rule == "margin:0.4"
+    assert choose(found, 1.01) is None
+
+
+def test_the_page(records, tmp_path):
+    report = Report(records, read_machines())
+    text = report.text()
+    assert "| `margin:0.3` | 200 | 66.5 | -12 +5 | 0.14 | -3.5 (" in text
+    assert "gsm8k, humaneval, mbpp pooled, 8 drafts a round" in text and "nan" not in text
+    page = tmp_path / "page.md"
+    page.write_text(f"# By hand\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n")
+    update_page(page, text)
+    assert page.read_text() == f"# By hand\n\n{BEGIN}\n\n{text}\n\n{END}\n\nMore by hand.\n"
+    (tmp_path / "other.md").write_text("no marks")
+    with pytest.raises(DataError, match="add both"):
+        update_page(tmp_path / "other.md", text)
+    pytest.importorskip("matplotlib")
+    draw(report, tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_to_compare_with(tmp_path):
+    with pytest.raises(DataError, match="no exact answers"):
+        Report(written(tmp_path, [answer(0, LOOSE_8, True)]), [])
