@@ -1,4 +1,4 @@
-"""Where pyfly-cpp keeps what can be made again."""
+"""Where pyfly-cpp keeps files of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """`pyfly-cpp` in the user's cache folder. It need not exist.
+    """Of what can be made again: `pyfly-cpp` in the user's cache folder. It need not exist.
 
     Raises:
         RuntimeError: the user has no home folder, and no variable names a cache folder.
@@ -20,3 +20,17 @@ def cache_folder() -> Path:
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "pyfly-cpp"
+
+
+def state_folder() -> Path:
+    """Of what would be missed, but not much: the history of the input, measurements of a benchmark that was stopped. It
+    need not exist.
+
+    Raises:
+        RuntimeError: the user has no home folder, and no variable names a folder.
+    """
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "pyfly-cpp"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "pyfly-cpp"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyfly-cpp"

@@ -24,6 +24,7 @@ from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
 from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
+from pyfly_cpp.tokenizing import tokenized
 
 _MOST_SNAPSHOTS = 16
 
@@ -52,6 +53,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     tensor_split: list[float] | None
     lora_path: str | None
     lora_scale: float
+    metadata: dict[str, str]
 
     n_parallel = 1  # texts at once
     _n_ctx_of_text = 0
@@ -260,6 +262,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         given = _CHAT.bind(self, *args, **kwargs).arguments
         return super().create_chat_completion(**with_grammar({k: v for k, v in given.items() if k != "self"}))
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As in the base class. Raises ValueError where the text would end the process (tokenizing.py)."""
+        tokenize = functools.partial(super().tokenize, text, add_bos, special)
+        return tokenized(tokenize, text, self.metadata)
 
     # ---- The sequence ------------------------------------------------------------------------------------------------
 

@@ -58,18 +58,23 @@ class Stepper:
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper has ended."""
-        if self.is_current_thread:
-            return function()
+        return function() if self.is_current_thread else self.submit(function).result()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """The same without waiting. Functions are called in this order; one whose future was cancelled by then is
+        not."""
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except BaseException as failure:
                 future.set_exception(failure)
 
         self._command(command)
-        return future.result()
+        return future
 
     def wake(self) -> None:
         """Somebody wants something of a text that may be held."""
@@ -103,6 +108,11 @@ class Stepper:
         """Sets the sum to 0, not what the running texts have counted; to be `call`ed."""
         self._ended = self._ended - self.counters()[0]
         self._python_seconds = 0.0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended by a failure."""
+        return self._failure is not None
 
     def require_open(self) -> None:
         """Raises ValueError where the stepper is closed, or has failed and says why."""

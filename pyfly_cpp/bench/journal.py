@@ -1,13 +1,17 @@
 """Keeps measurements as they come, so that a benchmark that is stopped goes on where it was.
 
-A file of JSON lines beside the result: what is measured, then a line for each generation. What a killed process left of
-a line is cut off. The file goes when the result is written.
+A file of JSON lines: what is measured, then a line for each generation. It lies beside the result, or where no result
+is written, in the user's folder of such files (`place`). What a killed process left of a line is cut off. The file goes
+when the result is there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,10 +19,32 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Key, Measured
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.cache import state_folder
 from pyfly_cpp.evaluation.files import read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated
 from pyfly_cpp.files import OutputError
 from pyfly_cpp.stats import Round, Stats
+
+_DAYS_KEPT = 30  # in the user's folder
+
+
+def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) -> Path:
+    """The file for a benchmark: beside its result, else one of its own in the user's folder, where old ones are
+    removed.
+
+    Raises:
+        OSError, RuntimeError: that folder cannot be made.
+    """
+    if result is not None:
+        return Path(f"{os.fspath(result)}.part")
+    folder = state_folder() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < time.time() - _DAYS_KEPT * 86400:
+                old.unlink()
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return folder / f"{key[:32]}.part"
 
 
 class Journal:
@@ -44,7 +70,7 @@ class Journal:
             if other:
                 raise OutputError(
                     f"{self._path} keeps the measurements of a benchmark that was stopped, with {other}; run that one "
-                    "to its end, choose another --json, or start over with --force."
+                    "to its end, choose another --output, or start over with --force."
                 )
             self._rows = lines[1:]
         else:

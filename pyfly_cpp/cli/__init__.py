@@ -28,7 +28,7 @@ _COMMANDS = {
     "explain": ("explain", "Write a page that shows how each token of an answer came."),
     "doctor": ("doctor", "Show what is installed, and whether a model and a draft fit."),
     "datastore": ("datastore", "Index texts of your own, to draft from them."),
-    "models": ("models", "List and fetch models by name, or make a draft of one."),
+    "models": ("models", "List, fetch and pair models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.journal import Journal
+from pyfly_cpp.bench.journal import Journal, place
 from pyfly_cpp.bench.measure import Key, Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.kinds import Int, ParallelCounts
 from pyfly_cpp.cli.measuring import (
     Models,
@@ -36,12 +37,12 @@ HELP = f"""Measures the speed of plain, exact and loose decoding on the same pro
 Example:
   pyfly-cpp bench -m target.gguf -d draft.gguf -s margin:0.3 -s entropy:0.3
   pyfly-cpp bench -m target.gguf -s "exact lookup" \\
-      --prompts spec_bench.jsonl --limit 24 --json speed.json
+      --prompts spec_bench.jsonl --limit 24 -o speed.json
 
 {written("adaptive (the governor, as in chat), ")}
 Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
-without --prompts, twelve of our own. With --json, what is measured is kept as it comes: interrupted, the same command
-goes on where it stopped. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
+without --prompts, twelve of our own. What is measured is kept as it comes: interrupted, the same command (without
+--force) goes on where it stopped. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
 Close other programs first: one busy neighbour makes every number wrong."""
 
 
@@ -63,10 +64,13 @@ Close other programs first: one busy neighbour makes every number wrong."""
     type=ParallelCounts(),
     help="Measure throughput and latency of so many texts at once, each of --n-ctx tokens, instead of one alone.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write every measurement, with machine, versions and hashes.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write every measurement, with machine, versions and hashes, as JSON."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print that, in place of the tables.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables.")
 @click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib).")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist, and start over.")
 @model_options
 def command(
     settings: tuple[str, ...],
@@ -76,33 +80,29 @@ def command(
     max_tokens: int,
     repeats: int,
     counts: tuple[int, ...] | None,
-    json_file: str | None,
+    output: str | None,
+    as_json: bool,
     markdown_file: str | None,
     plot_file: str | None,
     force: bool,
     models: Models,
 ) -> None:
     """See HELP."""
-    kept = f"What was measured is kept beside {json_file}; the same command goes on from here."
-    with one_sentence_errors(kept if json_file else "Nothing was written; with --json it would go on from here."):
+    with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
         path = Path(prompt_file) if prompt_file else BUILT_IN
         prompts = pick_prompts(read_prompts(path), limit)
-        require_outputs((json_file, markdown_file), force, plot_file)
+        require_outputs((output, markdown_file), force, plot_file)
         if counts:
             if plot_file:
                 raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
             require_enough(prompts, counts)
         session: Session[Any] = models.open_parallel(chosen, counts[-1]) if counts else models.open(chosen)
-        journal = None
-        if json_file:
-            machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
-            asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
-                     "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
-            journal = Journal(f"{json_file}.part", {**session.models, **machine, **asked}, force)
-            if journal.restore(prompts):
-                note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
+        machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
+        asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
+                 "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
+        journal = _open_journal(output, {**session.models, **machine, **asked}, prompts, force)
         what = Work(session, prompts, chosen, max_tokens, repeats, journal)
         found = _measure_parallel(what, counts) if counts else _measure(what)
         title = f"Speed of {Path(models.model).name}"
@@ -112,31 +112,51 @@ def command(
             *found.facts,
             *session.facts(),
         ]
+        record = {
+            "format": 1,
+            "machine": session.machine,
+            "models": session.models,
+            "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
+            "max_tokens": max_tokens,
+            "repeats": repeats,
+            **found.record,
+            "measured": [m.as_dict() for m in found.measured],
+        }
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
         try:
-            if json_file:
-                record = {
-                    "format": 1,
-                    "machine": session.machine,
-                    "models": session.models,
-                    "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
-                    "max_tokens": max_tokens,
-                    "repeats": repeats,
-                    **found.record,
-                    "measured": [m.as_dict() for m in found.measured],
-                }
-                write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-            if journal is not None:
-                journal.close()
+            if output:
+                write_atomically(output, text)
             if markdown_file:
                 write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
             if plot_file:
                 write_atomically(plot_file, report.plot(found.measured, title))
         finally:  # also where a file could not be written
-            for fact in facts:
-                write(fact + "\n")
-            for table in found.tables:
-                show_table("", *table)
-            click.echo(found.note)
+            if as_json:
+                write(text)
+            else:
+                for fact in facts:
+                    write(fact + "\n")
+                for table in found.tables:
+                    show_table("", *table)
+                click.echo(found.note)
+        if journal is not None:
+            journal.close()
+
+
+def _open_journal(
+    output: str | None, identity: dict[str, Any], prompts: list[BenchPrompt], force: bool
+) -> Journal | None:
+    """Where measurements are kept, with those of an earlier start; None where they cannot be. Says where."""
+    try:
+        kept = place(output, identity)
+        journal = Journal(kept, identity, force)
+    except (OSError, RuntimeError) as error:
+        note(f"(what is measured is not kept: {describe(error)})")
+        return None
+    note(f"kept in {kept} until it is done; interrupted, the same command goes on")
+    if journal.restore(prompts):
+        note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
+    return journal
 
 
 @dataclass(frozen=True)

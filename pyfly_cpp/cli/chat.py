@@ -52,7 +52,7 @@ write //."""
     short_help="Talk to a model.",
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
-@click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
 @shared_options(gate=CHAT_GATE)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:

@@ -26,7 +26,7 @@ from pyfly_cpp.response_format import schema_grammar
 )
 @click.argument("prompt", required=False, type=TEXT)
 @click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
-@click.option("-s", "--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
 @click.option("--stop", multiple=True, type=TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE",
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip

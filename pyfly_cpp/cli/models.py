@@ -1,72 +1,76 @@
-"""`pyfly-cpp models`: list, fetch, path, and draft (self_draft.py)."""
+"""`pyfly-cpp models`: list, fetch, path, pair, and draft (self_draft.py)."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import click
 
-from pyfly_cpp import models
+from pyfly_cpp import hub, models
 from pyfly_cpp.auto import own_head
 from pyfly_cpp.cli.self_draft import command as draft
-from pyfly_cpp.cli.terminal import Bar, human
+from pyfly_cpp.cli.terminal import Bar, human, write
 from pyfly_cpp.companions import companions
 from pyfly_cpp.fetching import fetch as fetch_model
-from pyfly_cpp.pairs import published_pair
+from pyfly_cpp.here import models_here
+from pyfly_cpp.pairs import PAIRS, Offer, offers, published_pair
 
 
 @click.group(
     "models",
     short_help="List, fetch and pair models.",
-    epilog="Example: pyfly-cpp models fetch smollm2-135m && pyfly-cpp chat -m smollm2-135m",
+    epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0",
 )
 def command() -> None:
-    """Models by name: --model and --draft take these names as well as paths.
+    """Models by name, for --model and --draft.
 
-    Files lie in $PYFLY_MODELS, or in the user's cache folder.
+    \b
+    hf:OWNER/REPO:TYPE  a model of the hub by its type (Q4_K_M, Q8_0, ...)
+    hf:OWNER/REPO       the same of a usual type
+    hf:OWNER/REPO/FILE  a GGUF file of the hub
+    NAME                NAME.gguf in $PYFLY_MODELS, or in the user's cache folder
+    smollm2-135m        the demo model
     """
 
 
 @command.command("list", epilog="Example: pyfly-cpp models list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(as_json: bool) -> None:
-    """List the known models, and which of them are here (*)."""
-    entries = [(model, models.locate(name)) for name, model in models.MODELS.items()]
-    if as_json:
-        shown = [
-            {
-                "name": model.name,
-                "description": model.description,
-                "licence": model.licence,
-                "size": model.size,
-                "sha256": model.sha256,
-                "made_from": model.source.base if isinstance(model.source, models.Requantized) else None,
-                "path": None if path is None else str(path),
-            }
-            for model, path in entries
-        ]
-        click.echo(json.dumps(shown, indent=2))
-        return
-    width = max(map(len, models.MODELS))
-    for model, path in entries:
-        mark = "*" if path is not None else " "
-        click.echo(f"{mark} {model.name:{width}}  {human(model.size):>7}  {model.licence}  {model.description}")
-    click.echo("* here; the others: pyfly-cpp models fetch NAME. Also: hf:OWNER/REPO/FILE.", err=True)
+    """List the models on this machine.
 
-
-@command.command(epilog="Example: pyfly-cpp models fetch qwen2.5-coder-1.5b")
-@click.argument("name")
-@click.option("--find-links", metavar="PATH", help="Take packages from this folder or page, as in pip.")
-def fetch(name: str, find_links: str | None) -> None:
-    """Fetch or build the model NAME (or hf:OWNER/REPO/FILE) and print its path.
-
-    An interrupted fetch goes on where it stopped (one from the hub only if it was the connection that broke). A model
-    that is here already is checked.
+    Looks into the folders of this program, the hub, llama.cpp and LM Studio.
     """
-    with Bar(download=True) as bar:
-        path = fetch_model(name, bar.update, find_links)
-    click.echo(path)
+    found = models_here()
+    if as_json:
+        click.echo(json.dumps([{**one._asdict(), "path": str(one.path)} for one in found], indent=2))
+        return
+    width = max((len(one.name) for one in found), default=0)
+    for one in found:
+        click.echo(f"{one.name:{width}}  {human(one.size):>7}")
+    if not found:
+        click.echo("no model is here")
+    click.echo("More: pyfly-cpp models fetch hf:OWNER/REPO:TYPE, and pyfly-cpp models pair.", err=True)
+
+
+@command.command(epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def fetch(names: tuple[str, ...]) -> None:
+    """Fetch models of the hub, check them, and print their paths.
+
+    An interrupted fetch goes on where it stopped if it was the connection that broke. A model that is here already is
+    checked.
+    """
+    for name in names:
+        if not hub.is_hub_name(name):
+            here = models.resolve_model(name)  # says what is wrong with another name
+            raise ValueError(f"{name!r} is here already ({here}); fetch takes names of the hub, hf:OWNER/REPO:TYPE.")
+    for name in names:
+        with Bar(download=True) as bar:
+            path = fetch_model(name, bar.update)
+        click.echo(path)
 
 
 @command.command(epilog='Example: llama-cli -m "$(pyfly-cpp models path smollm2-135m)"')
@@ -77,15 +81,64 @@ def path(name: str) -> None:
 
 
 @command.command(epilog="Example: pyfly-cpp models pair ./Qwen2.5-7B-Instruct-Q4_K_M.gguf")
-@click.argument("target")
+@click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def pair(target: str, as_json: bool) -> None:
-    """List what could draft for the model TARGET: files on this machine, and what is published for its family.
+def pair(target: str | None, as_json: bool) -> None:
+    """List what could draft for the model TARGET.
 
-    Looks beside the model and in the folders of this program, the hub, llama.cpp and LM Studio. Fitting says nothing
-    about speed: `bench` measures that, and while decoding a drafter that does not pay is left out.
+    Of a file: what fits on this machine, and what is published for its family. Looks beside the model and in the
+    folders of this program, the hub, llama.cpp and LM Studio. Of a name of the hub that is not here: what the hub
+    offers, with sizes and licences; it is asked. Without TARGET: the families that are known.
+
+    Fitting says nothing about speed: `bench` measures that, and while decoding a drafter that does not pay is left out.
     """
-    path = models.resolve_model(target)
+    if target is None:
+        _show_families(as_json)
+    elif hub.is_hub_name(target) and models.locate(target) is None:
+        _show_offers(*offers(hub.read_name(target)), as_json)
+    else:
+        _show_companions(models.resolve_model(target), as_json)
+
+
+def _show_families(as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in PAIRS], indent=2))
+        return
+    for one in PAIRS:
+        what = one.note if one.draft is None else f"{one.draft}, {human(one.size)}, {one.licence}"
+        click.echo(f"{one.family}: {what}")
+        for repo in one.targets:
+            click.echo(f"  for hf:{repo}")
+
+
+def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"target": _offer(target), "draft": draft and _offer(draft)}, indent=2))
+        return
+    for what, offer in (("target", target), ("draft", draft)):
+        if offer is not None:
+            facts = [human(offer.model.size), offer.licence or "licence not said"]
+            if len(offer.model.files) > 1:
+                facts.append(f"{len(offer.model.files)} files")
+            if offer.is_gated:
+                facts.append("its terms must be accepted on its page")
+            write(f"{what:6}  {offer.name}  {', '.join(facts)}\n")
+    if draft is None:
+        click.echo("nothing is known to be published that drafts for it", err=True)
+    names = [str(offer.name) for offer in (target, draft) if offer is not None]
+    click.echo(f"  pyfly-cpp models fetch {' '.join(names)}", err=True)
+    click.echo(f"  pyfly-cpp chat -m {' -d '.join(names)}", err=True)
+
+
+def _offer(offer: Offer) -> dict[str, Any]:
+    files = [file._asdict() for file in offer.model.files]
+    return {
+        "name": str(offer.name), "type": offer.model.type, "size": offer.model.size, "licence": offer.licence,
+        "gated": offer.is_gated, "files": files,
+    }  # fmt: skip
+
+
+def _show_companions(path: Path, as_json: bool) -> None:
     own = own_head(path)
     here = list(companions(path))
     published = published_pair(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any, Protocol
 
+from pyfly_cpp.cache import state_folder
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.cli.text import open_stdin, repaired
 
@@ -119,12 +119,3 @@ def _history() -> Any:
         note(f"({path} is not writable ({error.strerror}): this session's history will not be kept)")
         return InMemoryHistory()
     return History(str(path))
-
-
-def state_folder() -> Path:
-    """Where the history of the input lies."""
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "pyfly-cpp"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "pyfly-cpp"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyfly-cpp"

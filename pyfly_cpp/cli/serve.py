@@ -42,6 +42,11 @@ _LIMITS = Limits()
     metavar="N",
     help="Texts at once; auto: as fit well in memory, 8 at most.",
 )
+@click.option(
+    "--embeddings",
+    is_flag=True,
+    help="Serve vectors of texts, too, at /v1/embeddings; takes the memory of one more text.",
+)
 @click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]")
 @click.option(
     "--api-key",
@@ -165,14 +170,15 @@ def command(
 
 def _keys(given: tuple[str, ...], file: str | None) -> tuple[str, ...]:
     """All keys: of the options, the file, the environment."""
-    keys = [*given, os.environ.get(_KEY, "")]
+    keys = [*(key.strip() for key in given), os.environ.get(_KEY, "").strip()]  # as those of requests are
     if file is not None:
         if Path(file).stat().st_size > _MOST_KEYS_BYTES:
             raise ValueError(f"{file} is too large for a file of keys; write one key on a line.")
-        found = [line.strip() for line in Path(file).read_text(encoding="utf-8", errors="replace").splitlines()]
+        text = Path(file).read_text(encoding="utf-8-sig", errors="surrogateescape")
+        found = [line.strip() for line in text.splitlines()]
         if not any(found):
             raise ValueError(f"{file} has no key; write one key on a line.")
         keys += found
-    if any(not key for key in given):
+    if any(not key.strip() for key in given):
         raise ValueError("an --api-key is empty; give a key.")
     return tuple(dict.fromkeys(key for key in keys if key))

@@ -61,7 +61,7 @@ prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama
     "-o", "--output", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
 )
 @click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
-@click.option("--json", "json_file", metavar="FILE", help="Write everything that was measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @model_options
 def command(
@@ -72,14 +72,14 @@ def command(
     max_tokens: int,
     output: str,
     plot_file: str | None,
-    json_file: str | None,
+    as_json: bool,
     force: bool,
     models: Models,
 ) -> None:
     """See HELP."""
     with one_sentence_errors("Nothing was written."):
         prompts = pick_prompts(read_prompts(prompt_file), limit)
-        require_outputs((output, json_file), force, plot_file)
+        require_outputs((output,), force, plot_file)
         drafters, _ = models.drafters()
         words = [models.drafter] if models.drafter != AUTO else drafters.words()
         k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
@@ -95,13 +95,9 @@ def command(
                 bar(done, what, n)
 
             tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
-        head, body = candidate_cells(tuned, budget)
-        show_table("", head, body)
         fresh = summarise(tuned.confirmation)
-        show_table("The choice, measured afresh", *report.speed_cells(fresh))
         chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
         claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
-        write(claim + "\n")
         preset = make_preset(tuned.chosen.setting, models.model, drafters)
         facts = {
             "sentence": claim,
@@ -113,12 +109,16 @@ def command(
             "models": session.models,
         }
         preset = dataclasses.replace(preset, claim=facts)
-        if plot_file:
-            write_atomically(plot_file, plot(tuned, budget))
-        if json_file:
+        if as_json:
             record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
             record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
-            write_atomically(json_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        else:
+            show_table("", *candidate_cells(tuned, budget))
+            show_table("The choice, measured afresh", *report.speed_cells(fresh))
+            write(claim + "\n")
+        if plot_file:
+            write_atomically(plot_file, plot(tuned, budget))
         save_preset(preset, output, force)
         click.echo(f"Written to {output}.", err=True)
 

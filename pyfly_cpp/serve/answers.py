@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pyfly_cpp import __version__
 from pyfly_cpp.response_format import schema_of
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import (
@@ -59,6 +59,9 @@ class Answer(Protocol):
     def end(self) -> Iterable[Event]:
         """Events behind the last piece."""
 
+    def fail(self, failure: ApiError) -> Event:
+        """The event in place of what would have come."""
+
     def whole(self) -> Event:
         """The response, when all pieces have been taken."""
 
@@ -91,11 +94,7 @@ class Shared:
     ) -> None:  # fmt: skip
         """Orders n texts of each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
-        n = int(body.get("n") or 1)
-        if n * len(prompts) > limits.max_texts:
-            raise bad_request(
-                f"the request asks for {n * len(prompts)} texts; at most {limits.max_texts} at once.", "n"
-            )
+        n = self.require_few(len(prompts))
         n_batch = self.model.n_batch
         if self.rule.draft_max is not None and self.rule.draft_max >= n_batch:
             raise bad_request(f"draft_max must be less than {n_batch}, not {self.rule.draft_max}.", "draft_max")
@@ -113,6 +112,13 @@ class Shared:
                 )
                 for seed in seeds
             ]  # fmt: skip
+
+    def require_few(self, n_prompts: int) -> int:
+        """The n of the request. Raises ApiError: with so many prompts that is too many texts."""
+        n, most = int(self.body.get("n") or 1), self.settings.limits.max_texts
+        if n * n_prompts > most:
+            raise bad_request(f"the request asks for {n * n_prompts} texts; at most {most} at once.", "n")
+        return n
 
     def count(self, i: int, piece: Piece) -> None:
         """Takes note of the tokens of a text."""
@@ -139,6 +145,10 @@ class Shared:
         """The usage, where it is wanted."""
         if self.with_usage:
             yield self.chunk([], usage=self.usage())
+
+    def fail(self, failure: ApiError) -> Event:
+        """The error as it is."""
+        return failure.body()
 
     def response(self, choices: list[dict[str, Any]]) -> Event:
         """All of it."""

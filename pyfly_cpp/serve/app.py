@@ -18,9 +18,10 @@ from pyfly_cpp.serve import fields
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
 from pyfly_cpp.serve.chat import Chat
-from pyfly_cpp.serve.checking import Schema, check
+from pyfly_cpp.serve.checking import Schema
 from pyfly_cpp.serve.completions import Completion
-from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.embeddings import Embeddings
+from pyfly_cpp.serve.errors import ApiError, internal, stopping
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import Rule, read_rule
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
@@ -46,7 +47,8 @@ def make_app(service: Service) -> App:
 
     def error(request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
-        words = {404: f"there is no {request.url.path[:100]}", 405: f"{request.url.path[:100]} takes another method"}
+        path = request.scope["path"][:100]
+        words = {404: f"there is no {path}", 405: f"{path} takes another method"}
         told = ApiError(failure.status_code, f"{words.get(failure.status_code, failure.detail)}.")
         return JSONResponse(told.body(), failure.status_code, failure.headers)
 
@@ -55,7 +57,7 @@ def make_app(service: Service) -> App:
             post("/v1/chat/completions", Chat, fields.CHAT),
             post("/v1/completions", Completion, fields.COMPLETION),
             post("/v1/responses", ResponseAnswer, fields.RESPONSE),
-            Route("/v1/embeddings", _Checked(service, "/v1/embeddings", routes.embed), methods=["POST"]),
+            Route("/v1/embeddings", _Embeddings(service, "/v1/embeddings"), methods=["POST"]),
             Route("/tokenize", _Checked(service, "/tokenize", routes.tokenize), methods=["POST"]),
             Route("/detokenize", _Checked(service, "/detokenize", routes.detokenize), methods=["POST"]),
             Route("/tokenizer_info", routes.tokenizer_info),
@@ -127,8 +129,7 @@ class _Answers(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """As of `_Checked`."""
         service = self.service
-        body = await read_json(request, service.settings.limits)
-        check(self._schema, body)
+        body = await read_json(request, service.settings.limits, self._schema)
         rule = read_rule(body, request.headers.get("x-pyfly"))
         if service.turns.is_closed:
             raise stopping()
@@ -174,8 +175,30 @@ class _Answers(_Checked):
                 for event in answer.end():
                     await sender.event(event)
             except ApiError as failure:
-                await sender.failure(failure)
+                await sender.event(answer.fail(failure))
             await sender.end()
+
+
+class _Embeddings(_Checked):
+    """The route whose answers are vectors."""
+
+    async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
+        """As of `_Checked`."""
+        service = self.service
+        body = await read_json(request, service.settings.limits, fields.EMBEDDING)
+        if service.embedder is None:
+            raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
+        if service.log.wants_texts:
+            more["request"] = body
+        wanted = await asyncio.to_thread(Embeddings, service.model, service.embedder, service.settings, body)
+        content = await while_there(receive, self._whole(wanted))
+        await Response(content, media_type="application/json")(scope, receive, send)
+
+    async def _whole(self, wanted: Embeddings) -> bytes:
+        async with closing(self.service.vectors(wanted.texts)) as vectors:
+            async for vector in vectors:
+                wanted.add(vector)
+        return wanted.whole()
 
 
 class _Routes:
@@ -199,22 +222,25 @@ class _Routes:
 
     def _described(self) -> dict[str, Any]:
         model = self._service.model
-        rule = str(model.setting)
+        rule, embedder = str(model.setting), self._service.embedder
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "pyfly": {
                 "rule": rule, "lossless": model.setting.is_exact, "system_fingerprint": fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
                 "n_vocab": model.n_vocab,
+                "embeddings": None if embedder is None else {
+                    "n_embd": embedder.n_embd, "n_ctx": embedder.n_ctx, "pooling": embedder.pooling,
+                },
             },
         }  # fmt: skip
 
     async def health(self, _: Request) -> Response:
         """GET /health."""
-        turns = self._service.turns
-        status = "stopping" if turns.is_closed else "ok"
+        turns, model = self._service.turns, self._service.model
+        status = "stopping" if turns.is_closed else "failed" if model.has_failed else "ok"
         body = {"status": status, "texts_running": turns.running, "texts_waiting": turns.waiting}
-        return JSONResponse(body, 503 if turns.is_closed else 200)
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
@@ -234,31 +260,22 @@ class _Routes:
             return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
         return PlainTextResponse("pyfly-cpp serves the OpenAI protocol at /v1; /openapi.json describes it.\n")
 
-    async def embed(self, request: Request) -> Response:
-        """POST /v1/embeddings."""
-        check(fields.EMBEDDING, await read_json(request, self._service.settings.limits))
-        raise ApiError(
-            501, "this server writes texts and has no embeddings; use llama-cpp-python's own server with an embedding "
-            "model.", code="not_supported",
-        )  # fmt: skip
-
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        body = await read_json(request, self._service.settings.limits)
-        check(fields.TOKENIZE, body)
+        body = await read_json(request, self._service.settings.limits, fields.TOKENIZE)
         model, add_bos = self._service.model, body.get("add_special_tokens") is not False
         tokens = await asyncio.to_thread(model.tokenize, body["prompt"], True, add_bos)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.batch.n_ctx})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        body = await read_json(request, self._service.settings.limits)
-        check(fields.DETOKENIZE, body)
+        body = await read_json(request, self._service.settings.limits, fields.DETOKENIZE)
         model = self._service.model
-        if any(token >= model.n_vocab for token in body["tokens"]):
-            raise bad_request(f"tokens has a token that is none; tokens are under {model.n_vocab}.", "tokens")
-        tokens = [int(token) for token in body["tokens"]]
-        return JSONResponse({"prompt": await asyncio.to_thread(model.text, tokens, True)})
+
+        def text() -> str:
+            return model.text(model.known(body["tokens"], "tokens"), True)
+
+        return JSONResponse({"prompt": await asyncio.to_thread(text)})
 
     async def tokenizer_info(self, _: Request) -> Response:
         """GET /tokenizer_info."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from pyfly_cpp.serve.errors import bad_request
@@ -42,11 +43,10 @@ def check(schema: Schema, value: Any, path: str = "") -> None:
     elif isinstance(value, list):
         _check_size(schema, "Items", len(value), "entries", path)
         if "items" in schema:
-            for i, entry in enumerate(value):
+            for i, entry in _doubtful(schema["items"], value):
                 check(schema["items"], entry, f"{path}[{i}]")
     elif isinstance(value, str):
         _check_size(schema, "Length", len(value), "characters", path)
-        _check_text(value, path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
         if not low <= value <= high:
@@ -80,7 +80,6 @@ def _check_object(schema: Schema, value: dict[str, Any], path: str) -> None:
     others = schema.get("additionalProperties")
     _check_size(schema, "Properties", len(value), "entries", path)
     for name, entry in value.items():
-        _check_text(name, path)
         if name in properties:
             check(properties[name], entry, _inside(path, name))
         elif isinstance(others, dict):
@@ -95,11 +94,12 @@ def _check_size(schema: Schema, what: str, n: int, things: str, path: str) -> No
         raise bad_request(f"{path} has {n} {things}; at most {high} are allowed.", path)
 
 
-def _check_text(text: str, path: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise bad_request(f"{path or 'the request'} has half of a surrogate pair; send valid Unicode.", path) from None
+def _doubtful(schema: Schema, values: list[Any]) -> Iterable[tuple[int, Any]]:
+    """(place, entry) of those that need a look: of token ids there may be millions, and few that are none."""
+    if schema.get("type") != "integer":
+        return enumerate(values)
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    return ((i, value) for i, value in enumerate(values) if type(value) is not int or not low <= value <= high)
 
 
 def _is(value: Any, name: str) -> bool:

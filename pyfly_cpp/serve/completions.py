@@ -27,7 +27,9 @@ class Completion(Shared):
         if best_of > n:
             raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
         self._texts: list[str] = []
-        prompts = [self._prompt(prompt) for prompt in _listed(body["prompt"])]
+        given = listed(body["prompt"])
+        self.require_few(len(given))  # before they are read
+        prompts = [self._prompt(prompt) for prompt in given]
         max_tokens = body.get("max_tokens")
         max_tokens = _DEFAULT_TOKENS if max_tokens is None else int(max_tokens)
         if max_tokens == 0 and not self._echo:
@@ -47,10 +49,7 @@ class Completion(Shared):
             return self.model.tokenize(prompt) if prompt else self.model.beginning()
         if suffix:
             raise bad_request("suffix goes with a prompt that is a text.", "suffix")
-        tokens = [int(token) for token in prompt]
-        strange = next((token for token in tokens if token >= self.model.n_vocab), None)
-        if strange is not None:
-            raise bad_request(f"prompt has the token {strange}; tokens are under {self.model.n_vocab}.", "prompt")
+        tokens = self.model.known(prompt, "prompt")
         self._texts.append(self.model.text(tokens, special=True) if self._echo else "")
         return tokens
 
@@ -83,7 +82,7 @@ class _Choice:
         self._has_begun = False
         self._text: list[str] = []
         self._logprobs: dict[str, list[Any]] | None = None
-        self._n_chars = len(owner.prompt_text(i)) if isinstance(_listed(owner.body["prompt"])[0], str) else 0
+        self._n_chars = len(owner.prompt_text(i)) if isinstance(listed(owner.body["prompt"])[0], str) else 0
         self._finish: str | None = None
         self._told: list[dict[str, Any]] = []
 
@@ -116,7 +115,7 @@ class _Choice:
         out = _empty()
         if piece.prompt is not None:
             self._n_chars = 0
-            bos = [] if isinstance(_listed(self._owner.body["prompt"])[0], list) else self._owner.model.own_beginning()
+            bos = [] if isinstance(listed(self._owner.body["prompt"])[0], list) else self._owner.model.own_beginning()
             for n, token in enumerate(self._order.prompt):
                 if n > 0 or [token] != bos:
                     # What follows a BOS that we put there has nothing before it that the client knows of.
@@ -151,7 +150,7 @@ def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
     return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}
 
 
-def _listed(prompt: Any) -> list[Any]:
+def listed(prompt: Any) -> list[Any]:
     """A list of prompts, whatever of the four forms it had."""
     if isinstance(prompt, str) or (prompt and not isinstance(prompt[0], (str, list))):
         return [prompt]

@@ -11,6 +11,8 @@ from pyfly_cpp.serve.checking import Schema
 
 _INT64 = 2**63 - 1
 _MOST_STOPS, _MOST_CHARS_OF_STOP = 16, 256
+_MOST_ENTRIES = 2**16
+"""Of lists whose entries are looked at one by one."""
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$", "minLength": 1, "maxLength": 64}
 
@@ -33,14 +35,27 @@ def _integer(low: int, high: int = 2**31 - 1) -> Schema:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _list(items: Schema, low: int = 0, high: int | None = None) -> Schema:
+def _list(items: Schema, low: int = 0, high: int | None = _MOST_ENTRIES) -> Schema:
     return {"type": "array", "items": items, "minItems": low, **({} if high is None else {"maxItems": high})}
 
 
 _OBJECT: Schema = {"type": "object"}
 _BOOLEAN: Schema = {"type": "boolean"}
 _STOP: Schema = {"type": "string", "maxLength": _MOST_CHARS_OF_STOP}
-_TOKENS = {**_list(_integer(0), 1), "title": "a list of token ids"}
+_TOKENS = {**_list(_integer(0), 1, None), "title": "a list of token ids"}
+
+
+def _texts(text: Schema) -> Schema:
+    """One text or several, as such or as token ids."""
+    return {
+        "anyOf": [
+            {**text, "title": "a text"},
+            {**_list(text, 1), "title": "a list of texts"},
+            _TOKENS,
+            {**_list(_TOKENS, 1), "title": "a list of lists of token ids"},
+        ]
+    }
+
 
 _SHARED = _optional(
     model=_TEXT,
@@ -126,14 +141,7 @@ COMPLETION: Schema = {
     "type": "object",
     "required": ["prompt"],
     "properties": {
-        "prompt": {
-            "anyOf": [
-                {**_TEXT, "title": "a text"},
-                {**_list(_TEXT, 1), "title": "a list of texts"},
-                _TOKENS,
-                {**_list(_TOKENS, 1), "title": "a list of lists of token ids"},
-            ]
-        },
+        "prompt": _texts(_TEXT),
         **_SHARED,
         **_optional(suffix=_TEXT, echo=_BOOLEAN, logprobs=_integer(0, 20), best_of=_integer(1)),
         **_optional(response_format=_FORMAT),
@@ -218,10 +226,19 @@ RESPONSE: Schema = {
 }
 """Of /v1/responses."""
 
+_SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 EMBEDDING: Schema = {
     "type": "object",
     "required": ["input"],
-    "properties": {"input": COMPLETION["properties"]["prompt"], **_optional(model=_TEXT)},
+    "properties": {
+        "input": _texts(_SOME_TEXT),
+        **_optional(
+            model=_TEXT,
+            user=_TEXT,
+            encoding_format={"type": "string", "enum": ["float", "base64"]},
+            dimensions=_integer(1),
+        ),
+    },
 }
 """Of /v1/embeddings."""
 
@@ -232,5 +249,5 @@ TOKENIZE: Schema = {
 }
 """Of /tokenize."""
 
-DETOKENIZE: Schema = {"type": "object", "required": ["tokens"], "properties": {"tokens": _list(_integer(0))}}
+DETOKENIZE: Schema = {"type": "object", "required": ["tokens"], "properties": {"tokens": _list(_integer(0), 0, None)}}
 """Of /detokenize."""

@@ -45,6 +45,7 @@ class Metrics:
         """Seconds between the pieces of a text that follow each other."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.embedded_tokens = 0
 
     def count(self, route: str, status: int) -> None:
         """A request was answered."""
@@ -89,6 +90,7 @@ class Metrics:
             [("", stats.prefilled)],
         )
         metric("completion_tokens_total", "counter", "Tokens of answers.", [("", self.completion_tokens)])
+        metric("embedded_tokens_total", "counter", "Tokens of texts that became vectors.", [("", self.embedded_tokens)])
         for name, text in (("first_token", "From a request to its first text."), ("between_tokens", "Between texts.")):
             lines.extend((f"# HELP pyfly_{name}_seconds {text}", f"# TYPE pyfly_{name}_seconds histogram"))
             lines.extend(getattr(self, name).lines(f"pyfly_{name}_seconds"))

@@ -51,6 +51,11 @@ class Model:
         """What proposes tokens."""
         return [str(drafter) for drafter in require_drafters(self._llm.drafter)]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the batch has ended by a failure: nothing more comes of it."""
+        return self.batch._crew.stepper.has_failed
+
     def stats(self) -> Stats:
         """Of all texts; waits for the step that runs."""
         return self.batch.stats
@@ -58,7 +63,7 @@ class Model:
     # ---- Tokens ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = True, add_bos: bool = True) -> list[int]:
-        """The tokens of a text. Raises ApiError: it is far too long."""
+        """The tokens of a text. Raises ApiError: it is far too long, or has too long a word."""
         content = text.encode("utf-8")
         if len(content) > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx:
             raise bad_request(
@@ -66,7 +71,19 @@ class Model:
                 "shorten it.",
                 code="context_length_exceeded",
             )
-        return self.batch.tokenize(content, add_bos, special)
+        try:
+            return self.batch.tokenize(content, add_bos, special)
+        except ValueError as error:
+            if self.has_failed:
+                raise
+            raise bad_request(str(error)) from None
+
+    def known(self, tokens: Sequence[float], param: str) -> list[int]:
+        """Token ids of a request's field. Raises ApiError: one is none of the vocabulary."""
+        strange = next((token for token in tokens if token >= self.n_vocab), None)
+        if strange is not None:
+            raise bad_request(f"{param} has the token {strange:.0f}; tokens are under {self.n_vocab}.", param)
+        return [int(token) for token in tokens]
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token; of a control token nothing, unless `special`."""

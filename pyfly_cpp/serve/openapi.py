@@ -16,7 +16,7 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/v1/chat/completions": ("An answer to messages.", fields.CHAT),
         "/v1/completions": ("Continuations of texts.", fields.COMPLETION),
         "/v1/responses": ("An answer as a list of items.", fields.RESPONSE),
-        "/v1/embeddings": ("Not served: 501.", fields.EMBEDDING),
+        "/v1/embeddings": ("Vectors of texts; 501 where the server was started without them.", fields.EMBEDDING),
         "/tokenize": ("The tokens of a text.", fields.TOKENIZE),
         "/detokenize": ("The text of tokens.", fields.DETOKENIZE),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.chat import Chat, read_content
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order, Rule
 from pyfly_cpp.serve.settings import Settings
@@ -61,6 +61,10 @@ class Response:
         yield from self._finish_text()
         state = self._state(self._status)
         yield self._event(f"response.{self._status}", response=state)
+
+    def fail(self, failure: ApiError) -> Event:
+        """The error, in this route's shape."""
+        return self._event("error", code=failure.code, message=failure.message, param=failure.param)
 
     def whole(self) -> Event:
         """The response."""

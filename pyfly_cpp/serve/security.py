@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -18,6 +19,8 @@ from pyfly_cpp.serve.settings import Settings
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
+
+_HOST = re.compile(r"(?:\[([^][]*)\]|([^][:]*))(?::[0-9]*)?")
 
 OPEN_PATHS = ("/", "/health")
 """What nobody needs a key for."""
@@ -54,7 +57,7 @@ class _Names:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         name = _name_of(hosts[0]) if len(hosts) == 1 else ""
-        if not (self._any_name or name in self._names or _is_address(name)):
+        if not (self._any_name or (name and name in self._names) or _is_address(name)):
             await refuse(ApiError(
                 403, f"this server does not know itself as {name[:100]!r}; ask it by its address, or start it with "
                 "--allow-host NAME.", code="unknown_host",
@@ -74,11 +77,9 @@ class _Names:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    """The name in a Host header, without its port; empty where it is written in no way that names are."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def _is_address(name: str) -> bool:

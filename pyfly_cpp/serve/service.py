@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.serve.answers import Answer
+from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
@@ -34,16 +38,18 @@ class Service:
         self.metrics = Metrics()
         self.turns = Turns(model.batch.n_parallel, settings.limits.max_waiting)
         self.grammars = Grammars(model.path, settings.limits.max_grammar, settings.limits.grammar_seconds)
+        self.embedder = Embedder(model.batch) if settings.embeddings else None
+        self.embedding = Turns(1, settings.limits.max_waiting)
+        """The turns of texts that want a vector: one at a time."""
         self._running: set[Handle] = set()
-        self._is_over = False
 
     def stop(self) -> None:
         """Nothing new begins; what runs has `grace` seconds to finish. In the event loop."""
         self.turns.close()
+        self.embedding.close()
         asyncio.get_running_loop().call_later(self.settings.grace, self._give_up)
 
     def _give_up(self) -> None:
-        self._is_over = True
         for handle in tuple(self._running):
             handle.cancel()
 
@@ -76,6 +82,17 @@ class Service:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def vectors(self, texts: Sequence[Sequence[int]]) -> AsyncIterator[npt.NDArray[np.single]]:
+        """The vectors of texts, one after the other; requests take turns text by text. Raises as `pieces` does."""
+        assert self.embedder is not None
+        most = self.settings.limits.max_seconds
+        with self.embedding.admitted(len(texts)) as ticket:
+            for tokens in texts:
+                async with ticket.turn(most):
+                    vector = await self.embedder.embed(tokens, most)
+                self.metrics.embedded_tokens += len(tokens)
+                yield vector
 
     async def _with_grammars(self, orders: list[Order]) -> list[Order]:
         known: dict[Constraint, Constraint] = {}
@@ -124,6 +141,9 @@ class Service:
         """What the client is told of a failure."""
         if isinstance(failure, ApiError):
             return failure
+        if self.model.has_failed:
+            self.log.failure(failure)
+            return internal()
         if isinstance(failure, ContextFullError):
             return bad_request(str(failure), code="context_length_exceeded")
         if self.turns.is_closed:

@@ -48,6 +48,8 @@ class Settings:
     """Seconds that answers have to finish when the server is told to stop."""
     default_max_tokens: int = 1024
     """Of a chat answer that says nothing; 0: as the context allows."""
+    embeddings: bool = False
+    """Whether vectors of texts are served, for which there is a context beside the batch's."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling of requests that say nothing."""
     limits: Limits = Limits()

@@ -8,8 +8,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from pyfly_cpp.serve.errors import ApiError
-
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 T = TypeVar("T")
@@ -67,14 +65,6 @@ class Sender:
         """One event. Raises ClientLeft: it was not taken."""
         text = f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
         await self._write(f"event: {event['type']}\n{text}" if self._is_named else text)
-
-    async def failure(self, failure: ApiError) -> None:
-        """An error in place of what would have come."""
-        body = failure.body()
-        if self._is_named:
-            await self.event({"type": "error", "code": failure.code, "message": failure.message, "param": None})
-        else:
-            await self.event(body)
 
     async def end(self) -> None:
         """There is no more."""

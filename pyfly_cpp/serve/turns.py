@@ -70,6 +70,15 @@ class Turns:
         self._queues.setdefault(ticket, deque()).append(future)
         self._hand_out()
 
+    def _withdraw(self, ticket: Ticket, future: asyncio.Future[None]) -> None:
+        future.cancel()
+        queue = self._queues.get(ticket)
+        if queue is not None:
+            with contextlib.suppress(ValueError):
+                queue.remove(future)
+            if not queue:
+                del self._queues[ticket]
+
     def _hand_out(self) -> None:
         while self.running < self._n_slots and self._queues:
             ticket, queue = self._queues.popitem(last=False)
@@ -113,7 +122,7 @@ class Ticket:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._turns._release(0.0)
             else:
-                future.cancel()
+                self._turns._withdraw(self, future)
             raise
         begun = time.monotonic()
         try:

@@ -172,7 +172,7 @@ def test_the_system_prompt_and_settings_change_between_turns(run, tmp_path):
     assert talk["system"] == "Be brief." and "(system prompt: none)" in result.err
     assert (talk["settings"]["temperature"], talk["settings"]["seed"]) == (0.5, 7)
     assert "cut off by --max-tokens" in result.err and "top_p 0.95" in result.err
-    talk, _ = talk_of(run, tmp_path, '/system ""\n/set seed none\n', "-s", "Be brief.", "--seed", 3)
+    talk, _ = talk_of(run, tmp_path, '/system ""\n/set seed none\n', "--system", "Be brief.", "--seed", 3)
     assert talk["system"] is None and talk["settings"]["seed"] is None
     for bad, message in (("temperature x", "temperature cannot be 'x'"), ("temperature -1", "cannot be '-1'"),
                          ("n_ctx 3", "no setting 'n_ctx'"), ("seed none", "(seed None)")):  # fmt: skip
@@ -182,7 +182,14 @@ def test_the_system_prompt_and_settings_change_between_turns(run, tmp_path):
 def test_save_and_load(run, tmp_path):
     file = tmp_path / "talk to me.json"
     saved = chat(
-        run, "-s", "Be brief.", "--temperature", 0.5, "--seed", 1, stdin=f"{QUESTION}\n/gate exact\n/save '{file}'\n"
+        run,
+        "--system",
+        "Be brief.",
+        "--temperature",
+        0.5,
+        "--seed",
+        1,
+        stdin=f"{QUESTION}\n/gate exact\n/save '{file}'\n",
     )
     data = json.loads(file.read_text())
     assert [m["role"] for m in data["messages"]] == ["user", "assistant"]
@@ -208,7 +215,7 @@ def test_a_byte_that_is_not_utf8_is_replaced_and_the_chat_goes_on(run, tmp_path,
 
 
 def test_a_system_prompt_that_is_not_utf8(run):
-    result = chat(run, "-s", "Be \udce9brief.", stdin=f"{QUESTION}\n")
+    result = chat(run, "--system", "Be \udce9brief.", stdin=f"{QUESTION}\n")
     assert result.code == 0 and "(--system is not valid UTF-8: one character was replaced" in result.err
 
 

@@ -13,7 +13,7 @@ from fake_rpc import fake_rpc_server
 
 import pyfly_cpp
 from pyfly_cpp import extra_buffers
-from pyfly_cpp.cli import _COMMANDS
+from pyfly_cpp.cli import _COMMANDS, cli
 from pyfly_cpp.cli.text import repaired
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -45,7 +45,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
         (["--model", "caf\udce9.gguf"], 1, "is not UTF-8; rename the file."),
         (["--model", "smollm-135m"], 1, "Did you mean 'smollm2-135m'?"),
-        (["--model", "qwen2.5-coder-1.5b"], 1, "run `pyfly-cpp models fetch qwen2.5-coder-1.5b`"),
+        (["--model", "hf:o/r:Q4_0"], 1, "is not fetched yet; run `pyfly-cpp models fetch hf:o/r:Q4_0`"),
         (["--model", __file__], 1, "is not a GGUF file"),
         (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
         (["--model", TARGET, "--gate", "all(stochastic,margin)"], 2, "there is nothing to combine; use it alone"),
@@ -310,16 +310,37 @@ def test_an_interrupt_is_one_line(run, monkeypatch):
     assert (result.code, result.err) == (130, "Interrupted.\n")
 
 
-LONG_NAMES = {"-m": "--model", "-d": "--draft", "-c": "--n-ctx", "-t": "--n-threads", "-n": "--max-tokens",
-              "-o": "--output", "-f": "--file"}  # fmt: skip
+def every_command():
+    """(name, command) of all commands, and of the commands in them."""
+
+    def walk(name, command):
+        yield name, command
+        for inner, other in getattr(command, "commands", {}).items():
+            yield from walk(f"{name} {inner}", other)
+
+    for name in _COMMANDS:
+        yield from walk(name, cli.get_command(None, name))
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
-def test_one_name_for_one_option_on_every_command(run, name):
-    text = run(name, "--help").out
+def test_one_name_for_one_option_on_every_command():
+    long_of, takes_value = {}, {}
+    for name, command in every_command():
+        for option in (param for param in command.params if param.param_type_name == "option"):
+            first, *_ = (opt for opt in option.opts if opt.startswith("--"))
+            for short in (opt for opt in option.opts if not opt.startswith("--")):
+                assert long_of.setdefault(short, first) == first, f"{short} of {name}"
+            assert takes_value.setdefault(first, not option.is_flag) is not option.is_flag, f"{first} of {name}"
+    assert long_of == {
+        "-m": "--model", "-d": "--draft", "-c": "--n-ctx", "-t": "--n-threads", "-n": "--max-tokens",
+        "-o": "--output", "-f": "--file", "-s": "--setting", "-y": "--yes",
+    }  # fmt: skip
+    assert not takes_value["--json"] and not takes_value["--force"]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in every_command()])
+def test_a_help_is_readable(run, name):
+    text = run(*name.split(), "--help").out
     assert max(map(len, text.splitlines())) <= 80
-    for short, long in re.findall(r"^  (-\w), (--[\w-]+)", text, re.MULTILINE):
-        assert LONG_NAMES.get(short, long) == long
     for old in ("--ctx", "--threads", "--gpu-layers"):
         assert not re.search(rf"^  .*(?<!\w){old}\b", text, re.MULTILINE), "old names are taken, but not shown"
 

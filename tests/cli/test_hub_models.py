@@ -1,87 +1,30 @@
-"""`models fetch hf:...` against a local server that speaks the hub's protocol."""
+"""`models fetch hf:...` and `models pair hf:...` against a local server that speaks the hub's protocol."""
 
 from __future__ import annotations
 
-import hashlib
-import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from fake_hub import fake_hub
+
+from pyfly_cpp.models import locate
 
 pytest.importorskip("huggingface_hub")
 
 CONTENT = os.urandom(24 << 20)  # more than two of the pieces that huggingface_hub writes
-COMMIT = "c" * 40
-
-
-class Hub(http.server.ThreadingHTTPServer):
-    """Serves one file. `stalls_at`, `breaks_at`: sends so many bytes of it and no more; once."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.sha256 = hashlib.sha256(CONTENT).hexdigest()
-        self.stalls_at = self.breaks_at = None
-        self.ranges = []  # that were asked for
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.answer(is_head=True)
-
-    def do_GET(self):
-        self.answer(is_head=False)
-
-    def answer(self, is_head):
-        hub = self.server
-        if self.path != "/owner/repo/resolve/main/model.gguf" and COMMIT not in self.path:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.end_headers()
-            return
-        begin = 0
-        if not is_head:
-            hub.ranges.append(self.headers.get("Range"))
-            if self.headers.get("Range"):
-                begin = int(self.headers["Range"].split("=")[1].split("-")[0])
-        body = CONTENT[begin:]
-        self.send_response(206 if begin else 200)
-        self.send_header("ETag", f'"{hub.sha256}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Content-Length", str(len(body)))
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}")
-        self.end_headers()
-        if is_head:
-            return
-        if hub.stalls_at is not None or hub.breaks_at is not None:
-            self.wfile.write(body[: hub.stalls_at or hub.breaks_at])
-            self.wfile.flush()
-            time.sleep(60 if hub.stalls_at else 0)
-            hub.breaks_at = None
-            return
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
+FILES = {"model.gguf": CONTENT}
 
 
 @pytest.fixture
 def hub():
-    server = Hub()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with fake_hub(FILES) as server:
+        yield server
 
 
 def start(home, url, *arguments):
@@ -134,7 +77,7 @@ def test_a_wrong_checksum(hub, tmp_path):
     assert code == 1
     assert "arrived damaged (wrong SHA-256) and was removed; fetch it again." in err
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == len(CONTENT)]
-    hub.sha256 = hashlib.sha256(CONTENT).hexdigest()
+    hub.sha256 = None
     assert fetch(tmp_path, hub.url)[0] == 0
 
 
@@ -152,3 +95,60 @@ def test_no_network(tmp_path, monkeypatch):
     (line,) = err.splitlines()
     assert line.startswith("Error: the hub cannot be reached (")
     assert line.endswith("is not here; check the network, or give --model the path of a file.")
+
+
+def command(home, url, *arguments):
+    process = start(home, url, *arguments)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def test_a_model_by_its_type(hub, tmp_path, monkeypatch):
+    parts = {f"Q4_K_M/m-Q4_K_M-0000{i}-of-00002.gguf": os.urandom(1000 + i) for i in (1, 2)}
+    hub.files = {**parts, "m-Q8_0.gguf": b"8" * 3000, "mmproj-F16.gguf": b"p" * 10}
+    code, out, err = command(tmp_path, hub.url, "fetch", "hf:owner/repo", "hf:owner/repo:q8_0")
+    assert code == 0, err
+    usual, eight = map(Path, out.splitlines())
+    assert [usual.with_name(Path(name).name).read_bytes() for name in parts] == list(parts.values())
+    assert eight.read_bytes() == b"8" * 3000
+    nowhere = "http://127.0.0.1:9"  # what is here is found and checked without the hub
+    assert command(tmp_path, nowhere, "fetch", "hf:owner/repo:Q8_0")[:2] == (0, f"{eight}\n")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, path in (("hf:owner/repo:Q4_K_M", usual), ("hf:owner/repo", usual), ("hf:owner/repo:Q8_0", eight)):
+        assert locate(name) == path
+    assert locate("hf:owner/repo:Q6_K") is None and locate("hf:owner/other") is None
+    usual.with_name("m-Q4_K_M-00002-of-00002.gguf").unlink()
+    assert locate("hf:owner/repo:Q4_K_M") is None and locate("hf:owner/repo") == eight
+    whole = "hf:owner/repo/Q4_K_M/m-Q4_K_M-00001-of-00002.gguf"
+    assert locate(whole) is None
+    assert command(tmp_path, hub.url, "fetch", whole)[:2] == (0, f"{usual}\n")
+    assert locate(whole) == usual
+
+
+def test_what_the_hub_has_not(hub, tmp_path):
+    for name, message in (
+        ("hf:owner/repo:Q6_K", "owner/repo has no model of type Q6_K; there is model.gguf."),
+        ("hf:owner/none:Q8_0", "the hub has no 'hf:owner/none', or not for everybody; check the name, or run"),
+    ):
+        code, _, err = command(tmp_path, hub.url, "fetch", name)
+        (line,) = err.splitlines()
+        assert code == 1 and message in line
+    code, _, err = command(tmp_path, "http://127.0.0.1:9", "pair", "hf:owner/repo")
+    (line,) = err.splitlines()
+    assert code == 1 and line.startswith("Error: the hub cannot be reached (")
+
+
+def test_a_pair(hub, tmp_path):
+    target, draft = "hf:Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0"
+    code, out, err = command(tmp_path, hub.url, "pair", "hf:Qwen/Qwen2.5-7B-Instruct-GGUF")
+    assert code == 0
+    assert out.splitlines() == [
+        f"target  {target}  4.7 GB, apache-2.0, 2 files",
+        f"draft   {draft}  676 MB, apache-2.0",
+    ]
+    assert f"  pyfly-cpp models fetch {target} {draft}\n" in err and f"  pyfly-cpp chat -m {target} -d {draft}\n" in err
+    shown = json.loads(command(tmp_path, hub.url, "pair", "hf:Qwen/Qwen3-8B-GGUF:Q6_K", "--json")[1])
+    assert shown["target"]["files"][0]["name"] == "Qwen3-8B-Q6_K.gguf"
+    assert shown["draft"]["files"][0]["sha256"].startswith("9465e63a22add535")

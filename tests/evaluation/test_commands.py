@@ -4,6 +4,7 @@ wrong."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,9 @@ command = sandbox._command
 
 
 @pytest.fixture
-def run(model_arguments):
+def run(model_arguments, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
     def run(command, *arguments, models=True):
         return click_testing.CliRunner().invoke(command, [*map(str, arguments), *(model_arguments if models else [])])
 
@@ -223,7 +226,7 @@ def test_eval_refusals(run, data, tmp_path, monkeypatch):
 
 
 def test_bench(run, tmp_path):
-    files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
+    files = ["-o", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
     result = run(bench, "-s", "margin:0.5", "--limit", 6, "--max-tokens", 16, *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
@@ -236,8 +239,8 @@ def test_bench(run, tmp_path):
     assert {"plain", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
-    refused(run(bench, "--json", tmp_path / "b.json" / "x.json"), "cannot be written to")
-    refused(run(bench, "--json", tmp_path), "is a folder")
+    refused(run(bench, "-o", tmp_path / "b.json" / "x.json"), "cannot be written to")
+    refused(run(bench, "-o", tmp_path), "is a folder")
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
     refused(run(bench, "--prompts", tmp_path / "p.jsonl"), "p.jsonl, line 2", "'prompt' nor 'turns'")
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
@@ -245,7 +248,7 @@ def test_bench(run, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--parallel", "1,2"]], ids=["alone", "several"])
 def test_bench_goes_on_where_it_was_stopped(run, tmp_path, monkeypatch, more):
-    arguments = ["--limit", 4, "-n", 6, "-s", "exact lookup", "--json", tmp_path / "b.json", *more]
+    arguments = ["--limit", 4, "-n", 6, "-s", "exact lookup", "-o", tmp_path / "b.json", *more]
     part, add = tmp_path / "b.json.part", Journal.add
 
     def stopped(self, measured):
@@ -256,7 +259,7 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, monkeypatch, more):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "add", stopped)
         result = run(bench, *arguments)
-    assert result.exit_code == 130 and "the same command goes on from here" in result.stderr
+    assert result.exit_code == 130 and "The same command goes on from here." in result.stderr
     kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
     assert len(kept) == 7
     with open(part, "a") as file:
@@ -276,8 +279,37 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, monkeypatch, more):
     assert not part.exists()
 
 
+def test_bench_without_a_file_goes_on_too(run, tmp_path, monkeypatch):
+    arguments = ["--limit", 2, "-n", 6, "-s", "exact lookup", "--json"]
+    folder, add = tmp_path / "state" / "pyfly-cpp" / "bench", Journal.add
+    folder.mkdir(parents=True)
+    (folder / "old.part").write_text("")
+    os.utime(folder / "old.part", (0, 0))
+
+    def stopped(self, measured):
+        add(self, measured)
+        if len(self.measured) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", stopped)
+        result = run(bench, *arguments)
+    (part,) = folder.iterdir()
+    assert result.exit_code == 130 and result.stdout == ""
+    assert f"kept in {part} until it is done; interrupted, the same command goes on" in result.stderr
+    assert run(bench, *arguments, "--without-plain").exit_code == 0, "another benchmark has a place of its own"
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "3 measurements of an earlier start taken over" in result.stderr, result.output
+    assert len(json.loads(result.stdout)["measured"]) == 6
+    assert not list(folder.iterdir())
+    (tmp_path / "state" / "pyfly-cpp" / "bench").rmdir()
+    (tmp_path / "state" / "pyfly-cpp" / "bench").write_text("in the way")
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "what is measured is not kept: " in result.stderr
+
+
 def test_bench_of_several_at_once(run, tmp_path):
-    files = ["--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
+    files = ["-o", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
     few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
     result = run(bench, *few, "--parallel", "3,1", *files)
     assert result.exit_code == 0, result.output
@@ -349,13 +381,13 @@ def heads(tiny):
 def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     own, eagle3 = heads
     few = ["--limit", 2, "--max-tokens", 12]
-    result = run(bench, *own, *few, "-s", "exact lookup", "--json", tmp_path / "m.json", models=False)
+    result = run(bench, *own, *few, "-s", "exact lookup", "-o", tmp_path / "m.json", models=False)
     assert result.exit_code == 0, result.output
     assert "MTP head (the model carries an MTP head)" in result.stdout
     record = json.loads((tmp_path / "m.json").read_text())
     exact = next(m for m in record["measured"] if m["setting"] == "exact")
     assert exact["stats"]["accepted_by_drafter"]["MTP"] > 0 and record["models"]["drafter"][0]["kind"] == "mtp"
-    result = run(bench, *eagle3, *few, "--json", tmp_path / "e.json", models=False)
+    result = run(bench, *eagle3, *few, "-o", tmp_path / "e.json", models=False)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "e.json").read_text())
     assert [file["file"] for file in record["models"]["draft_files"]] == ["tiny-llama-eagle3-f16.gguf"]

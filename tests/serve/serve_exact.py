@@ -29,7 +29,7 @@ def main(model, draft, n_parallel):
             print(bound.getsockname()[1], flush=True)
             threading.Thread(target=end_with_stdin, daemon=True).start()
 
-        serve(batch, Settings("tiny", sampling={"temperature": 0.0}), bound, tell)
+        serve(batch, Settings("tiny", sampling={"temperature": 0.0}, embeddings=True), bound, tell)
 
 
 def end_with_stdin():

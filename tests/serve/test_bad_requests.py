@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 import socket
+import threading
 
 import pytest
+
+from pyfly_cpp.serve.body import parse
 
 N_BODIES = 500
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -115,6 +118,42 @@ def test_hostile_bodies(server):
             wrong.append((path, body[:120], response.status_code, response.text[:200]))
     assert not wrong
     assert server.post(TEXT, **GOOD[TEXT]).status_code == 200
+
+
+def test_too_many_prompts_are_not_read(server, monkeypatch):
+    monkeypatch.setattr(server.service.model, "tokenize", None)
+    error = server.post(TEXT, prompt=["a"] * 100, n=2)
+    assert error.status_code == 400 and "asks for 200 texts" in error.json()["error"]["message"]
+    assert server.post(TEXT, prompt=["a"] * (2**16 + 1)).status_code == 400
+
+
+def test_large_requests_are_read_beside_the_event_loop(server, monkeypatch):
+    threads = []
+
+    def noting(*args):
+        threads.append(threading.current_thread().name)
+        return parse(*args)
+
+    monkeypatch.setattr("pyfly_cpp.serve.body.parse", noting)
+    for prompt in ("Hi", [1] * 3000):
+        server.post(TEXT, prompt=prompt, max_tokens=1)
+    assert threads[0] != threads[1] and threads[1].startswith("asyncio_")
+
+
+SCHEMA = {"enum": ["\ud800"]}
+
+
+@pytest.mark.parametrize("path", list(GOOD))
+def test_half_of_a_surrogate_pair_anywhere(server, path):
+    tool = {"type": "function", "name": "f", "function": {"name": "f", "parameters": SCHEMA}, "parameters": SCHEMA}
+    for more in (
+        {"tools": [tool]},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"\udfff": 1},
+    ):
+        error = server.http.post(path, content=json.dumps({**GOOD[path], **more}))
+        assert error.status_code == 400 and "surrogate" in error.json()["error"]["message"]
 
 
 def test_what_is_ignored(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.stepper import Stepper
 
 PATH = "/v1/completions"
 
@@ -115,6 +117,18 @@ def test_a_client_that_does_not_read_holds_nobody_up(batch):
         assert content.count(b'"finish_reason":"length"') == 4
 
 
+def test_a_batch_that_failed(tiny_target_f32, monkeypatch):
+    """It is no fault of the requests, and whoever watches the server is told."""
+    with FlyBatch(tiny_target_f32, 1, **EXACT) as batch, running(batch) as one:
+        assert one.post(PATH, prompt="A", max_tokens=1).status_code == 200
+        monkeypatch.setattr(Stepper, "_step", lambda _: 1 / 0)
+        for _ in range(2):
+            assert one.post(PATH, prompt="A", max_tokens=1).status_code == 500
+        health = one.http.get("/health")
+        assert health.status_code == 503 and health.json()["status"] == "failed"
+        assert one.http.get("/metrics").status_code == 200
+
+
 def until_closed(client, end=b""):
     """What comes until the connection is closed, or until `end`."""
     content = b""
@@ -146,7 +160,15 @@ def test_stopping_ends_answers_cleanly(tiny_target_f32):
             answer, content = until_closed(waiting), until_closed(streaming)
             assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
             assert b"shutting down" in content and b"data: [DONE]" in content
-        with running(batch, limits=Limits(max_tokens=16000), grace=20) as one:  # the batch goes on
+        with running(batch, limits=Limits(max_tokens=16000), grace=0.1) as one:  # the batch goes on
+            body = {"input": "A", "max_output_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
+            streaming = connected(one, body, "/v1/responses")
+            until(lambda: one.service.turns.running == 1)
+            one.server.should_exit = True
+            events = re.findall(rb"^data: (.*)$", until_closed(streaming), re.MULTILINE)
+            last = json.loads(events[-1])
+            assert last["type"] == "error" and last["code"] == "stopping" and last["sequence_number"] == len(events) - 1
+        with running(batch, limits=Limits(max_tokens=16000), grace=20) as one:
             streaming = connected(one, {"prompt": "A", "max_tokens": 40, "stream": True})
             until(lambda: one.service.turns.running == 1)
             one.server.should_exit = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 
 import pytest
 
 from pyfly_cpp.serve.body import parse
+from pyfly_cpp.serve.checking import check
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.settings import Limits
@@ -100,8 +102,38 @@ def test_json_that_is_refused(content):
     assert failure.value.status == 400
 
 
-def test_brackets_in_texts_have_no_depth():
-    assert parse(json.dumps({"a": "[{" * 100 + '\\"'}).encode(), 4)
+@pytest.mark.parametrize(
+    "text", ["[{" * 100 + '\\"', '\\"' * 9 + "[[[[[", "\\" * 6 + "[[[[[", '\\\\"[[[[[', "ä[[[[[[\\u"]
+)
+def test_brackets_in_texts_have_no_depth(text):
+    assert parse(json.dumps({"a": text, text: [[]]}).encode(), 4) == {"a": text, text: [[]]}
+    with pytest.raises(ApiError, match="nested"):
+        parse(json.dumps({"a": text, text: [[[[]]]]}).encode(), 4)
+
+
+@pytest.mark.parametrize("text", ["x", "\n", '"', "\\", "[", "ä"])
+def test_long_texts_take_little_memory(text):
+    content = json.dumps({"a": text * 2**18}).encode()
+    tracemalloc.start()
+    parse(content, 4)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * len(content)
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["\udfff"], {"x": {"\ud83d": 1}}, "\\ud800 \ud800"])
+def test_half_of_a_surrogate_pair(value):
+    with pytest.raises(ApiError, match="half of a surrogate pair"):
+        parse(json.dumps({"a": value}).encode(), 8)
+    assert parse(json.dumps({"a": "😀", "b": "\\ud800"}).encode(), 8) == {"a": "😀", "b": "\\ud800"}
+
+
+def test_lists_of_token_ids():
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}}
+    check(schema, [0, 9, 3.0, 5], "ids")
+    for wrong in (-1, 10, 2.5, True, "x", None):
+        with pytest.raises(ApiError, match=r"ids\[2\] must be"):
+            check(schema, [0, 9, wrong, 5], "ids")
 
 
 def test_requests_take_turns():
@@ -160,6 +192,29 @@ def test_turns_that_are_given_up():
         third.cancel()
         await asyncio.gather(first, second, third, return_exceptions=True)
         assert (turns.running, turns.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_those_who_left_are_forgotten():
+    async def main():
+        turns = Turns(1, 3)
+        with turns.admitted(1) as ticket:
+            async with ticket.turn(10):
+                for _ in range(5):
+
+                    async def wait():
+                        with turns.admitted(2) as other:
+                            await asyncio.gather(*(other.turn(10).__aenter__() for _ in range(2)))
+
+                    task = asyncio.ensure_future(wait())
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    assert turns.waiting == 2
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    await asyncio.sleep(0)
+                assert turns.waiting == 0 and not turns._queues
 
     asyncio.run(main())
 

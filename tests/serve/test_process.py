@@ -125,8 +125,10 @@ def test_other_machines_need_a_key(tiny_target, tmp_path, start):
     keys.write_text("\n")
     code, error = failing("-m", tiny_target, "--host", "0.0.0.0", "--api-key-file", str(keys))
     assert code == 1 and "has no key" in error
-    keys.write_text("from-the-file\n")
-    _, url = start("--host", "0.0.0.0", "--api-key-file", str(keys), env={**os.environ, "PYFLY_API_KEY": "from-there"})
+    keys.write_bytes(b"\xef\xbb\xbffrom-the-file\r\nin-latin-1-\xe4\n")
+    options = ("--host", "0.0.0.0", "--api-key-file", str(keys), "--api-key", " spaced ")
+    _, url = start(*options, env={**os.environ, "PYFLY_API_KEY": "from-there\n"})
     url = url.replace("0.0.0.0", "127.0.0.1")
-    for key, status in (("from-the-file", 200), ("from-there", 200), ("else", 401)):
-        assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == status
+    good = (b"from-the-file", b"in-latin-1-\xe4", b"from-there", b"spaced")
+    for key, status in (*((key, 200) for key in good), (b"else", 401)):
+        assert httpx.get(f"{url}/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == status

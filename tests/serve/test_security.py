@@ -50,10 +50,13 @@ def test_the_openai_package_with_a_key(guarded):
     "host, status",
     [("localhost", 200), ("LOCALHOST:80", 200), ("127.0.0.1:9", 200), ("[::1]:80", 200), ("192.168.1.7", 200),
      ("known.example", 200), ("attacker.example", 403), ("attacker.example:8080", 403), ("", 403),
-     ("localhost.attacker.example", 403), ("127.0.0.1.attacker.example", 403), ("[attacker.example]", 403)],
+     ("localhost.attacker.example", 403), ("127.0.0.1.attacker.example", 403), ("[attacker.example]", 403),
+     ("[::1", 403), ("[::1]attacker.example", 403), ("127.0.0.1:80:80", 403), ("127.0.0.1:attacker.example", 403),
+     ("127.0.0.1]", 403), ("[::1]:", 200)],
 )  # fmt: skip
 def test_names(guarded, host, status):
     assert guarded.http.get("/health", headers={"Host": host}).status_code == status
+    assert guarded.http.get("/nothing", headers={"Host": host}).status_code == (403 if status == 403 else 401)
 
 
 def test_web_pages_elsewhere(server, guarded):

@@ -1,0 +1,77 @@
+"""Texts with words so long that llama.cpp would end the process.
+
+It splits the texts of many vocabularies by std::regex, which goes one call deeper with every character of a match: some
+thousand letters without a space in between are more than the stack of a thread holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+_LONG, _LONGEST = 2**11, 2**17
+"""Bytes of words that any stack holds, and that the deep one does: about 320 bytes of it go to each (libstdc++)."""
+_STACK = 2**28  # bytes; what is not used is not taken
+_SPACES = re.compile(rb"\s+")
+_ONE_AT_A_TIME = threading.Lock()
+
+# fmt: off
+_OWN_CODE = frozenset({
+    "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone", "exaone4", "falcon3", "gemma4",
+    "glm4", "gpt-2", "hunyuan", "jais", "kimi-k2", "llama-bpe", "llama-v3", "llama3", "megrez", "minerva-7b", "mpt",
+    "olmo", "phi-2", "pixtral", "qwen2", "qwen35", "refact", "smaug-bpe", "smollm", "stablelm2", "starcoder",
+    "trillion",
+})
+# fmt: on
+"""Values of tokenizer.ggml.pre whose texts llama.cpp splits by code of its own."""
+
+T = TypeVar("T")
+
+
+def tokenized(tokenize: Callable[[], T], text: bytes, metadata: Mapping[str, str]) -> T:
+    """Calls `tokenize`, which hands the text to llama.cpp, where there is stack enough for it.
+
+    Args:
+        text: What it tokenizes.
+        metadata: Of the model's file.
+
+    Raises:
+        ValueError: there is no such stack.
+    """
+    if len(text) <= _LONG or metadata.get("tokenizer.ggml.model") != "gpt2":
+        return tokenize()
+    n = 0 if metadata.get("tokenizer.ggml.pre") in _OWN_CODE else _longest_word(text)
+    if n <= _LONG:
+        return tokenize()
+    if n > _LONGEST:
+        raise ValueError(
+            f"the text has {n} bytes without a space in between, or of spaces alone; the tokenizer of this model takes "
+            f"{_LONGEST} at most: break the line."
+        )
+    return _on_a_deep_stack(tokenize)
+
+
+def _longest_word(text: bytes) -> int:
+    return max(map(len, itertools.chain(text.split(), _SPACES.findall(text))), default=0)
+
+
+def _on_a_deep_stack(function: Callable[[], T]) -> T:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as failure:
+            future.set_exception(failure)
+
+    with _ONE_AT_A_TIME:
+        before = threading.stack_size(_STACK)  # of all threads that begin now
+        try:
+            threading.Thread(target=run, name="pyfly-tokenizer").start()
+        finally:
+            threading.stack_size(before)
+        return future.result()

@@ -1,0 +1,80 @@
+"""What sdist and wheel hold, and the workflow that makes the wheels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tarfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import pyfly_cpp
+
+ROOT = Path(__file__).parents[1]
+NOT_IN_SDIST = (".ci/", ".github/", ".gitignore", ".clang-format")
+LLAMA = ("libllama", "libggml")
+
+
+def tracked(*arguments):
+    """What git knows of this checkout."""
+    try:
+        done = subprocess.run(["git", "ls-files", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout")
+    return set(done.stdout.splitlines())
+
+
+def test_what_the_sdist_holds(tmp_path):
+    pytest.importorskip("scikit_build_core")
+    expected = {name for name in tracked() if (ROOT / name).is_file()}
+    expected = {name for name in expected if not name.startswith(NOT_IN_SDIST) and not name.endswith(".gguf")}
+    build = f"from scikit_build_core.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.iterdir()
+    assert archive.name.startswith("pyfly_cpp-")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    new = tracked("--others", "--exclude-standard")  # of somebody who is at work here
+    assert names - new == expected - new | {"PKG-INFO"}
+
+
+def test_what_the_wheel_holds():
+    """The wheel that was installed, as its own list has it."""
+    if Path(pyfly_cpp.__file__).parents[1] == ROOT:
+        pytest.skip("pyfly_cpp is imported from its sources here, not from a wheel")
+    files = importlib.metadata.files("pyfly-cpp") or []
+    names = {PurePosixPath(file).as_posix() for file in files if "__pycache__" not in file.parts}
+    (extension,) = {name for name in names if name.startswith("pyfly_cpp/_pyfly.")}
+    assert ".abi3." in extension or extension.endswith(".pyd")
+    package = {name for name in names if name.startswith("pyfly_cpp/")}
+    assert package - {extension} == {name for name in tracked("pyfly_cpp") if (ROOT / name).is_file()}
+    rest = {name for name in names - package if not name.split("/")[0].endswith(".dist-info")}
+    assert {PurePosixPath(name).stem for name in rest} == {"pyfly-cpp"}, "the command, and nothing else"
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    metadata = importlib.metadata.metadata("pyfly-cpp")
+    pinned = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
+    assert pinned in metadata.get_all("Requires-Dist"), "it fits the release it was compiled against alone"
+
+
+def test_the_workflow_of_the_wheels():
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8"))
+    jobs = workflow["jobs"]
+    assert set(jobs) == {"sdist", "wheels"} and workflow["permissions"] == {"contents": "read"}
+    for job in jobs.values():
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            assert "@" in step.get("uses", "@"), "an action without its version"
+    names = {one["name"] for one in jobs["wheels"]["strategy"]["matrix"]["include"]}
+    assert names == {"linux-x86_64", "linux-aarch64", "macos-arm64", "macos-x86_64", "windows-x86_64"}
+    (settings,) = [step["env"] for step in jobs["wheels"]["steps"] if "cibuildwheel" in step.get("uses", "")]
+    for system in ("LINUX", "MACOS"):
+        repair = settings[f"CIBW_REPAIR_WHEEL_COMMAND_{system}"]
+        assert all(f"--exclude {name}" in repair.replace('"', "") for name in LLAMA)
+    assert settings["CIBW_REPAIR_WHEEL_COMMAND_WINDOWS"] == ""
+    for word in settings["CIBW_TEST_COMMAND"].split():
+        if word.startswith("{project}/"):
+            assert (ROOT / word[len("{project}/") :]).is_file()
