@@ -32,6 +32,11 @@ class Constraint(NamedTuple):
     """What the text ends with behind it."""
 
 
+class _Verdict(NamedTuple):
+    grammar: str | None
+    error: str = ""
+
+
 class Grammars:
     """Turns constraints into grammars that are known to be harmless."""
 
@@ -49,7 +54,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pyfly-grammars")
         self._n_pending = 0
-        self._known: OrderedDict[Constraint, str | ApiError] = OrderedDict()
+        self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
 
     def start(self) -> None:
         """Makes the process ready, in the background."""
@@ -75,12 +80,15 @@ class Grammars:
                 known = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, constraint)
             finally:
                 self._n_pending -= 1
+            if known is None:  # another time it may be better
+                what = f"takes more than {self._seconds:g} seconds, or too much memory, to read; make it simpler"
+                raise bad_request(f"{constraint.param} {what}.", constraint.param)
             self._known[constraint] = known
             while len(self._known) > _N_KEPT:
                 self._known.popitem(last=False)
-        if isinstance(known, ApiError):
-            raise known
-        return Constraint("good", known)
+        if known.grammar is None:
+            raise bad_request(f"{constraint.param} cannot be followed: {known.error}.", constraint.param)
+        return Constraint("good", known.grammar)
 
     def close(self) -> None:
         """Ends the process."""
@@ -89,7 +97,8 @@ class Grammars:
 
     # ---- In the thread -----------------------------------------------------------------------------------------------
 
-    def _try(self, constraint: Constraint) -> str | ApiError:
+    def _try(self, constraint: Constraint) -> _Verdict | None:
+        """None: the process was too slow, or ended."""
         process = self._ready()
         timer = threading.Timer(self._seconds, process.kill)
         timer.start()
@@ -100,13 +109,10 @@ class Grammars:
             answer: dict[str, Any] = json.loads(process.stdout.readline())
         except (OSError, ValueError):
             self._end()
-            what = f"takes more than {self._seconds:g} seconds, or too much memory, to read; make it simpler"
-            return bad_request(f"{constraint.param} {what}.", constraint.param)
+            return None
         finally:
             timer.cancel()
-        if "error" in answer:
-            return bad_request(f"{constraint.param} cannot be followed: {answer['error']}.", constraint.param)
-        return str(answer["grammar"])
+        return _Verdict(answer.get("grammar"), answer.get("error", ""))
 
     def _ready(self) -> subprocess.Popen[str]:
         with self._lock:

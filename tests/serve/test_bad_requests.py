@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import random
 import socket
 import threading
+import weakref
 
 import pytest
 
@@ -217,6 +220,29 @@ def test_grammars_that_would_hold_up_the_others(server, grammar, monkeypatch):
     response = server.post(TEXT, prompt="Hi", grammar=grammar)
     assert response.status_code == 400 and response.json()["error"]["param"] == "grammar"
     assert server.post(TEXT, prompt="Hi", grammar='root ::= "yes"').json()["choices"][0]["text"] == "yes"
+
+
+def test_grammars_that_were_too_slow_once(server, monkeypatch):
+    """The machine may have been busy."""
+    grammar = 'root ::= "slow once"'
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service.grammars, "_seconds", 0.0)
+        server.post(TEXT, prompt="Hi", grammar=grammar)
+    assert server.post(TEXT, prompt="Hi", grammar=grammar).json()["choices"][0]["text"] == "slow once"
+
+
+def test_a_refusal_that_is_remembered_keeps_no_request(server, monkeypatch):
+    seen = []
+
+    async def compile_noting(constraint, compiles=server.service.grammars.compile):
+        seen.append(weakref.ref(asyncio.current_task()))
+        return await compiles(constraint)
+
+    monkeypatch.setattr(server.service.grammars, "compile", compile_noting)
+    for _ in range(3):
+        assert server.post(TEXT, prompt="Hi", grammar="root ::= undefined").status_code == 400
+    gc.collect()
+    assert len(seen) == 3 and not [task for task in seen[:2] if task() is not None]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from pyfly_cpp import costs
 from pyfly_cpp.cli import cli
 
 COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "2048", "-t", "1"]
@@ -59,12 +60,14 @@ def test_sigterm_lets_the_answer_finish(start):
 
 
 def test_a_looser_default_is_shown_and_prompts_are_not_logged(start, tiny_draft):
-    process, url = start("--log", "requests", "--gate", "margin:0.5", "--draft", tiny_draft, "--no-adaptive")
+    options = ("--log", "requests", "--gate", "margin:0.5", "--draft", tiny_draft, "--no-adaptive", "--embeddings")
+    process, url = start(*options)
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["pyfly"]
     assert model["rule"] == "margin:0.5" and not model["lossless"]
     assert model["system_fingerprint"].endswith("-margin:0.5")
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": 2}, timeout=30)
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": "sesame"}, timeout=30)
+    assert len(httpx.post(f"{url}/v1/embeddings", json={"input": ["sesame"] * 2}, timeout=30).json()["data"]) == 2
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 0
@@ -93,6 +96,23 @@ def test_a_full_disk(start):
     assert answer.status_code == 200
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
+
+
+def test_caches_that_cannot_be_written(start, tiny_draft, tmp_path):
+    """What batches cost is measured at the start, and kept where that is possible."""
+    resource = pytest.importorskip("resource")
+    env = {name: value for name, value in os.environ.items() if name != costs.VARIABLE}
+
+    def no_file_may_grow():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    for limit, is_kept in ((no_file_may_grow, False), (None, True)):
+        process, url = start("--draft", tiny_draft, env={**env, "XDG_CACHE_HOME": str(tmp_path)}, preexec_fn=limit)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "A", "max_tokens": 2}, timeout=30)
+        assert answer.status_code == 200
+        assert any(path.is_file() for path in tmp_path.rglob("*")) == is_kept
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def failing(*options):
