@@ -16,17 +16,19 @@ import argparse
 import sys
 from pathlib import Path
 
+import llama_cpp
+from resumable import model_conditions
 from study import plan
 from study.machines import DEFAULT, read_machines
 from study.picture import draw
-from study.recording import Progress, Recorder, conditions, n_missing
+from study.recording import Progress, Recorder, n_missing
 from study.records import Records, pack
 from study.report import Report, update_page
 
 from pyfly_cpp import DraftModel
+from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import Drafters, load_batch
 from pyfly_cpp.evaluation.files import DataError
-from pyfly_cpp.evaluation.machine import describe_machine
 from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.evaluation.runner import require_permission
 
@@ -34,6 +36,8 @@ from pyfly_cpp.evaluation.runner import require_permission
 def record(args: argparse.Namespace) -> None:
     """Decodes what is missing."""
     limits = dict(read_limit(text) for text in args.limit)
+    if not args.best and any(name.startswith("guards") for name in args.stages):
+        raise DataError("which rules are to be guarded? give --best RULE RULE RULE.")
     all_stages = plan.stages(args.best, args.rules)
     chosen = [all_stages[name] for name in args.stages]
     parts = [name for name in plan.PARTS if any(name in stage.parts for stage in chosen)]
@@ -52,13 +56,11 @@ def record(args: argparse.Namespace) -> None:
     drafters = Drafters((DraftModel(args.draft, n_threads=args.threads),))
     batch = load_batch(args.target, drafters, settings, args.parallel, n_ctx=args.ctx, verbose=False, **threads)
     generator = ParallelGenerator(batch, drafters)
-    files = {name: f"{Path(file).name} ({Path(file).stat().st_size} bytes)" for name, file in
-             (("target", args.target), ("draft", args.draft))}  # fmt: skip
-    machine = describe_machine()
     base = max(settings, key=lambda setting: (not setting.is_plain, setting.draft_max or 0))
     try:
         generator.require([setting for setting in settings if not setting.is_plain])
-        with records.writing(conditions(machine, files, ctx=args.ctx, max_tokens=args.max_tokens)):
+        limits_and_versions = {"llama_cpp_python": llama_cpp.__version__, "max_tokens": args.max_tokens}
+        with records.writing({**model_conditions(args), **limits_and_versions}):
             recorder = Recorder(generator, records, base, max_tokens=args.max_tokens)
             n_new = recorder.run(jobs, Progress(args.minutes, n))
     finally:
@@ -124,8 +126,10 @@ def main() -> None:
             print(pack(args.records) or "there is nothing to pack")
         else:
             make_report(args)
-    except (DataError, ValueError) as error:
+    except (PyflyError, ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on") from None
 
 
 if __name__ == "__main__":

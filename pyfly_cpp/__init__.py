@@ -1,4 +1,22 @@
-"""pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python."""
+"""pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python.
+
+`FlyLlama` is a `llama_cpp.Llama` that generates speculatively. `FlyBatch` serves many requests at once on one model,
+and returns a `Handle` for each. Both take
+
+- a *drafter*, which proposes tokens: `DraftModel`, `PromptLookup`, `MTP`, `Eagle3`, `DFlash`, `DSpark`, `MultiLevel`,
+  `CrossVocabulary`, `Retrieval`, `TokenRecycling`, or any llama_cpp `LlamaDraftModel` (`Drafter` is one of these);
+- a *gate*, which says what may happen to a draft that is not the target's choice: `Exact` and `Stochastic` are
+  lossless; `Margin`, `Entropy`, `Typical`, `Relaxed`, `Ratio`, `Overshoot` and `Fuzzy` are not; `Regions`, `AllOf` and
+  `AnyOf` combine others, and `ExactFirst` and `Budget` restrict them. `Gate` is their base; `parse_gate` reads a
+  written form;
+- a `Window`: what must happen after a mismatch that the gate let pass, for it to stand.
+
+`Stats` has what was counted (`Governor` and `Threads` are parts of it), `Record` says how one token was produced, and
+`Round` what one round did. `verify` judges a round on arrays, without a model; it returns a `Verification` with a
+`Decision` on every position. `regions_of` shows what `Regions` sees in a text.
+
+All errors at run time are a `PyflyError`; a wrong argument is a `ValueError`.
+"""
 
 import sys
 from pathlib import Path
@@ -50,7 +68,7 @@ try:
         parse_gate,
         regions_of,
     )
-    from pyfly_cpp.stats import Record, Round, Stats
+    from pyfly_cpp.stats import Governor, Record, Round, Stats, Threads
     from pyfly_cpp.verify import Decision, Verification, verify
     from pyfly_cpp.windows import Window
 except VersionMismatchError as error:
@@ -82,6 +100,7 @@ __all__ = [
     "FlyLlama",
     "Fuzzy",
     "Gate",
+    "Governor",
     "Handle",
     "IncompatibleDraftError",
     "Margin",
@@ -100,6 +119,7 @@ __all__ = [
     "RpcError",
     "Stats",
     "Stochastic",
+    "Threads",
     "TokenRecycling",
     "Typical",
     "Verification",

@@ -166,7 +166,7 @@ def _text(piece: bytes, file: _File) -> bytes:
             raise ValueError
         piece.decode("utf-8")
     except ValueError:
-        raise ValueError(f"{file.path} is no UTF-8 text; convert it, or leave it out.") from None
+        raise ValueError(f"{file.path} is not UTF-8 text; convert it, or leave it out.") from None
     return piece
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pyfly_cpp import hub
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.files import sha256
+
+_ATTEMPTS = 5
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many of how many bytes are done."""
@@ -51,10 +54,14 @@ def _fetch_file(name: hub.HubName, file: hub.HubFile, progress: Progress) -> Pat
     except ImportError:
         raise hub.no_hub(str(name)) from None
     what = str(hub.HubName(name.repo, file.name))
-    try:
-        path = Path(hf_hub_download(name.repo, file.name))
-    except Exception as error:  # of the HTTP library that huggingface_hub uses
-        raise hub.refusal(what, error) from error
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            path = Path(hf_hub_download(name.repo, file.name))
+            break
+        except Exception as error:  # of the HTTP library that huggingface_hub uses
+            if not left or not hub.is_of_connection(error):
+                raise hub.refusal(what, error) from error
+        time.sleep(1)  # releases before 2 leave going on after a broken connection to the next call
     _check(what, path, file.sha256, progress)
     return path
 

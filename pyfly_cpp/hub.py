@@ -207,7 +207,7 @@ def locate(name: HubName) -> Path | None:
 
 def refusal(name: str, error: Exception) -> PyflyError:
     """What huggingface_hub raised, as one sentence."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
         return PyflyError(
@@ -215,15 +215,21 @@ def refusal(name: str, error: Exception) -> PyflyError:
         )
     if isinstance(error, RepositoryNotFoundError):
         return PyflyError(f"the hub has no {name!r}, or not for everybody; check the name, or run `hf auth login`.")
-    of_http = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests", "urllib3")
     is_local = isinstance(error, LocalEntryNotFoundError)
-    if is_local or (not isinstance(error, HfHubHTTPError) and (of_http or isinstance(error, ConnectionError))):
+    if is_local or is_of_connection(error):
         why = (error.__cause__ or "offline") if is_local else error
         return PyflyError(
             f"the hub cannot be reached ({_first_line(why)}), and {name!r} is not here; check the network, or give "
             "--model the path of a file."
         )
     return PyflyError(f"the hub did not give {name!r}: {_first_line(error)}")
+
+
+def is_of_connection(error: Exception) -> bool:
+    """Whether there was no answer, or half of one: an error of the HTTP library that huggingface_hub uses, not its own
+    about an answer."""
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError) or library in ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 
 
 def _first_line(error: object) -> str:

@@ -44,6 +44,19 @@ class FlyLlama(CompletingLlama):
 
     _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
 
+    trace: bool
+    """Whether the next generation keeps a `Record` of every token in `records`."""
+    records: list[Record]
+    """How each token of the last generation was produced, prompt excluded, where `trace` was on; else empty."""
+    log_rounds: bool
+    """Whether the next generation keeps a `Round` of every round in `rounds`; off at first."""
+    rounds: list[Round]
+    """What each round of the last generation did, where `log_rounds` was on; else empty."""
+    on_prefill: Callable[[int, int], None] | None
+    """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
+    drafter_reason: str | None
+    """Why this drafter, where something chose it; a sentence without its full stop."""
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -67,22 +80,24 @@ class FlyLlama(CompletingLlama):
             model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for
-                plain decoding; so does the base class's `draft_model=`. "auto": the MTP head that the model carries,
-                else `draft_model`, else the best file here that could draft for it, else lookup: `drafter_reason`.
+                plain decoding. The base class's `draft_model=` does the same. "auto": the MTP head that the model
+                carries, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
+                `drafter_reason` says why.
             gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
-            window: What a deferred mismatch needs to stand, or its text ("reconverge:6"); None: the gate's own.
+            window: What a deferred mismatch needs to stand, or its written form ("reconverge:6"); None: the gate's own.
             draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
-            adaptive: Let the governor choose drafter and draft length for every round, none included, from what they
-                cost and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
+            adaptive: Let the governor choose drafter and draft length (0 included) for every round, by what they cost
+                and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
                 exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template.
-            rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". With this
-                machine's GPUs they take the layers, by their free memory or as `tensor_split` says. Not for open
+            rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". They
+                share the layers with this machine's GPUs, by free memory or as `tensor_split` says. Not for open
                 networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).
-            devices: These and no others, in this order: "CUDA0"; "host:port", all devices of a server; "host:port/1",
-                its second one. An empty list is the CPU alone. A draft model has its own, `DraftModel(devices=...)`.
-            trace: Keep a `Record` of every token of the last generation in `self.records`.
+            devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
+                server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
+                `DraftModel(devices=...)`.
+            trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
             **kwargs: Arguments of `llama_cpp.Llama`.
@@ -104,16 +119,14 @@ class FlyLlama(CompletingLlama):
         self._adaptive = adaptive
         self.trace = trace
         self.on_prefill = on_prefill
-        self.records: list[Record] = []
+        self.records = []
         self.log_rounds = False
-        """Keep a `Round` of every round of the last generation in `self.rounds`."""
-        self.rounds: list[Round] = []
+        self.rounds = []
         self._handed_over = HandOver()
         self._warned_strict: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
-        self.drafter_reason: str | None = None
-        """Why this drafter, where something chose it; a sentence without its full stop."""
+        self.drafter_reason = None
         if drafter == "auto":
             drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
         elif drafter is None:
@@ -138,11 +151,11 @@ class FlyLlama(CompletingLlama):
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
-        """Loads a model as a preset file says (`pyfly-cpp tune` writes them; see presets.py).
+        """Loads a model as a preset file says (`pyfly-cpp tune` writes them; see `pyfly_cpp.presets`).
 
         Args:
             path: The preset.
-            **overrides: Arguments of `FlyLlama` that go before the preset's; `model_path` where it names no model.
+            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` where it names no model.
 
         Raises:
             ValueError: the preset cannot be read, or neither names a model.

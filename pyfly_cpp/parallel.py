@@ -67,8 +67,8 @@ class FlyBatch:
                 not suffice, the youngest text waits until another one has ended and is evaluated again then.
             n_chunk: Most tokens of new prompts in one step, >= 1, so that they do not hold up the texts that run; None:
                 n_batch.
-            **kwargs: Arguments of `FlyLlama`. Gate, window, draft_max, trace and on_prefill are what a request has
-                that does not say otherwise. Embeddings are refused; logits_all is not needed and without effect.
+            **kwargs: Arguments of `FlyLlama`. Gate, window, draft_max, trace and on_prefill are the defaults of
+                requests. Embeddings are refused; logits_all is not needed and without effect.
                 flash_attn is on where the backend has it, unless it is False.
 
         Raises:
@@ -100,11 +100,11 @@ class FlyBatch:
         Args:
             prompt: Text, token ids, or the messages of a chat.
             gate, window, draft_max, trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's.
-                Whether drafting is governed is the batch's; there draft_max is only the most. on_prefill is called in
-                the request's own thread.
+                Whether drafting is governed is decided for the batch; if it is, draft_max is an upper limit. on_prefill
+                is called in the request's own thread.
             **request: Arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed
                 it is the next of a chain, as in a `FlyLlama`. Logits processors are called in the thread that steps
-                all requests, and may be for a few tokens behind a stop string.
+                all requests, possibly also for a few tokens after a stop string.
 
         Raises:
             ValueError: an argument is out of range, or the batch is closed.

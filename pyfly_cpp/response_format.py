@@ -49,7 +49,7 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
         return LlamaGrammar.from_json_schema(schema, verbose=False)
     except Exception as error:  # its converter asserts and indexes where a schema is none, or is of a kind it lacks
         reason = str(error).rstrip(".") or type(error).__name__
-        raise ValueError(f"{name} is no JSON schema that llama-cpp-python can follow ({reason}).") from error
+        raise ValueError(f"{name} is not a JSON schema that llama-cpp-python can follow ({reason}).") from error
 
 
 def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:

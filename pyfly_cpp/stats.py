@@ -68,8 +68,8 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens that came out for good, an end-of-text token included. What the last round accepted behind the end of the
-    answer (a stop text, a limit) does not count, but while the generation is running, and in a `FlyBatch`."""
+    """Tokens that came out for good, an end-of-text token included. What the last round accepted after the end of the
+    answer (a stop text, a limit) does not count, except while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Of these: drafted, and the target's own choice."""
     loose_accepted: int = 0
@@ -81,7 +81,7 @@ class Stats:
     rejected_boundary: int = 0
     """Mismatches rejected because the window could not be decided before the end of the round."""
     rejected_safety: int = 0
-    """Mismatches rejected because of a protected, forbidden or untakeable token."""
+    """Mismatches rejected because of a protected or forbidden token, or one that cannot be taken."""
     rollbacks: int = 0
     """Times that tokens behind a deferred mismatch were taken back."""
     rolled_back: int = 0
@@ -207,7 +207,7 @@ class Stats:
 @dataclass(frozen=True)
 class Round:
     """What one round did (`FlyLlama.log_rounds`). A provisional token counts as drafted in its own round; as matched or
-    loose, and as committed, in the one that decides on it. What the last round brings behind the end of the answer is
+    loose, and as committed, in the one that decides on it. What the last round brings after the end of the answer is
     counted here, unlike in `Stats`."""
 
     committed: int
@@ -224,7 +224,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Record:
-    """How one committed token came (`trace=True`)."""
+    """How one committed token was produced (`trace=True`)."""
 
     position: int
     """Place in the sequence, 0 for the first prompt token."""
@@ -237,7 +237,7 @@ class Record:
     depth: int
     """1-based place in its round's draft; 0 for the target's own."""
     reason: str
-    """`"match"`, `"loose"`; for the target's own what rejected the draft here, or `"bonus"`."""
+    """`"match"`, `"loose"`; for the target's own token, what rejected the draft here, or `"bonus"`."""
     round: int
     """Which round of the generation produced it, from 0."""
     entropy: float

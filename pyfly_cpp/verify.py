@@ -86,8 +86,8 @@ def verify(
             -inf is a forbidden token.
         draft: int [K], the drafted tokens; K may be 0.
         gate: What may be deferred.
-        window: What a deferred mismatch needs: the FLy paper's unless it is given, for every gate, since one round is
-            all there is; for that reason `across_rounds` must not be True, either. Speculative sampling takes none.
+        window: What a deferred mismatch needs; by default the FLy paper's window, for every gate, since there is only
+            one round. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row, or what `Stochastic` draws.
         draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
@@ -118,7 +118,7 @@ def verify(
     before = n_answered, given_away
     for region in regions or ():
         if region not in REGIONS:
-            raise ValueError(f"there is no region {region!r}, but {', '.join(REGIONS)}.")
+            raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")
     places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
         logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed

@@ -127,8 +127,8 @@ def parse_window(text: str) -> Window:
             break
     if window is None:
         raise ValueError(
-            f"cannot read the window {text!r}; write {' or '.join(f'{rule}:{Window().size}' for rule in RULES)}, and "
-            "behind it tail=N, across or in-round where it needs them."
+            f"cannot read the window {text!r}; write {' or '.join(f'{rule}:{Window().size}' for rule in RULES)}, "
+            "followed by tail=N, across or in-round where needed."
         )
     return window
 

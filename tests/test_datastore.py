@@ -174,7 +174,7 @@ def test_every_byte_of_the_header_counts(tmp_path):
         for flip in (1, 0x80, 0xFF):
             bad = bytearray(good)
             bad[i] ^= flip
-            refused(tmp_path / "bad", bytes(bad), "is none" if i < 8 else "damaged header")
+            refused(tmp_path / "bad", bytes(bad), "is not one" if i < 8 else "damaged header")
 
 
 def test_another_length(tmp_path):
@@ -183,7 +183,7 @@ def test_another_length(tmp_path):
     for n in [*range(1, HEADER + 2), *range(HEADER + 2, len(good), 7), len(good) - 1]:
         refused(tmp_path / "bad", good[:n], "cut short" if n < HEADER else f"has {n} bytes instead of {len(good)}")
     refused(tmp_path / "bad", good + b"\0", f"has {len(good) + 1} bytes")
-    refused(tmp_path / "bad", b"GGUF" + good[4:], "is none: it begins otherwise")
+    refused(tmp_path / "bad", b"GGUF" + good[4:], "is not one: it begins differently")
 
 
 def test_files_that_are_none(tmp_path):
@@ -280,8 +280,8 @@ def test_pieces_of_a_long_text(tiny_target, tmp_path, monkeypatch):
     ("sources", "message"),
     [
         (["missing.txt"], "the text 'missing.txt' cannot be read"),
-        (["b/binary"], "b/binary is no UTF-8 text; convert it, or leave it out"),
-        (["b/latin1.txt"], "no UTF-8 text"),
+        (["b/binary"], "b/binary is not UTF-8 text; convert it, or leave it out"),
+        (["b/latin1.txt"], "not UTF-8 text"),
         (["b/empty.txt"], "there is no text in what was given"),
         ([".git/none"], "cannot be read"),
         (["/dev/zero"], "is a device"),

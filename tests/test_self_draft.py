@@ -170,7 +170,7 @@ def test_the_command(target, short, run, monkeypatch):
 
 def test_nothing_is_written_unasked(target, run):
     code, _, err = run("models", "draft", target, "-t", 1)
-    assert code == 2 and "nobody is there to be asked; allow it with --yes" in err
+    assert code == 2 and "there is nobody to ask; allow it with --yes" in err
     assert os.listdir(target.parent) == [target.name]
 
 

@@ -242,7 +242,7 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, r"shape \[1, 3\]"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Fuzzy("js", 0.1)}, "give draft_logits"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Regions(prose=Margin(1))}, "give regions"),
-        ({"logits": np.zeros((2, 3)), "draft": [0], "regions": ["poem"]}, "no region 'poem', but prose, code,"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "regions": ["poem"]}, "no region 'poem'; the regions are"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "regions": []}, "regions must hold 1"),
     ],
 )

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -73,60 +74,49 @@ def n_tokens(row: Row) -> int:
     return len(row["answer"]) + (row["finish"] == "eog")
 
 
-@dataclass(frozen=True)
 class Comparison:
-    """A way and its baseline on the same items."""
+    """A way and its baseline on the same items; NaN where there are none."""
 
-    n: int
-    right: int
-    flips: Flips
-    difference: Interval
-    """Of accuracy, less the baseline's."""
-    recovery: Interval
-    """Accuracy over the baseline's."""
-    per_round: float
-    """Tokens a round."""
-    gain: Interval
-    """Tokens a round, over the baseline's."""
-    loose: float
-    """Loose accepts of 100 tokens."""
-    length: float
-    """Tokens of an answer."""
-    base_length: float
-    new_loops: int
-    """Answers in a loop where the baseline's is not."""
-    lost_loops: int
-    """The other way round."""
-    speeds: tuple[float, ...]
-    """Over plain decoding, on each machine, as its costs say."""
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._pairs = pairs
+        self._rights = [row["right"] for row, _ in pairs], [base["right"] for _, base in pairs]
+        self._units = [row["unit"] for row, _ in pairs]
+        self._n_tokens, self._n_base_tokens = (sum(n_tokens(pair[i]) for pair in pairs) for i in (0, 1))
+        self.n = len(pairs)
+        self.right = sum(self._rights[0])
+        self.flips: Flips = flips(self._rights[1], self._rights[0])
+        self.difference = paired_difference(self.flips)
+        """Of accuracy, less the baseline's."""
+        self.per_round = _over(self._n_tokens, sum(row["rounds"] for row, _ in pairs))
+        """Tokens a round."""
+        self.base_per_round = _over(self._n_base_tokens, sum(base["rounds"] for _, base in pairs))
+        self.loose = 100 * _over(sum(len(row["loose"]) for row, _ in pairs), self._n_tokens)
+        """Loose accepts of 100 tokens."""
+        self.length = _over(self._n_tokens, self.n)
+        """Tokens of an answer."""
+        self.base_length = _over(self._n_base_tokens, self.n)
+        self.new_loops = sum(row["loop"] and not base["loop"] for row, base in pairs)
+        """Answers in a loop where the baseline's is not."""
+        self.lost_loops = sum(base["loop"] and not row["loop"] for row, base in pairs)
+        """The other way round."""
+
+    @cached_property
+    def recovery(self) -> Interval:
+        """Accuracy over the baseline's."""
+        return recovery(self._rights[1], self._rights[0], self._units) if self.n else NOTHING
+
+    @cached_property
+    def gain(self) -> Interval:
+        """Tokens a round, over the baseline's."""
+        columns = [[n_tokens(row), row["rounds"], n_tokens(base), base["rounds"]] for row, base in self._pairs]
+        return bootstrap(columns, ratio_of_ratios, self._units) if self.n else NOTHING
+
+    def speed(self, machine: Machine) -> float:
+        """Over plain decoding, as the machine's costs say."""
+        return _over(self._n_tokens * machine.rows[0][1], sum(machine.cost(row) for row, _ in self._pairs))
 
 
-def compare(pairs: Sequence[Pair], machines: Sequence[Machine] = ()) -> Comparison:
-    """Compares answers with those of the baseline; NaN where there are none."""
-    mine, base = [row["right"] for row, _ in pairs], [other["right"] for _, other in pairs]
-    units = [row["unit"] for row, _ in pairs]
-    counts = flips(base, mine)
-    n = len(pairs)
-    tokens, base_tokens = (sum(n_tokens(pair[i]) for pair in pairs) for i in (0, 1))
-    columns = [[n_tokens(row), row["rounds"], n_tokens(other), other["rounds"]] for row, other in pairs]
-    nothing = Interval(math.nan, math.nan, math.nan)
-    return Comparison(
-        n=n,
-        right=sum(mine),
-        flips=counts,
-        difference=paired_difference(counts),
-        recovery=recovery(base, mine, units) if n else nothing,
-        per_round=_over(tokens, sum(row["rounds"] for row, _ in pairs)),
-        gain=bootstrap(columns, ratio_of_ratios, units) if n else nothing,
-        loose=100 * _over(sum(len(row["loose"]) for row, _ in pairs), tokens),
-        length=_over(tokens, n),
-        base_length=_over(base_tokens, n),
-        new_loops=sum(row["loop"] and not other["loop"] for row, other in pairs),
-        lost_loops=sum(other["loop"] and not row["loop"] for row, other in pairs),
-        speeds=tuple(
-            _over(tokens * machine.rows[0][1], sum(machine.cost(row) for row, _ in pairs)) for machine in machines
-        ),
-    )
+NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)

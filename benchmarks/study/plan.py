@@ -132,6 +132,7 @@ RULES = (
     "fuzzy-js:0.2",
     "typical:0.09:0.3",
     "relaxed:10:0.6",
+    "overshoot:1.5",
 )
 """The first must be exact: the others are compared with it."""
 

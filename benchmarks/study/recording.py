@@ -13,7 +13,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.generation import Generated, Prompt
@@ -160,8 +159,3 @@ class Progress:
 def n_missing(jobs: Sequence[Job], records: Records) -> int:
     """Answers that are still to be recorded."""
     return sum(not records.has(part, item.id, str(way)) for part, item, ways in jobs for way in ways)
-
-
-def conditions(machine: dict[str, Any], models: dict[str, Any], **more: Any) -> Row:
-    """What records depend on: model files, versions, limits."""
-    return {**models, **{name: machine[name] for name in ("pyfly_cpp", "llama_cpp_python")}, **more}

@@ -16,7 +16,6 @@ from study.comparing import (
     Comparison,
     base_of,
     choose,
-    compare,
     compare_means,
     frontier,
     noise,
@@ -63,6 +62,7 @@ class Report:
         self.answers = Answers(records)
         self.conditions = records.conditions
         self.machines = machines
+        self._compared: dict[tuple[Way, tuple[str, ...], str | None], Comparison] = {}
         ways = sorted(self.answers.ways, key=_place)
         self.ways = [way for way in ways if base_of(way) in self.answers.ways]
         if not self.ways:
@@ -76,12 +76,15 @@ class Report:
 
     def compared(self, k: int, parts: Sequence[str], which: str | None = None) -> list[tuple[Way, Comparison]]:
         """Those of them that have answers to items of these parts, compared with exact decoding."""
-        found = []
-        for way in self.of_length(k):
-            pairs = self.answers.pairs(way, base_of(way), parts, which)
-            if pairs:
-                found.append((way, compare(pairs, self.machines)))
-        return found
+        found = [(way, self.compare(way, tuple(parts), which)) for way in self.of_length(k)]
+        return [(way, c) for way, c in found if c.n]
+
+    def compare(self, way: Way, parts: tuple[str, ...], which: str | None = None) -> Comparison:
+        """A way with its baseline."""
+        key = way, parts, which
+        if key not in self._compared:
+            self._compared[key] = Comparison(self.answers.pairs(way, base_of(way), parts, which))
+        return self._compared[key]
 
     def loose(self, k: int, parts: Sequence[str], which: str | None = None) -> list[tuple[Way, Comparison]]:
         """Of these the first runs of loose rules."""
@@ -130,7 +133,7 @@ class Report:
                     f"{c.loose:.1f}",
                     f"{c.length:.0f}",
                     f"+{c.new_loops} -{c.lost_loops}",
-                    *(f"{speed:.2f}" for speed in c.speeds),
+                    *(f"{c.speed(machine):.2f}" for machine in self.machines),
                 ]
             )
         head = [*HEAD, *(machine.name for machine in self.machines)]
@@ -156,13 +159,12 @@ class Report:
                 elif way == base_of(way):
                     cells.append(f"{100 * c.right / c.n:.1f} % of {c.n}, {c.per_round:.2f}")
                 else:
-                    gain = f"{c.gain.estimate:.2f} x" if way.k else ""
+                    gain = f"{c.per_round / c.base_per_round:.2f} x" if way.k else ""
                     cells.append(
                         f"{points(c.difference.estimate)} (-{c.flips.harmful} +{c.flips.helpful}) {gain}".strip()
                     )
             if any(cells):
-                pairs = self.answers.pairs(way, base_of(way), self.answers.parts)
-                c = compare(pairs)
+                c = self.compare(way, tuple(self.answers.parts))
                 cells.append("" if way == base_of(way) else f"+{c.new_loops} -{c.lost_loops} of {c.n}")
                 rows.append([f"`{way.rule}`" + (f" #{way.run}" if way.run > 1 else ""), *cells])
         if not rows:

@@ -57,7 +57,7 @@ Datastore::Datastore(const void * data, size_t n_bytes)
     }
     std::memcpy(&header, data, std::min(n_bytes, sizeof(header)));
     if (std::memcmp(header.magic, magic, std::min(n_bytes, sizeof(magic))) != 0) {
-        throw invalid("is none: it begins otherwise; build one with `pyfly-cpp datastore build`");
+        throw invalid("is not one: it begins differently; build one with `pyfly-cpp datastore build`");
     }
     if (n_bytes < sizeof(header)) {
         throw invalid("is cut short; build it again");

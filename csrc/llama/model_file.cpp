@@ -67,7 +67,7 @@ ModelFile::ModelFile(const std::string & path) : path_(path) {
     if (!gguf_) {
         throw Error(PYFLY_STATUS_INVALID,
                     "'" + path +
-                        "' is no complete GGUF file: its header is truncated or damaged; download or convert it again");
+                        "' is not a complete GGUF file: its header is truncated or damaged; download or convert it again");
     }
     architecture_ = text("general.architecture");
     tokens_ = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");

@@ -149,7 +149,7 @@ void Relay::greet() {
                    "other one or start another rpc-server");
         }
         refuse("what listens at " + link_->name +
-               " closed the connection when it was asked for its version; it is no rpc-server, or one of another "
+               " closed the connection when it was asked for its version; it is not an rpc-server, or one of another "
                "release of llama.cpp");
     }
     uint8_t answer[n_hello] = {};

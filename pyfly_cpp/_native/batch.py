@@ -115,7 +115,7 @@ class Batch(Handle):
         try:
             native = ffi.new("pyfly_costs *", given)
         except (IndexError, OverflowError, TypeError) as error:
-            raise ValueError(f"these are no costs ({error}).") from None
+            raise ValueError(f"these are not costs ({error}).") from None
         check(lib.pyfly_batch_expect, self.pointer, native)
 
     def find_slot(self, history: Any) -> Slot | None:

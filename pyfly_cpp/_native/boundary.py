@@ -97,7 +97,7 @@ def tokens(name: str, values: Any, length: int | None = None) -> TokenArray:
     if length is not None and array.shape[0] != length:
         raise ValueError(f"{name} must hold {length} tokens, not {array.shape[0]}.")
     if array.size and (array.min() < -(2**31) or array.max() > 2**31 - 1):
-        raise ValueError(f"{name} holds a token id that is no 32-bit integer.")
+        raise ValueError(f"{name} holds a token id that is not a 32-bit integer.")
     return np.ascontiguousarray(array, dtype=np.int32)
 
 

@@ -31,7 +31,7 @@ from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings,
 from pyfly_cpp.files import sha256, write_atomically
 from pyfly_cpp.words import counted
 
-HELP = f"""Measures the speed of plain, exact and loose decoding on the same prompts.
+HELP = f"""Measure the speed of plain, exact and loose decoding on the same prompts.
 
 \b
 Example:
@@ -40,10 +40,11 @@ Example:
       --prompts spec_bench.jsonl --limit 24 -o speed.json
 
 {written("adaptive (the governor, as in chat), ")}
-Prompts: JSONL with `prompt` or `turns`, and `category` if you like (Spec-Bench's format);
-without --prompts, twelve of our own. What is measured is kept as it comes: interrupted, the same command (without
---force) goes on where it stopped. Speed alone is half of the truth: `pyfly-cpp eval` measures the other half.
-Close other programs first: one busy neighbour makes every number wrong."""
+
+Prompts: JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's format); without --prompts, twelve
+that come with it. What is measured is kept as it comes: if it is interrupted, the same command (without --force) goes
+on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs
+first: a single busy one makes every number wrong."""
 
 
 @click.command("bench", help=HELP)
@@ -51,8 +52,8 @@ Close other programs first: one busy neighbour makes every number wrong."""
     "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
 )
 @click.option("--without-plain", is_flag=True, help="Leave plain decoding out.")
-@click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve of our own]")
-@click.option("--limit", metavar="N", type=Int(1), help="Take N prompts, evenly over the categories.")
+@click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve that come with it]")
+@click.option("--limit", metavar="N", type=Int(1), help="Take N prompts, spread evenly over categories.")
 @click.option(
     "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
 )
@@ -62,7 +63,7 @@ Close other programs first: one busy neighbour makes every number wrong."""
     "counts",
     metavar="N,N,...",
     type=ParallelCounts(),
-    help="Measure throughput and latency of so many texts at once, each of --n-ctx tokens, instead of one alone.",
+    help="Measure throughput and latency with that many texts at once, each of --n-ctx tokens, instead of one alone.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", help="Write every measurement, with machine, versions and hashes, as JSON."

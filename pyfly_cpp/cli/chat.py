@@ -53,7 +53,7 @@ write //."""
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option("--show-drafts", is_flag=True, help="Mark each token by how it came, and what was rejected.")
+@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
 @shared_options(gate=CHAT_GATE)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
@@ -288,7 +288,7 @@ class Chat:
         else:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
-            raise ValueError(f"there is no command {name!r}. {hint} (A message that begins with a slash: write //.)")
+            raise ValueError(f"there is no command {name!r}. {hint} (To begin a message with a slash, write //.)")
 
     def _read_file(self, path: Path) -> None:
         text = file_text(path).rstrip("\n")

@@ -31,8 +31,8 @@ from pyfly_cpp.response_format import schema_grammar
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE",
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
 @click.option("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
-@click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow; or the schema: '{...}'.")
-@click.option("--prompt-cache", metavar="FILE", help="Keep what was read here, for prompts that begin alike.")
+@click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow, or its text: '{...}'.")
+@click.option("--prompt-cache", metavar="FILE", help="Keep the evaluated prompt here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
 @shared_options(gate=LOSSLESS)

@@ -75,7 +75,7 @@ def save(path: Path, conversation: Conversation, settings: dict[str, Any]) -> No
         try:
             _read(path)
         except ValueError:
-            raise ValueError(f"{str(path)!r} exists and is no saved conversation; choose another name.") from None
+            raise ValueError(f"{str(path)!r} exists and is not a saved conversation; choose another name.") from None
     data = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise ValueError(f"{str(path)!r} is no conversation saved by /save; nothing was loaded.")
+        raise ValueError(f"{str(path)!r} is not a conversation saved by /save; nothing was loaded.")
     if data.get("version") != _VERSION:
         raise ValueError(f"{str(path)!r} was saved by another version of pyfly-cpp; nothing was loaded.")
     return data

@@ -36,7 +36,7 @@ def build(model: str, texts: tuple[str, ...], output: str, force: bool) -> None:
             bar.update(what, done, total, f"{done / max(total, 1):.0%}")
 
         built = build_datastore(resolve_model(model), texts, output, force=force, on_progress=show)
-    skipped = f"; {built.n_skipped} others are no UTF-8 text, or empty" if built.n_skipped else ""
+    skipped = f"; {built.n_skipped} others are not UTF-8 text, or are empty" if built.n_skipped else ""
     note(f"{built.n_tokens} tokens of {built.n_files} texts ({built.n_bytes / 1e6:.1f} MB){skipped}")
     click.echo(output)
 

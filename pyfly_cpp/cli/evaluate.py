@@ -31,7 +31,7 @@ from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.files import sha256, write_atomically
 from pyfly_cpp.words import counted
 
-HELP = f"""Runs TASK with plain, exact and loose decoding on the same items and compares them.
+HELP = f"""Run TASK with plain, exact and loose decoding on the same items, and compare them.
 
 TASK is one of {", ".join(TASKS)}.
 
@@ -40,19 +40,21 @@ Example:
   pyfly-cpp eval gsm8k --data gsm8k_test.jsonl -m target.gguf \\
       -d draft.gguf -s margin:0.3 -s entropy:0.3 --limit 60 -o runs/gsm8k
 
-{written()} Interrupted, the
-same command (without --force) goes on where it stopped. The folder of --output gets run.json, items.jsonl (a line for
-each item and setting), table.json and table.md. needle is generated; writing has no data set on the hub.
+{written()}
+
+If a run is interrupted, the same command (without --force) goes on where it stopped. The folder of --output gets
+run.json, items.jsonl (a line for each item and setting), table.json and table.md. The items of needle are generated;
+writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process that bubblewrap (or
 else user namespaces of its own) keeps away from the network and your other processes, and from writing to your files,
 with limits on CPU, memory, files and time. Where neither works they are refused, unless you give --containment none.
-That contains accidents, not adversaries; see the documentation."""
+This contains accidents, not adversaries; see the documentation."""
 
 
 @click.command("eval", help=HELP)
 @click.argument("task_name", metavar="TASK")
-@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, by the package `datasets`]")
+@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, through the package `datasets`]")
 @click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
 @click.option(
     "--few-shot",
@@ -66,20 +68,20 @@ That contains accidents, not adversaries; see the documentation."""
 @click.option(
     "--without-plain",
     is_flag=True,
-    help="Leave plain decoding out: slow, and exact answers the same but for near-ties.",
+    help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties.",
 )
 @click.option(
     "--limit",
     metavar="N",
     type=Int(1),
-    help="Take N items, evenly over what the task spreads them over (prompts, subjects, languages).",
+    help="Take N items, spread evenly over the task's prompts, subjects or languages.",
 )
 @click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
 @click.option("--force", is_flag=True, help="Start over: delete the run in the folder.")
 @click.option("-n", "--max-tokens", metavar="N", type=Int(1), help="Longest answer in tokens.  [default: the task's]")
 @click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
 @click.option(
-    "--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling, and of needle."
+    "--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling and of needle."
 )
 @click.option(
     "--parallel",
@@ -96,7 +98,7 @@ That contains accidents, not adversaries; see the documentation."""
     type=click.Choice(get_args(Containment)),
     default="auto",
     show_default=True,
-    help="What contains those programs; auto is bubblewrap, else namespaces, and never none.",
+    help="What contains these programs; auto: bubblewrap, else namespaces, and never none.",
 )
 @click.option("--needle-words", metavar="N", type=Int(1), default=800, show_default=True, help="Length of a haystack.")
 @click.option("--needle-values", metavar="N", type=Int(1), default=4, show_default=True, help="Values hidden in it.")

@@ -19,14 +19,14 @@ from pyfly_cpp.explain import make_page, render
 from pyfly_cpp.files import require_free, write_atomically
 from pyfly_cpp.rules import Gate, Margin
 
-HELP = """Answers PROMPT and writes an HTML page that shows how every token came.
+HELP = """Answer PROMPT and write an HTML page that shows how each token was produced.
 
 \b
 Example:
   pyfly-cpp explain "Why is the sky blue?" -m target.gguf \\
       -d draft.gguf --gate margin:0.3 -o sky.html
 
-Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice; rejected
+Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice. Rejected
 drafts are struck through. The page is one file, without scripts, and loads nothing."""
 
 
@@ -35,7 +35,7 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 @click.option(
     "-s", "--setting", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
 )
-@click.option("--gate", type=GateType(), help="The gate, where it is all that --setting would say.")
+@click.option("--gate", type=GateType(), help="A gate, in place of a --setting that says nothing else.")
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option(
     "-n", "--max-tokens", metavar="N", type=Int(1), default=256, show_default=True, help="Longest answer in tokens."

@@ -67,7 +67,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         except ValueError:
             shares = ()
         if not shares or not all(0 <= share < math.inf for share in shares) or not sum(shares):
-            self.fail(f"{value!r} is no list of shares; write one number for each GPU, such as 3,1.", param, ctx)
+            self.fail(f"{value!r} is not a list of shares; write one number for each GPU, such as 3,1.", param, ctx)
         return shares
 
 
@@ -87,8 +87,16 @@ class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a number of texts from 1 on, or several like 1,4,8.", param, ctx)
 
 
+def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:
+    """A range for the help: nothing where there is no bound, of which click makes `x<=None`."""
+    return "" if kind.min is None and kind.max is None else described
+
+
 class Int(click.IntRange):
     """An integer that fits into C's int."""
+
+    def _describe_range(self) -> str:
+        return _described(self, super()._describe_range())
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -99,6 +107,9 @@ class Int(click.IntRange):
 
 class Real(click.FloatRange):
     """A number: neither infinite nor NaN."""
+
+    def _describe_range(self) -> str:
+        return _described(self, super()._describe_range())
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

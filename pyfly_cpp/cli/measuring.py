@@ -177,12 +177,12 @@ def model_options(command: Command) -> Command:
         click.option("-d", "--draft", metavar="FILE", help="Small model of the same vocabulary, head, or datastore."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
-            help=f"What drafts where a setting names nothing: {written_drafters()} (the file may be --draft, too); "
+            help=f"The drafter of settings that name none: {written_drafters()} (--draft may give its file, too); "
             "auto: the preset's, else the model's MTP head, else --draft, else a fitting file, else lookup.",
         ),
         click.option(
             "--preset", metavar="FILE",
-            help="Preset of `tune`: its models and drafter where none are given, and its setting too.",
+            help="Preset of `tune`: its models and drafter where you give none, and its setting, too.",
         ),
         click.option(
             "-c", "--n-ctx", "--ctx", "n_ctx", cls=Renamed, metavar="N", type=Int(min=64), default=DEFAULT_N_CTX,
@@ -247,7 +247,7 @@ def warn_of_load(machine: dict[str, Any]) -> None:
     """Says on stderr if other programs were busy: then no speed is to be believed."""
     why = disturbance(machine)
     if why is not None:
-        click.echo(f"warning: {why} The speeds are not to be believed.", err=True)
+        click.echo(f"warning: {why} The speeds cannot be trusted.", err=True)
 
 
 @contextlib.contextmanager

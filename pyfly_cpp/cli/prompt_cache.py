@@ -74,7 +74,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise ValueError(f"{str(path)!r} is no prompt cache of ours; choose another name.")
+        raise ValueError(f"{str(path)!r} is not a prompt cache of pyfly-cpp; choose another name.")
     tokens = header.get("tokens")
     fits = isinstance(tokens, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens)
     if not fits or header.get("sha256") != hashlib.sha256(state).hexdigest():

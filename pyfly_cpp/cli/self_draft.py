@@ -21,9 +21,9 @@ from pyfly_cpp.threads import AUTO
 
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")
 @click.argument("target")
-@click.option("--from", "source", metavar="MODEL", help="The same model in a better form, F16 say: requantise that.")
+@click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
-@click.option("--types", default=",".join(KINDS), show_default=True, help="Types to try, with commas.")
+@click.option("--types", default=",".join(KINDS), show_default=True, metavar="TYPE,...", help="Types to try.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
 @click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
@@ -76,7 +76,7 @@ def _ask(plan: Plan, yes: bool) -> None:
     if yes:
         note(f"{what}.")
     elif not sys.stdin.isatty():
-        raise click.UsageError(f"{what}: nobody is there to be asked; allow it with --yes.")
+        raise click.UsageError(f"{what}: there is nobody to ask; allow it with --yes.")
     else:
         click.confirm(f"{what}; go on?", abort=True, err=True)
 

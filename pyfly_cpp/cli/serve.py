@@ -31,16 +31,23 @@ _LIMITS = Limits()
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Where to listen; another than this machine's own needs a key or --no-auth.",
+    help="Address to listen on; others than this machine's own need a key or --no-auth.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0: any that is free.",
+)
 @click.option(
     "--parallel",
     type=PARALLEL_COUNT,
     default=AUTO,
     show_default=True,
     metavar="N",
-    help="Texts at once; auto: as fit well in memory, 8 at most.",
+    help="Texts at once; auto: as many as fit well in memory, 8 at most.",
 )
 @click.option(
     "--embeddings",
@@ -52,51 +59,64 @@ _LIMITS = Limits()
     "--api-key",
     multiple=True,
     metavar="KEY",
-    help=f"Key that clients must send; can be repeated. Others see it in the list of processes: better "
+    help=f"Key that clients must send; can be repeated. Other users see it in the list of processes; better: "
     f"--api-key-file, or {_KEY} in the environment.",
 )
-@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of keys, one on a line.")
+@click.option(
+    "--api-key-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File of keys, one on each line.",
+)
 @click.option("--no-auth", is_flag=True, help="Serve other machines without a key.")
 @click.option(
     "--cors",
     "origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Web pages of this origin may ask; can be repeated; *: all.",
+    help="Web pages of this origin may send requests; can be repeated; *: all.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Name under which clients ask, besides addresses and localhost; can be repeated; *: any.",
+    help="Host name that clients use, besides addresses and localhost; can be repeated; *: any.",
 )
 @click.option(
     "--log",
     type=click.Choice(["none", "requests", "texts"]),
     default="none",
     show_default=True,
-    help="Lines on stderr: one for each request, without or with what it asked and was answered.",
+    help="Lines on stderr: one for each request, without or with its prompt and answer.",
 )
 @click.option(
     "--grace",
+    metavar="SECONDS",
     type=click.FloatRange(0, 3600),
     default=10.0,
     show_default=True,
-    help="Seconds that running answers have when the server is stopped.",
+    help="How long running answers may go on when the server is stopped.",
 )
 @click.option(
     "--most-tokens",
+    metavar="N",
     type=click.IntRange(1),
     default=_LIMITS.max_tokens,
     show_default=True,
-    help="Of an answer, whatever a request asks for.",
+    help="Longest answer in tokens, whatever a request asks for.",
 )
 @click.option(
-    "--most-seconds", type=click.FloatRange(0.1), default=_LIMITS.max_seconds, show_default=True, help="For an answer."
+    "--most-seconds",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1),
+    default=_LIMITS.max_seconds,
+    show_default=True,
+    help="Longest time for an answer.",
 )
 @click.option(
     "--most-waiting",
+    metavar="N",
     type=click.IntRange(0),
     default=_LIMITS.max_waiting,
     show_default=True,
@@ -104,13 +124,19 @@ _LIMITS = Limits()
 )
 @click.option(
     "--most-texts",
+    metavar="N",
     type=click.IntRange(1),
     default=_LIMITS.max_texts,
     show_default=True,
-    help="Of a request: prompts times n.",
+    help="Most texts of a request: prompts times n.",
 )
 @click.option(
-    "--most-body", type=click.IntRange(1024), default=_LIMITS.max_body, show_default=True, help="Bytes of a request."
+    "--most-body",
+    metavar="N",
+    type=click.IntRange(1024),
+    default=_LIMITS.max_body,
+    show_default=True,
+    help="Largest request in bytes.",
 )
 @shared_options(gate=LOSSLESS)
 def command(

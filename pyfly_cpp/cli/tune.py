@@ -33,7 +33,7 @@ from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
 from pyfly_cpp.words import counted
 
-HELP = """Finds gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
+HELP = """Find the gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 
 \b
 Example:
@@ -42,9 +42,10 @@ Example:
 
 Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; another wording of the same lowers it. What is lossy is written only if it is surely faster than what is lossless
-when both are measured once more. Every drafter that is there is tried (the model's MTP head, --draft,
-prompt lookup), or the one that --drafter names. The preset is read by `FlyLlama.from_preset` and by --preset."""
+order; it falls even where the same thing is only worded differently. A lossy setting is written only if it is surely
+faster than the best lossless one when both are measured once more. All drafters that there are get tried (the model's
+MTP head, --draft, prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the
+file."""
 
 
 @click.command("tune", help=HELP)

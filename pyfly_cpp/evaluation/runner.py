@@ -156,7 +156,7 @@ def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | Non
             known = json.loads((path / RUN).read_text(encoding="utf-8"))
             there, sessions = known["identity"], list(known["sessions"])
         except (ValueError, KeyError, TypeError):
-            raise OutputError(f"{path / RUN} is not one of ours; give an empty or a new folder.") from None
+            raise OutputError(f"{path / RUN} was not written by this program; give an empty or a new folder.") from None
         if force:
             sessions = []
             for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
@@ -164,7 +164,7 @@ def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | Non
         else:
             _require_same(path, there, identity)
     elif others:
-        raise OutputError(f"{path} is no folder of a run, but holds {others[0]}; give an empty or a new one.")
+        raise OutputError(f"{path} is not the folder of a run, but holds {others[0]}; give an empty or a new one.")
     lines, length = read_lines_so_far(path / ITEMS)
     if (path / ITEMS).exists():
         os.truncate(path / ITEMS, length)

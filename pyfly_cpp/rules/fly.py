@@ -46,7 +46,7 @@ class Entropy(Gate):
     With `top=None`: h = -sum p ln p / ln V >= theta, h in [0, 1]. Source: the FLy paper (arXiv 2511.22972), Eq. 5-6.
 
     The two differ: 0.3 nats of top-3 entropy is a loose gate; 0.3 of the normalised entropy asks for 3.5 nats at a
-    vocabulary of 128k and is nearly always strict. A theta for one does not carry over to the other.
+    vocabulary of 128k and rejects nearly everything. A theta for one does not carry over to the other.
     """
 
     theta: float = 0.3

@@ -18,7 +18,7 @@ class Guard(Gate):
 
 @dataclass(frozen=True)
 class ExactFirst(Guard):
-    """A guard: the first n tokens of an answer are the target's own choices, because all that follows hangs on them
+    """A guard: the first n tokens of an answer are the target's own choices, because all that follows depends on them
     (arXiv 2610.08678). `AllOf(Margin(0.3), ExactFirst(8))`."""
 
     n: int = 8

@@ -82,10 +82,11 @@ class Regions(Gate):
 
 
 def regions_of(pieces: Sequence[str | bytes], control: Iterable[int] = ()) -> list[str]:
-    """What is being written, one of the `REGIONS`, at each piece of a text, as `Regions` sees it.
+    """What is being written at each piece of a text, as `Regions` sees it: "prose", "code", "numbers", "think" or
+    "structured".
 
     Args:
-        pieces: The text in tokens, lines or whatever, UTF-8 that may be cut anywhere.
+        pieces: The text in tokens, lines or other pieces; UTF-8 that may be cut anywhere.
         control: The places of pieces that are control tokens, such as the end of a message.
     """
     return [REGIONS[region] for region in _native.regions(pieces, frozenset(control))]

@@ -124,11 +124,11 @@ def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]
     for part in parts if any(parts) else []:
         name, equals, written = (text.strip() for text in part.partition("="))
         if not equals:
-            raise ValueError(f"{part.strip()!r} says not where it holds; write {form.word}({form.names[0]}=...).")
+            raise ValueError(f"{part.strip()!r} does not say where it holds; write {form.word}({form.names[0]}=...).")
         if name not in form.names:
             near = difflib.get_close_matches(name, form.names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{form.word} knows no {name!r}, but {', '.join(form.names)}.{hint}")
+            raise ValueError(f"{form.word} has no {name!r}, but {', '.join(form.names)}.{hint}")
         if name in gates:
             raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
         gates[name] = _parse(written, n_levels)

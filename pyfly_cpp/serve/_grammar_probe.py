@@ -106,13 +106,13 @@ def _from_schema(text: str) -> str:
         raise
     except Exception as error:  # the converter asserts and indexes where a schema is none, or is of a kind it lacks
         reason = str(error).rstrip(".")[:200] or type(error).__name__
-        raise _Refused(f"it is no JSON schema that llama-cpp-python can follow ({reason})") from None
+        raise _Refused(f"it is not a JSON schema that llama-cpp-python can follow ({reason})") from None
 
 
 def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random) -> None:
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
     if not sampler:
-        raise _Refused("it is no GBNF grammar with a rule `root`, or one of its rules begins with itself")
+        raise _Refused("it is not a GBNF grammar with a rule `root`, or one of its rules begins with itself")
     begun = time.process_time()
     try:
         for _ in range(_N_STEPS):

@@ -85,7 +85,7 @@ def parse(content: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _integer(text: str) -> int:

@@ -173,6 +173,6 @@ def _arguments(text: str, i: int) -> Any:
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        raise bad_request(f"messages[{i}] has a call whose arguments are no JSON.", f"messages[{i}].tool_calls") \
+        raise bad_request(f"messages[{i}] has a call whose arguments are not JSON.", f"messages[{i}].tool_calls") \
             from None  # fmt: skip
     return value

@@ -43,7 +43,7 @@ class Tools:
         """
         self.functions = {function["name"]: function for function in functions}
         if len(self.functions) < len(functions):
-            raise bad_request("two of the tools have the same name; name them apart.", "tools")
+            raise bad_request("two of the tools have the same name; give them different names.", "tools")
         if name is not None and name not in self.functions:
             raise bad_request(f"tool_choice names {name!r}, and no tool has that name.", "tool_choice")
         if choice == "required" and not functions:

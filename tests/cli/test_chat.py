@@ -100,7 +100,7 @@ def test_commands(run):
         ("/rest", "Did you mean /reset?"),
         ("/load", "write /load FILE"),
         ("/load nowhere.json", "cannot read 'nowhere.json'"),
-        (f"/load {DRAFT}", "no conversation saved by /save"),
+        (f"/load {DRAFT}", "not a conversation saved by /save"),
         (f"/save {TARGET}", "choose another name"),
         ("/save /no/such/folder/x", "Error: "),
     ],
@@ -340,7 +340,7 @@ def test_load_reads_no_device_and_nothing_endless(run, tmp_path):
     result = run(
         "chat", "-m", TARGET, "-t", 1, stdin=f"/load {tmp_path}/huge\n/load {tmp_path}/pipe\n/load /dev/zero\n"
     )
-    assert result.err.count("is no conversation saved by /save; nothing was loaded.") == 3
+    assert result.err.count("is not a conversation saved by /save; nothing was loaded.") == 3
 
 
 def test_show_drafts_without_colours(run):

@@ -170,7 +170,7 @@ def test_a_prompt_cache(run, tmp_path):
     other.write_text("mine")
     for path, message in (
         (file, "is damaged; delete it"),
-        (other, "no prompt cache of ours"),
+        (other, "not a prompt cache of pyfly-cpp"),
         (tmp_path, "cannot be read"),
     ):
         result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "--prompt-cache", path, "x")
@@ -341,6 +341,7 @@ def test_one_name_for_one_option_on_every_command():
 def test_a_help_is_readable(run, name):
     text = run(*name.split(), "--help").out
     assert max(map(len, text.splitlines())) <= 80
+    assert "None" not in text and "RANGE" not in text  # click's own words for a type
     for old in ("--ctx", "--threads", "--gpu-layers"):
         assert not re.search(rf"^  .*(?<!\w){old}\b", text, re.MULTILINE), "old names are taken, but not shown"
 

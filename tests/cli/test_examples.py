@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
 
 import pytest
+from documents import fill
 
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.cli import _COMMANDS, loading, models
 
-from .conftest import DRAFT, TARGET
+from .conftest import TARGET
 
-SAMPLE = TARGET.parents[2] / "tests" / "data" / "gsm8k_sample.jsonl"
 assert loading  # imported before anything is patched
 LOAD = ["-c", 256, "-t", 1, "--force"]
 
@@ -56,18 +54,9 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("command", LESS, ids=lambda command: " ".join(command) or "pyfly-cpp")
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    for name in ("target.gguf", "Qwen2.5-7B-Instruct-Q4_K_M.gguf"):
-        (tmp_path / name).symlink_to(TARGET)
-    (tmp_path / "draft.gguf").symlink_to(DRAFT)
-    shutil.copy(SAMPLE, tmp_path / "gsm8k_test.jsonl")
-    (tmp_path / "src").mkdir()
-    for name in ("src/text.py", "notes.md"):
-        (tmp_path / name).write_text("def f(x):\n    return x\n" * 20)
+    fill(tmp_path)
     if command == ("datastore", "show"):
         run("datastore", "build", "target.gguf", "src", "-o", "mine.store")
-    rows = "".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5))
-    for name in ("spec_bench.jsonl", "mine.jsonl"):
-        (tmp_path / name).write_text(rows)
     monkeypatch.setattr(tuning, "GATES", tuning.GATES[:1])
     monkeypatch.setattr(tuning, "DEPTHS", (4,))
     monkeypatch.setattr(tuning, "SIZES", ())

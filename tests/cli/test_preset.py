@@ -185,5 +185,5 @@ def test_fields_out_of_range(tmp_path, fields, message):
 def test_nested_too_deep(tmp_path, deep):
     path = tmp_path / "p.json"
     path.write_text(deep)
-    with pytest.raises(PresetError, match=r"nested too deep|the format|must be a text"):
+    with pytest.raises(PresetError, match=r"nested too deep|is not JSON|the format|must be a text"):
         load_preset(path)

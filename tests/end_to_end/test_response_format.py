@@ -60,7 +60,7 @@ def test_other_formats_stay(llm):
         ({"type": "xml"}, "response_format must be"),
         ({"type": "json_schema"}, "the type json_schema and no schema"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "the type json_schema and no schema"),
-        ({"type": "json_schema", "schema": {"type": "nothing"}}, "no JSON schema that llama-cpp-python can follow"),
+        ({"type": "json_schema", "schema": {"type": "nothing"}}, "not a JSON schema that llama-cpp-python can follow"),
         ({"type": "json_schema", "schema": {1, 2}}, "is not JSON"),
     ],
     ids=str,

@@ -122,7 +122,7 @@ def test_files_of_the_same_name_are_left_alone(data, generator, tmp_path, force)
     with pytest.raises(OutputError, match=r"holds items\.jsonl"):
         runner.run(plan(data), generator, tmp_path, force=force)
     (tmp_path / "run.json").write_text('{"mine": 1}')
-    with pytest.raises(OutputError, match="is not one of ours"):
+    with pytest.raises(OutputError, match="was not written by this program"):
         runner.run(plan(data), generator, tmp_path, force=force)
     assert (tmp_path / "items.jsonl").read_text() == "mine" and (tmp_path / "run.json").read_text() == '{"mine": 1}'
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 from study import plan  # noqa: E402
-from study.comparing import Answers, choose, compare, compare_means, frontier, noise  # noqa: E402
+from study.comparing import Answers, Comparison, choose, compare_means, frontier, noise  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
 from study.machines import Machine, read_machines  # noqa: E402
@@ -343,7 +343,7 @@ def records(tmp_path):
 def test_known_flips_give_known_numbers(records):
     tables = pytest.importorskip("statsmodels.stats.contingency_tables")
     answers = Answers(records)
-    c = compare(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED), read_machines())
+    c = Comparison(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
     assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
     assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
     assert c.difference.estimate == pytest.approx(-0.035) and c.difference.low < -0.035 < c.difference.high
@@ -358,9 +358,9 @@ def test_known_flips_give_known_numbers(records):
     assert c.gain.estimate == pytest.approx((tokens / rounds) / (1000 / 400)) and c.gain.low > 1
     assert c.loose == pytest.approx(100 * n_loose / tokens)
     assert (c.length, c.base_length) == (tokens / 200, 5) and (c.new_loops, c.lost_loops) == (1, 0)
-    per_part = [compare(answers.pairs(LOOSE_8, EXACT_8, (part,))).flips for part in plan.POOLED]
+    per_part = [Comparison(answers.pairs(LOOSE_8, EXACT_8, (part,))).flips for part in plan.POOLED]
     assert sum(flips.harmful for flips in per_part) == 12 and sum(flips.helpful for flips in per_part) == 5
-    assert compare([]).n == 0
+    assert Comparison([]).n == 0
 
 
 def test_time_by_costs():
@@ -368,8 +368,8 @@ def test_time_by_costs():
     assert machine.cost({"rounds": 3, "drafted": 0}) == 3
     assert machine.cost({"rounds": 2, "drafted": 16}) == 2 * 4 + 16 * 0.5
     assert machine.cost({"rounds": 2, "drafted": 12}) == 2 * 3 + 12 * 0.5
-    c = compare([(answer(0, LOOSE_8, True, rounds=1, drafted=8), answer(0, EXACT_8, True))], [machine])
-    assert c.speeds == (5 / (4 + 4),)
+    c = Comparison([(answer(0, LOOSE_8, True, rounds=1, drafted=8), answer(0, EXACT_8, True))])
+    assert c.speed(machine) == 5 / (4 + 4)
 
 
 def test_a_table_of_machines_that_cannot_be_read(tmp_path):
@@ -456,7 +456,7 @@ def test_the_frontier_and_the_choice(tmp_path):
         rows.append(answer(i, plan.parse_way("margin:0.4 k=8"), i > 2, (1, 2, 3, 4, 5, 6), 1))  # 97 %, 2.8 x
         rows.append(answer(i, plan.parse_way("margin:1 k=8"), i > 8, (1, 2, 3, 4, 5), 1))  # worse in both
     answers = Answers(written(tmp_path, rows))
-    found = [(way, compare(answers.pairs(way, EXACT_8, plan.POOLED))) for way in answers.ways[1:]]
+    found = [(way, Comparison(answers.pairs(way, EXACT_8, plan.POOLED))) for way in answers.ways[1:]]
     assert [way.rule for way in frontier(found)] == ["margin:0.2", "margin:0.4"]
     assert choose(found, 0.99).rule == "margin:0.2" and choose(found, 0.97).rule == "margin:0.4"
     assert choose(found, 1.01) is None

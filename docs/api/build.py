@@ -1,0 +1,45 @@
+"""Writes the pages of the Python API, made from its docstrings: `python docs/api/build.py FOLDER` (extra `docs`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pdoc
+import pdoc.doc
+
+MODULES = ("pyfly_cpp", "pyfly_cpp.presets", "pyfly_cpp.datastore", "pyfly_cpp.extra_buffers")
+HIDDEN = "!pyfly_cpp.verify"  # a module, beside its function of the same name
+
+ALIASES = ("ArrayLike", "Drafter", "Prompt", "View")
+"""Types that read better by their names than by what they stand for."""
+
+
+class Written(str):
+    """An annotation as it stands in the source."""
+
+    __repr__ = str.__str__
+
+
+def build(folder: Path) -> None:
+    """Writes index.html, and a page for each module, into a folder; warns where something cannot be resolved."""
+    resolve = pdoc.doc.safe_eval_type
+
+    def resolve_but_aliases(annotation: Any, *where: Any) -> Any:
+        resolved = resolve(annotation, *where)
+        is_alias = isinstance(annotation, str) and any(alias in annotation for alias in ALIASES)
+        return Written(annotation) if is_alias else resolved
+
+    pdoc.doc.safe_eval_type = resolve_but_aliases
+    try:
+        pdoc.render.configure(docformat="google", show_source=False, template_directory=Path(__file__).parent)
+        pdoc.pdoc(*MODULES, HIDDEN, output_directory=folder)
+    finally:
+        pdoc.doc.safe_eval_type = resolve
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python docs/api/build.py FOLDER")
+    build(Path(sys.argv[1]))

@@ -1,0 +1,148 @@
+"""The documentation: its Python runs, its links lead somewhere. Its commands are tried in
+cli/test_documented_commands.py, what needs a server in serve/test_documented.py."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from documents import DOCUMENTS, ROOT, all_blocks, fill, name
+
+import pyfly_cpp
+from pyfly_cpp.pairs import PAIRS
+
+LANGUAGES = {"python": ("", "server", "not-run"), "bash": ("", "not-run"), "text": ("",), "ini": ("",), "yaml": ("",),
+             "dockerfile": ("",)}  # fmt: skip
+
+NOT_RUN = {
+    "README.md": 3,  # installs, compiles
+    "CONTRIBUTING.md": 2,  # installs
+    "models/README.md": 1,  # fetches models
+    "docs/evaluation.md": 3,  # lm_eval; hours
+    "docs/heads.md": 1,  # llama.cpp's converter
+    "docs/rpc.md": 5,  # needs RPC; compiles
+    "docs/serving.md": 3,  # installs, docker, lm_eval
+    "benchmarks/results/qwen2.5-coder-1.5b.md": 3,  # hours
+}
+"""Blocks that no test runs. Their commands are parsed all the same."""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_code_stands_in_fences_that_say_what_it_is(path):
+    inside = None
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fence = re.match(r"( *)```(.*)", line)
+        if fence and inside is None:
+            inside = fence[1]
+            language, _, marker = fence[2].partition(" ")
+            assert marker in LANGUAGES.get(language, ()), f"line {i}: what is {fence[2]!r}?"
+        elif inside is not None:
+            inside = None if line == f"{inside}```" else inside
+        else:
+            assert not line.startswith("    "), f"line {i} is code without a fence"
+    assert inside is None
+
+
+def test_what_is_not_run_is_listed():
+    assert Counter(name(block.path) for block in all_blocks() if block.marker == "not-run") == NOT_RUN
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.marker == ""], ids=str)
+def test_python_runs(block, tmp_path, monkeypatch, tiny_target, tiny_draft):
+    fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.marker == "not-run"], ids=str)
+def test_python_that_is_not_run_names_what_exists(block):
+    """Its imports, and the arguments of what it imports."""
+    tree = ast.parse(block.text)
+    namespace = {}
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    exec(compile(ast.Module(imports, []), str(block), "exec"), namespace)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    assert calls
+    for call in calls:
+        kinds = namespace[call.func.id].__mro__[:-1]
+        known = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+        assert {keyword.arg for keyword in call.keywords} <= known, ast.unparse(call)
+
+
+def test_pairs_of_the_documents_are_those_of_the_program():
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    for pair in PAIRS:
+        row = f"`{pair.draft}` | {pair.size / 1e6:.0f} MB | {pair.licence} |" if pair.draft else pair.family
+        assert row in choosing, row
+    assert choosing.count("`hf:") == sum((pair.draft or "").startswith("hf:") for pair in PAIRS)
+
+
+def test_messages_that_troubleshooting_quotes_are_those_of_the_program():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## It fails")[2]
+    quoted = re.findall(r'"([^"]+)"', "".join(re.findall(r"^\|[^|]*\|", text, re.MULTILINE)))
+    assert quoted
+    files = [*(ROOT / "pyfly_cpp").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]
+    sources = re.sub(r'"\s*f?"', "", "".join(path.read_text(encoding="utf-8") for path in files))
+    for part in (part for message in quoted for part in re.split(r"\b[NM]\b", message) if part.strip()):
+        assert part in sources, part
+
+
+def anchors(path):
+    """The anchors of a document's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", head).lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "benchmarks" / "README.md"], ids=name)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"https?://", link):
+            continue
+        file, _, anchor = link.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+def test_pages_of_the_python_api(tmp_path):
+    """They are built without a warning, and have every public name and what its docstring says."""
+    pytest.importorskip("pdoc")
+    built = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "docs" / "api" / "build.py", tmp_path], capture_output=True, text=True
+    )
+    assert built.returncode == 0 and not built.stderr, built.stderr
+    page = (tmp_path / "pyfly_cpp.html").read_text(encoding="utf-8")
+    for public in pyfly_cpp.__all__:
+        assert f'<section id="{public}">' in page, public
+    for attribute in (
+        "FlyLlama.records",
+        "FlyLlama.stats",
+        "FlyBatch.submit",
+        "Window.rule",
+        "Margin.tau",
+        "Stats.rounds",
+    ):
+        assert f'<div id="{attribute}" class="classattr">' in page, attribute
+    assert "Gate.nodes" not in page  # what the core alone reads is left out
+    assert "pyfly_cpp/presets.html" in page and (tmp_path / "pyfly_cpp" / "presets.html").exists()
+
+
+def test_names_that_the_pages_leave_out_exist():
+    template = (ROOT / "docs" / "api" / "module.html.jinja2").read_text(encoding="utf-8")
+    lists = re.findall(r"set for_\w+ = \[(.*?)\]", template, re.DOTALL)
+    hidden = re.findall(r'"(\w+)"', " ".join(lists))
+    kinds = [kind for kind in vars(pyfly_cpp).values() if isinstance(kind, type)]
+    assert hidden and [word for word in hidden if not any(hasattr(kind, word) for kind in kinds)] == []
+
+
+def test_public_names_have_a_docstring():
+    docs = {public: getattr(pyfly_cpp, public).__doc__ for public in pyfly_cpp.__all__ if public != "Drafter"}
+    assert [public for public, doc in docs.items() if not doc or doc.startswith(f"{public}(")] == []
+    errors = [public for public in docs if public.endswith("Error")]
+    overview = re.findall(r"`(\w+)`", pyfly_cpp.__doc__)
+    assert {*docs} - {*errors} - {*overview} == set(), "not in the overview at the top of pyfly_cpp/__init__.py"
