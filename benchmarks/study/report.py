@@ -286,7 +286,8 @@ def class_cells(found: Sequence[Parting]) -> list[str]:
     cells = [str(n), *(str(kinds[kind]) for kind in ("harmful", "helpful", "neither"))]
     cells.append(within(wilson(kinds["harmful"], n), 100, 0) if n else "")
     for name in ("margin", "entropy"):
-        cells.append(" / ".join(number(median([getattr(p, name) for p in some])) for some in (harmful, others)))
+        medians = [number(median([getattr(p, name) for p in some])) or "-" for some in (harmful, others)]
+        cells.append(" / ".join(medians))
     known = [parting for parting in found if parting.most_rank]
     cells.append(f"{100 * sum(p.most_rank == 2 for p in known) / len(known):.0f}" if known else "")
     return cells
