@@ -7,11 +7,12 @@ shows: the governor watches that.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,16 +65,23 @@ def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
 def places() -> list[Path]:
     """Folders in which programs keep GGUF files: ours, the hub's cache, llama.cpp's and LM Studio's. They need not
     exist."""
-    home = Path.home()
-    cache = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "hub"
-    return [
-        models_folder(),
-        Path(os.environ.get("HF_HUB_CACHE") or hub),
-        Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"),
-        home / ".lmstudio" / "models",
-        home / ".cache" / "lm-studio" / "models",
-    ]
+    caches = ("Library", "Caches") if sys.platform == "darwin" else (".cache",)
+    wanted: tuple[Callable[[], Path], ...] = (
+        models_folder,
+        lambda: Path(os.environ.get("HF_HUB_CACHE") or _of_hub() / "hub"),
+        lambda: Path(os.environ.get("LLAMA_CACHE") or Path.home().joinpath(*caches, "llama.cpp")),
+        lambda: Path.home() / ".lmstudio" / "models",
+        lambda: Path.home() / ".cache" / "lm-studio" / "models",
+    )
+    found = []
+    for place in wanted:
+        with contextlib.suppress(RuntimeError):  # the user of a service may have no home folder
+            found.append(place())
+    return found
+
+
+def _of_hub() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
 
 
 def file_size(path: Path) -> int:

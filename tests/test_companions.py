@@ -54,6 +54,19 @@ def test_nothing_there(target):
     assert "no file on this machine could draft for it" in chosen.reason
 
 
+def test_a_user_without_a_home(target, tiny_draft, home, monkeypatch):
+    """As that of a service may be."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert found(target) == []
+    put(tiny_draft, home / "own" / "draft.gguf")
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "own"))
+    assert found(target) == [("draft.gguf", DraftModel)]
+
+
 def test_beside_the_model(target, tiny_draft):
     put(tiny_draft, target.parent / "a-draft.gguf")
     put(EAGLE3, target.parent / "head.gguf")

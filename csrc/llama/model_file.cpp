@@ -65,9 +65,10 @@ int32_t mtp_draft_max(const std::string & architecture, int32_t n_nextn) {
 ModelFile::ModelFile(const std::string & path) : path_(path) {
     gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
     if (!gguf_) {
-        throw Error(PYFLY_STATUS_INVALID,
-                    "'" + path +
-                        "' is not a complete GGUF file: its header is truncated or damaged; download or convert it again");
+        throw Error(
+            PYFLY_STATUS_INVALID,
+            "'" + path +
+                "' is not a complete GGUF file: its header is truncated or damaged; download or convert it again");
     }
     architecture_ = text("general.architecture");
     tokens_ = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
