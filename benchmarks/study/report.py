@@ -187,7 +187,7 @@ class Report:
             if first == found[0][0]:
                 rows.append([f"`{first}`", f"`{second}`", str(n), f"-{counts.harmful} +{counts.helpful}", share])
         table = markdown(["one", "other", "items", "flips", "of 100 items"], rows)
-        every = f"Of all {len(found)} pairs of exact runs: {100 * n_flips / n_all:.1f} flips of 100 items."
+        every = f"Over all pairs of exact runs ({len(found)}): {100 * n_flips / n_all:.1f} flips of 100 items."
         return f"## The noise: exact decoding against exact decoding\n\n{table}\n\n{every}"
 
     def halves(self) -> str:
