@@ -12,17 +12,19 @@ import time
 
 import pytest
 
-click_testing = pytest.importorskip("click.testing")
+pytest.importorskip("click")
 
-from pyfly_cpp import memory  # noqa: E402
-from pyfly_cpp.bench.journal import Journal  # noqa: E402
-from pyfly_cpp.cli import loading  # noqa: E402
-from pyfly_cpp.cli.bench import command as bench  # noqa: E402
-from pyfly_cpp.cli.evaluate import command as evaluate  # noqa: E402
-from pyfly_cpp.cli.explain import command as explain  # noqa: E402
-from pyfly_cpp.cli.tune import command as tune  # noqa: E402
-from pyfly_cpp.evaluation import sandbox  # noqa: E402
-from pyfly_cpp.presets import load_preset  # noqa: E402
+from click_runner import click_runner
+
+from pyfly_cpp import memory
+from pyfly_cpp.bench.journal import Journal
+from pyfly_cpp.cli import loading
+from pyfly_cpp.cli.bench import command as bench
+from pyfly_cpp.cli.evaluate import command as evaluate
+from pyfly_cpp.cli.explain import command as explain
+from pyfly_cpp.cli.tune import command as tune
+from pyfly_cpp.evaluation import sandbox
+from pyfly_cpp.presets import load_preset
 
 command = sandbox._command
 
@@ -32,7 +34,7 @@ def run(model_arguments, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(command, *arguments, models=True):
-        return click_testing.CliRunner().invoke(command, [*map(str, arguments), *(model_arguments if models else [])])
+        return click_runner().invoke(command, [*map(str, arguments), *(model_arguments if models else [])])
 
     return run
 

@@ -13,7 +13,7 @@ import time
 
 import httpx
 import pytest
-from click.testing import CliRunner
+from click_runner import click_runner
 
 from pyfly_cpp import costs
 from pyfly_cpp.cli import cli
@@ -119,7 +119,7 @@ def test_caches_that_cannot_be_written(start, tiny_draft, tmp_path):
 
 def failing(*options):
     """The error of a server that does not start: (exit code, stderr)."""
-    done = CliRunner().invoke(cli, ["serve", "--port", "0", "--parallel", "1", "-t", "1", *options])
+    done = click_runner().invoke(cli, ["serve", "--port", "0", "--parallel", "1", "-t", "1", *options])
     return done.exit_code, done.stderr
 
 
