@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ class Written(str):
 
 def build(folder: Path) -> None:
     """Writes index.html, and a page for each module, into a folder; warns where something cannot be resolved."""
+    here, folder = Path(__file__).resolve().parent, folder.resolve()
+    os.chdir(here)  # beside a folder of the package's name pdoc would ask which of the two is meant
     resolve = pdoc.doc.safe_eval_type
 
     def resolve_but_aliases(annotation: Any, *where: Any) -> Any:
@@ -33,7 +36,7 @@ def build(folder: Path) -> None:
 
     pdoc.doc.safe_eval_type = resolve_but_aliases
     try:
-        pdoc.render.configure(docformat="google", show_source=False, template_directory=Path(__file__).parent)
+        pdoc.render.configure(docformat="google", show_source=False, template_directory=here)
         pdoc.pdoc(*MODULES, HIDDEN, output_directory=folder)
     finally:
         pdoc.doc.safe_eval_type = resolve
