@@ -19,18 +19,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-from llama_server import free_port, llama_server, running
-from resumable import markdown, read_questions
-
-from pyfly_cpp.evaluation.machine import describe_machine, disturbance
-from pyfly_cpp.threads import physical_cores
+from resumable import markdown
+from servers import add_arguments, collect, free_port, llama_server, mixed_texts, running
+from speed import print_machine
 
 OURS, THEIRS = "pyfly-cpp", "llama.cpp"
 
@@ -69,7 +67,7 @@ async def answer(client: httpx.AsyncClient, text: str, n: int, turn: Turn) -> No
                 waits.append(now - last)
                 last = now
     turn.tokens += tokens
-    turn.first.append(waits[0])
+    turn.first += waits[:1]
     if tokens > 1 and len(waits) > 1:
         turn.between.append(sum(waits[1:]) / (tokens - 1))
         turn.longest.append(max(waits[1:]))
@@ -100,9 +98,7 @@ def start(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, st
         return stack.enter_context(running(command, port))
 
     def theirs(more: Sequence[str] = ()) -> str:
-        return stack.enter_context(
-            llama_server(args.server, args.target, args.slots, args.ctx, args.threads, [*more, *args.server_args])
-        )
+        return stack.enter_context(llama_server(args, args.slots, more))
 
     ways = {OURS: ours(), THEIRS: theirs()}
     if args.draft:
@@ -133,35 +129,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return markdown(head, lines)
 
 
-def main() -> None:
-    """Measures and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--server", required=True, help="llama-server of llama.cpp")
-    parser.add_argument("--server-args", nargs="*", default=[], help="more arguments of llama-server")
-    parser.add_argument("--draft", help="draft model; plain only without it")
-    parser.add_argument("--drafts", default="2,4", help="llama.cpp's draft lengths")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL with prompt, question or turns")
-    parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
-    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--ctx", type=int, default=768, help="tokens of a slot")
-    parser.add_argument("--turns", type=int, default=3, help="each takes its share of the prompts")
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
-    args = parser.parse_args()
-    args.drafts = [int(k) for k in args.drafts.split(",")]
-    machine = describe_machine()
-    print(
-        f"{machine['cpu']}, {args.threads} threads, load {machine['load_before']}; {Path(args.target).name}, "
-        f"{args.slots} slots, {args.clients} clients"
-    )
-    if (why := disturbance(machine)) is not None:
-        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
-    files = [read_questions(path)[: args.limit // len(args.prompts)] for path in args.prompts]
-    texts = [one.turns[0] for group in zip(*files) for one in group]
-    rows = []
+def turns(args: argparse.Namespace, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every server takes its turn on a share of the texts."""
     with contextlib.ExitStack() as stack:
         ways = start(args, stack)
         for way, url in ways.items():
@@ -176,14 +145,26 @@ def main() -> None:
                 row = {"turn": turn, "way": way, "rate": seen.tokens / (time.perf_counter() - begun),
                        "tokens": seen.tokens}  # fmt: skip
                 for name in ("first", "between", "longest"):
-                    for share_of in (50, 95):
-                        row[f"{name}_{share_of}"] = float(np.percentile(getattr(seen, name), share_of))
-                rows.append(row)
-                print(row, file=sys.stderr, flush=True)
-                if args.out:
-                    with open(args.out, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
-    print(table(rows))
+                    for percent in (50, 95):
+                        row[f"{name}_{percent}"] = float(np.percentile(getattr(seen, name), percent))
+                yield row
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser, tokens=128)
+    parser.add_argument("--server", required=True, help="llama-server of llama.cpp")
+    parser.add_argument("--draft", help="draft model; plain only without it")
+    parser.add_argument("--drafts", default="2,4", help="llama.cpp's draft lengths")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=3, help="each takes its share of the prompts")
+    args = parser.parse_args()
+    args.drafts = [int(k) for k in args.drafts.split(",")]
+    print_machine()
+    print(f"{Path(args.target).name}, {args.threads} threads, {args.slots} slots, {args.clients} clients")
+    print(table(collect(turns(args, mixed_texts(args)), args.out)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -26,13 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llama_server import llama_server
-from resumable import markdown, read_questions
+from resumable import markdown
+from servers import add_arguments, collect, llama_server, mixed_texts
+from speed import print_machine
 
-from pyfly_cpp import DraftModel, FlyBatch, PromptLookup
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.machine import describe_machine, disturbance
-from pyfly_cpp.threads import physical_cores
 
 Turn = Callable[[Sequence[list[int]], int], tuple[int, float, float]]
 """Serves prompts, n at once: (tokens, seconds of decoding or nan, seconds)."""
@@ -103,8 +101,7 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
     ways: dict[str, Turn] = {way: one.serve for way, one in ours.items()}
     with contextlib.ExitStack() as stack:
         if args.server:
-            more = shlex.split(args.server_args)
-            url = stack.enter_context(llama_server(args.server, args.target, args.most, args.ctx, args.threads, more))
+            url = stack.enter_context(llama_server(args, args.most))
             ways["llama-server"] = Server(url, args.tokens).serve
         for way, serve in ways.items():
             serve(prompts[:1], 1)  # warms up
@@ -138,7 +135,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
     lines = []
     for n in sorted({row["n"] for row in rows}):
-        for way in dict.fromkeys(row["way"] for row in rows):
+        for way in dict.fromkeys(row["way"] for row in rows if row["n"] == n):
             mine = of(way, n)
             share = statistics.median(row["allowed"] for row in of("plain", n))
             alone = ratios(way, n, (way, min(row["n"] for row in rows)), "decode")
@@ -154,11 +151,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
+    add_arguments(parser, tokens=160)
     parser.add_argument("--draft", help="draft model, for ways draft:K and draft:governed")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL with prompt, question or turns")
-    parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
-    parser.add_argument("--tokens", type=int, default=160, help="most tokens of an answer")
     parser.add_argument("--parallel", default="1,8,16", help="texts at once")
     parser.add_argument(
         "--ways",
@@ -166,38 +160,21 @@ def main() -> None:
         help="plain, which is needed, plain:no-flash, lookup:K, draft:K, lookup:governed, draft:governed",
     )
     parser.add_argument("--repeats", type=int, default=2, help="turns; each takes its share of the prompts")
-    parser.add_argument("--ctx", type=int, default=768, help="tokens of one text")
     parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
-    parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--server", help="llama-server of llama.cpp")
-    parser.add_argument("--server-args", default="")
     parser.add_argument("--server-parallel", help="texts at once for llama-server (default: those of --parallel)")
-    parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
     args = parser.parse_args()
     args.server_parallel = [int(n) for n in (args.server_parallel or args.parallel).split(",")]
     args.parallel = [int(n) for n in args.parallel.split(",")]
     args.most = max(args.parallel)
     args.ways = args.ways.split(",")
-    machine = describe_machine()
-    print(f"{machine['cpu']}, {args.threads} threads, load {machine['load_before']}; {Path(args.target).name}")
-    if (why := disturbance(machine)) is not None:
-        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
-    from pyfly_cpp import FlyLlama
-
+    print_machine()
+    print(f"{Path(args.target).name}, {args.threads} threads")
     llm = FlyLlama(args.target, n_ctx=2048, verbose=False)
-    generator, of_file = Generator(llm), args.limit // len(args.prompts)
-    questions = [read_questions(path)[:of_file] for path in args.prompts]
-    mixed = [one for group in zip(*questions) for one in group]
-    prompts = [list(generator.render([{"role": "user", "content": q.turns[0]}]).tokens) for q in mixed]
+    generator = Generator(llm)
+    prompts = [list(generator.render([{"role": "user", "content": text}]).tokens) for text in mixed_texts(args)]
     llm.close()
-    rows = []
-    for row in turns(args, prompts):
-        rows.append(row)
-        print(row, file=sys.stderr, flush=True)
-        if args.out:
-            with open(args.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-    print(table(rows))
+    print(table(collect(turns(args, prompts), args.out)))
 
 
 if __name__ == "__main__":
