@@ -167,7 +167,7 @@ bool is_within(Divergence kind, double threshold, const RowStats & target, const
         return of_top(kind, p_row, q_row, n_vocab, n) <= threshold;
     }
     // Kept from row to row: a row costs no allocation.
-    thread_local std::vector<float> maxima;
+    thread_local std::vector<float> maxima, p_maxima;
     thread_local std::vector<size_t> order;
     maxima.resize((n_vocab + block_size - 1) / block_size);
     const bool no_nan = row_kernels.block_maxima(q_row, n_vocab, maxima.data());
@@ -177,25 +177,30 @@ bool is_within(Divergence kind, double threshold, const RowStats & target, const
     const double log_sum_exp = static_cast<double>(max) + std::log(row_kernels.exp_sums(q_row, n_vocab, max).exp);
     Partial partial(kind, p_row, q_row, n_vocab, scale_of(target.max.logit, target.log_sum_exp),
                     scale_of(max, log_sum_exp));
-    // Blocks by falling maximum of q, the first ones holding nearly all of it. Bounds are looked at after 1, 2, 4, ...
-    // of them, and believed where they are off the threshold by more than the sums can be.
+    // Blocks by falling maximum of q, the first ones holding nearly all of it; where p counts as much, by the larger
+    // one of both rows' probabilities. Bounds are looked at after each block, and believed where they are off the
+    // threshold by more than the sums can be.
+    if (kind == Divergence::js || kind == Divergence::js_code) {
+        p_maxima.resize(maxima.size());
+        row_kernels.block_maxima(p_row, n_vocab, p_maxima.data());
+        const float q_over_p = static_cast<float>(log_sum_exp - target.log_sum_exp);
+        std::transform(maxima.begin(), maxima.end(), p_maxima.begin(), maxima.begin(),
+                       [&](float of_q, float of_p) { return std::max(of_q, of_p + q_over_p); });
+    }
     const double slack = 1e-6 + 1e-5 * threshold;
     const auto comes_later = [](size_t a, size_t b) { return maxima[a] < maxima[b]; };
     order.resize(maxima.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::make_heap(order.begin(), order.end(), comes_later);
-    for (size_t n_seen = 1, look = 1; !order.empty(); n_seen++) {
+    while (!order.empty()) {
         std::pop_heap(order.begin(), order.end(), comes_later);
         partial.add_block(order.back());
         order.pop_back();
-        if (n_seen == look) {
-            look *= 2;
-            if (partial.at_least() > threshold + slack) {
-                return false;
-            }
-            if (partial.at_most() < threshold - slack) {
-                return true;
-            }
+        if (partial.at_least() > threshold + slack) {
+            return false;
+        }
+        if (partial.at_most() < threshold - slack) {
+            return true;
         }
     }
     return partial.whole() <= threshold;
