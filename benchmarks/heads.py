@@ -5,8 +5,8 @@
 
 Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used, with
 the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
-prompt excluded; on an idle machine. README.md says how to build the tool. --memory measures resident sizes instead;
---rules counts, so that it needs no idle machine.
+prompt excluded and the last round counted whole, as the tool counts them; on an idle machine. README.md says how to
+build the tool. --memory measures resident sizes instead; --rules counts, so that it needs no idle machine.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
     stats = llm.stats
     totals.drafted += stats.drafted
     totals.accepted += stats.matched
-    totals.tokens += stats.committed
-    totals.rounds += stats.rounds
+    totals.rounds += stats.rounds - 1  # the first one is part of the prompt, and of its seconds
+    totals.tokens += stats.rounds - 1 + stats.matched
     totals.seconds += seconds - stats.seconds_prefill
 
 
