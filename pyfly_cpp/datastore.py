@@ -22,6 +22,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.files import first_bytes, require_free, require_gguf, require_space, write_atomically
 from pyfly_cpp.metadata import open_metadata
 from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.tokenizing import in_short_words
 
 PIECE = 1 << 18
 """Bytes that are tokenised at a time."""
@@ -140,17 +141,17 @@ def _files(sources: Iterable[str | os.PathLike[str]], output: Path) -> list[_Fil
 
 
 def _pieces(file: _File) -> Iterator[bytes]:
-    """The text in pieces of about PIECE bytes, cut behind a line, if there is one. Raises ValueError where it is no
-    text."""
+    """The text in pieces of about PIECE bytes, cut behind a line, if there is one, and in words that are too long to
+    tokenise. Raises ValueError where it is no text."""
     with open(file.path, "rb") as stream:
         rest = b""
         while block := stream.read(PIECE):
             rest += block
             cut = _last_line(rest) if len(block) == PIECE else len(rest)
-            yield _text(rest[:cut], file)
+            yield from _text(rest[:cut], file)
             rest = rest[cut:]
         if rest:
-            yield _text(rest, file)
+            yield from _text(rest, file)
 
 
 def _last_line(text: bytes) -> int:
@@ -160,14 +161,14 @@ def _last_line(text: bytes) -> int:
     return next((len(text) - n for n in (1, 2, 3) if text[-n] >= 0xC0), len(text))
 
 
-def _text(piece: bytes, file: _File) -> bytes:
+def _text(piece: bytes, file: _File) -> Iterator[bytes]:
     try:
         if b"\0" in piece:
             raise ValueError
-        piece.decode("utf-8")
+        text = piece.decode("utf-8")
     except ValueError:
         raise ValueError(f"{file.path} is not UTF-8 text; convert it, or leave it out.") from None
-    return piece
+    return (part.encode("utf-8") for part in in_short_words(text))
 
 
 # ---- Tokens ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from gguf_edit import edit_gguf
 
 from pyfly_cpp import FlyLlama
-from pyfly_cpp.tokenizing import tokenized
+from pyfly_cpp.tokenizing import in_short_words, tokenized
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 BY_REGEX = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken"}
@@ -29,9 +30,31 @@ def tekken(tiny_target, tmp_path_factory):
     return str(edit_gguf(tiny_target, tmp_path_factory.mktemp("tekken") / "tekken.gguf", BY_REGEX))
 
 
-def test_long_words_do_not_end_the_process(tekken):
+BUILD = """
+import sys
+from pyfly_cpp.datastore import build_datastore
+model, text, store = sys.argv[1:]
+print(build_datastore(model, [text], store).n_tokens)
+"""
+
+
+def test_long_words_do_not_end_the_process(tekken, tmp_path):
     done = subprocess.run([sys.executable, "-c", CHILD, tekken], capture_output=True, text=True)
     assert done.returncode == 0, (done.returncode, done.stderr)
+    text = tmp_path / "picture.txt"
+    text.write_text("A picture follows. " + "\u00e9x" * LONG)
+    command = [sys.executable, "-c", BUILD, tekken, str(text), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 1000, (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "x" * 2000, "x" * 4001, "a " + " " * 5000 + "b" * 1999 + " c", "\u00e9" * 9999]
+)
+def test_cut_words(text):
+    parts = list(in_short_words(text))
+    assert "".join(parts) == text and "" not in parts
+    assert all(len(word) <= 2000 for part in parts for word in [*part.split(), *re.findall(r"\s+", part)])
 
 
 def test_longer_words_are_refused(tekken, tiny_target):
