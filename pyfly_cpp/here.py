@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyfly_cpp import hub
 from pyfly_cpp.companions import file_size, places
-from pyfly_cpp.models import EMBEDDED, embedded_model, models_folder
+from pyfly_cpp.models import EMBEDDED, embedded_model, named_models
 
 
 class Here(NamedTuple):
@@ -24,6 +24,7 @@ def models_here() -> list[Here]:
     """The demo model if it is installed, then the GGUF models in the folders in which programs keep them
     (`places`). Looks at names alone; a file there may be damaged, or a head."""
     found = {}
+    named = {path: name for name, path in named_models().items()}
     demo = embedded_model()
     if demo is not None:
         found[demo] = Here(EMBEDDED, file_size(demo), demo)
@@ -36,15 +37,13 @@ def models_here() -> list[Here]:
                     and not hub.goes_with_a_model(path.name)
                     and hub.parts_of(path.name)[0] == path.name
                 ):
-                    found[path] = Here(_name(place, name), file_size(path), path)
+                    found[path] = Here(named.get(path) or _name(place, name), file_size(path), path)
             except OSError:  # a link to nothing
                 continue
     return list(found.values())
 
 
 def _name(place: Path, name: Path) -> str:
-    if place == models_folder() and len(name.parts) == 1:
-        return name.stem
     folder, *rest = name.parts
     if folder.startswith("models--") and len(rest) > 2 and rest[0] == "snapshots":  # the hub's cache
         owner, _, repo = folder[len("models--") :].partition("--")

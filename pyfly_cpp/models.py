@@ -19,10 +19,22 @@ _NO_EMBEDDED = f"{EMBEDDED!r} is the demo model; run `pip install 'pyfly-cpp[dem
 
 def models_folder() -> Path:
     """$PYFLY_MODELS, or `pyfly-cpp/models` in the user's cache folder: GGUF files there go by their names. It need not
-    exist."""
+    exist.
+
+    Raises:
+        RuntimeError: the user has no home folder, as in some containers, and no variable names a folder.
+    """
     if os.environ.get("PYFLY_MODELS"):
         return Path(os.environ["PYFLY_MODELS"])
     return cache_folder() / "models"
+
+
+def named_models() -> dict[str, Path]:
+    """The GGUF files in `models_folder`, by their names."""
+    try:
+        return {path.stem: path for path in sorted(models_folder().glob("*.gguf")) if path.is_file()}
+    except RuntimeError:  # no home folder
+        return {}
 
 
 def resolve_model(text: str | os.PathLike[str]) -> Path:
@@ -67,10 +79,7 @@ def locate(name: str) -> Path | None:
     """The file of a name, if it is on this machine."""
     if hub.is_hub_name(name):
         return hub.locate(hub.read_name(name))
-    path = models_folder() / f"{name}.gguf"
-    if path.is_file():
-        return path
-    return package_file(_EMBEDDED_FILE) if name == EMBEDDED else None
+    return named_models().get(name) or (package_file(_EMBEDDED_FILE) if name == EMBEDDED else None)
 
 
 def embedded_model() -> Path | None:
@@ -97,8 +106,7 @@ def package_file(member: str) -> Path | None:
 
 
 def _unknown(name: str) -> str:
-    names = [EMBEDDED, *(path.stem for path in sorted(models_folder().glob("*.gguf")))]
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, [EMBEDDED, *named_models()], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "

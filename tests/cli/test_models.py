@@ -55,6 +55,22 @@ def test_unknown_names(run):
         assert result.code == 1 and "is written hf:OWNER/REPO:TYPE" in result.err, result.err
 
 
+def test_a_user_without_a_home(run, home, monkeypatch):
+    """As in a container whose user is but a number."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("PYFLY_MODELS", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    put(TARGET, home / "own" / "tiny.gguf")
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "own"))
+    assert str(home / "own" / "tiny.gguf") in run("models", "list").out
+    assert "no known model 'tiny'" in run("models", "path", "tiny").err
+    assert run("complete", "-m", home / "own" / "tiny.gguf", "-t", 1, "-n", 4, "Natalia").code == 0
+
+
 def test_list(run, home):
     assert run("models", "list").out == "no model is here\n"
     put(TARGET, home / "models" / "mine.gguf", home / "models" / "sub" / "other.gguf")
