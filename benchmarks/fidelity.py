@@ -38,7 +38,7 @@ def record(args: argparse.Namespace) -> None:
     limits = dict(read_limit(text) for text in args.limit)
     if not args.best and any(name.startswith("guards") for name in args.stages):
         raise DataError("which rules are to be guarded? give --best RULE RULE RULE.")
-    all_stages = plan.stages(args.best, args.rules)
+    all_stages = plan.stages(args.best, plan.ALL_RULES if args.rules == ["all"] else args.rules)
     chosen = [all_stages[name] for name in args.stages]
     parts = [name for name in plan.PARTS if any(name in stage.parts for stage in chosen)]
     parts = [name for name in parts if not args.parts or name in args.parts]
@@ -100,7 +100,7 @@ def main() -> None:
     names = list(plan.stages())
     default = [name for name in names if name.startswith(("pooled", "rest"))]
     one.add_argument("--stages", nargs="+", choices=names, default=default, help=f"default: {' '.join(default)}")
-    one.add_argument("--rules", nargs="+", default=plan.RULES, help="in place of the plan's; exact must be first")
+    one.add_argument("--rules", nargs="+", default=plan.RULES, help="in place of the plan's, exact first; or: all")
     one.add_argument("--best", nargs="+", default=[], help="rules for the stages guards and again")
     one.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts of the stages")
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items than the plan's")

@@ -1,4 +1,4 @@
-"""What windows.py, rules.py and governor.py have in common: a results file that a run appends to, and the prompts.
+"""What windows.py and governor.py have in common: a results file that a run appends to, and the prompts.
 
 The file is JSONL. Its first line says what every other line depends on (models, lengths); a run with other conditions
 is refused. Files of the same conditions may be joined with cat. Every result is a line of its own, written whole and
@@ -13,19 +13,16 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import only_writer
 
 
@@ -146,40 +143,6 @@ class Results:
         os.fsync(self._file.fileno())
 
 
-def rendered_prompts(
-    generator: Generator, prompts: Sequence[BenchPrompt], results: Results, args: argparse.Namespace
-) -> Iterator[tuple[BenchPrompt, Prompt]]:
-    """Every prompt in the model's chat format, its cache prepared so that whatever is generated next starts from the
-    same state. Leaves out, and notes, the prompts that are too long; stops when the time is up."""
-    longest = args.ctx - args.tokens - 1
-    if args.max_prompt_tokens is not None:
-        longest = min(longest, args.max_prompt_tokens)
-    noted = {row["left_out"] for row in results.left_out}
-    started = time.monotonic()
-    for i, prompt in enumerate(prompts):
-        if args.minutes is not None and time.monotonic() - started > 60 * args.minutes:
-            print(f"time is up after {i} of {len(prompts)} prompts; the same command goes on", file=sys.stderr)
-            return
-        rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
-        if len(rendered.tokens) > longest:
-            if prompt.id not in noted:
-                results.add({"left_out": prompt.id, "category": prompt.category, "n_prompt": len(rendered.tokens)})
-            continue
-        yield prompt, rendered
-        print(f"{i + 1}/{len(prompts)} {prompt.id}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-
-
-def about(prompt: BenchPrompt, rendered: Prompt, setting: Any) -> Row:
-    """The beginning of every result."""
-    return {
-        "setting": str(setting),
-        "prompt": prompt.id,
-        "category": prompt.category,
-        "group": prompt.group,
-        "n_prompt": len(rendered.tokens),
-    }
-
-
 def model_conditions(args: argparse.Namespace) -> Row:
     """What makes two runs runs of the same models."""
     files = {"target": args.target, "draft": args.draft}
@@ -190,22 +153,3 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, the first column aligned to the left."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def decoded(
-    generator: Generator,
-    prompts: Sequence[BenchPrompt],
-    settings: Sequence[Setting],
-    results: Results,
-    args: argparse.Namespace,
-) -> Iterator[tuple[BenchPrompt, Prompt, Setting, Generated]]:
-    """Decodes `args.tokens` tokens behind each prompt with each setting, but for what `results` has: prompt, rendered
-    prompt, setting, and what was generated."""
-    done = {(row["setting"], row["prompt"]) for row in results.rows}
-    prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
-    for prompt, rendered in rendered_prompts(generator, prompts, results, args):
-        n_shared = generator.share_prefix([rendered])
-        for setting in settings:
-            if (str(setting), prompt.id) not in done:
-                generator.forget(n_shared)
-                yield prompt, rendered, setting, generator.generate(rendered, setting, args.tokens)

@@ -13,22 +13,25 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from resumable import (
     Results,
-    about,
     add_arguments,
     choose_prompts,
-    decoded,
     load,
     markdown,
     model_conditions,
 )
 
+from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.settings import Setting, parse_setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
@@ -63,6 +66,59 @@ def run(args: argparse.Namespace) -> None:
                     "loop": find_loop(generated.tokens) is not None,
                 }
             )
+
+
+def decoded(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[Setting],
+    results: Results,
+    args: argparse.Namespace,
+) -> Iterator[tuple[BenchPrompt, Prompt, Setting, Generated]]:
+    """Decodes `args.tokens` tokens behind each prompt with each setting, but for what `results` has: prompt, rendered
+    prompt, setting, and what was generated."""
+    done = {(row["setting"], row["prompt"]) for row in results.rows}
+    prompts = [p for p in prompts if any((str(setting), p.id) not in done for setting in settings)]
+    for prompt, rendered in rendered_prompts(generator, prompts, results, args):
+        n_shared = generator.share_prefix([rendered])
+        for setting in settings:
+            if (str(setting), prompt.id) not in done:
+                generator.forget(n_shared)
+                yield prompt, rendered, setting, generator.generate(rendered, setting, args.tokens)
+
+
+def rendered_prompts(
+    generator: Generator, prompts: Sequence[BenchPrompt], results: Results, args: argparse.Namespace
+) -> Iterator[tuple[BenchPrompt, Prompt]]:
+    """Every prompt in the model's chat format, its cache prepared so that whatever is generated next starts from the
+    same state. Leaves out, and notes, the prompts that are too long; stops when the time is up."""
+    longest = args.ctx - args.tokens - 1
+    if args.max_prompt_tokens is not None:
+        longest = min(longest, args.max_prompt_tokens)
+    noted = {row["left_out"] for row in results.left_out}
+    started = time.monotonic()
+    for i, prompt in enumerate(prompts):
+        if args.minutes is not None and time.monotonic() - started > 60 * args.minutes:
+            print(f"time is up after {i} of {len(prompts)} prompts; the same command goes on", file=sys.stderr)
+            return
+        rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
+        if len(rendered.tokens) > longest:
+            if prompt.id not in noted:
+                results.add({"left_out": prompt.id, "category": prompt.category, "n_prompt": len(rendered.tokens)})
+            continue
+        yield prompt, rendered
+        print(f"{i + 1}/{len(prompts)} {prompt.id}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def about(prompt: BenchPrompt, rendered: Prompt, setting: Any) -> Row:
+    """The beginning of every result."""
+    return {
+        "setting": str(setting),
+        "prompt": prompt.id,
+        "category": prompt.category,
+        "group": prompt.group,
+        "n_prompt": len(rendered.tokens),
+    }
 
 
 def can_defer(setting: Setting) -> bool:

@@ -136,6 +136,19 @@ RULES = (
 )
 """The first must be exact: the others are compared with it."""
 
+ALL_RULES = (
+    *RULES,
+    "ratio:0.74",
+    "fuzzy-kl:0.5",
+    "fuzzy-kl-target:0.5",
+    "fuzzy-js-code:0.2",
+    "fuzzy-tv:0.3",
+    "all(margin:0.3,exact-first:8)",
+    "all(margin:0.3,budget:2)",
+    "regions(prose=margin:0.3)",
+)
+"""Every rule that greedy decoding tells apart, for rules.py."""
+
 K = (8, 3)
 
 
