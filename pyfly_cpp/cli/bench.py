@@ -22,10 +22,10 @@ from pyfly_cpp.cli.measuring import (
     Session,
     model_options,
     one_sentence_errors,
-    progress_bar,
     require_outputs,
     show_table,
 )
+from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
 from pyfly_cpp.files import sha256, write_atomically
@@ -217,7 +217,7 @@ def _measure(work: Work) -> Found:
     generator = work.session.generator
     memory = measure_memory(generator, work.prompts[0], work.settings)
     n_total = sum(len(prompt.turns) for prompt in work.prompts) * len(work.settings) * work.repeats
-    with progress_bar(n_total, "bench") as progress:
+    with progress_bar(n_total, "bench", lines=False) as progress:
         measured = measure(
             generator, work.prompts, work.settings, work.max_tokens, work.repeats, progress, work.known(), work.keep
         )
@@ -233,7 +233,7 @@ def _measure(work: Work) -> Found:
 
 def _measure_parallel(work: Work, counts: tuple[int, ...]) -> Found:
     n_total = len(work.prompts) * len(work.settings) * len(counts) * work.repeats
-    with progress_bar(n_total, "bench") as progress:
+    with progress_bar(n_total, "bench", lines=False) as progress:
         measured = measure_parallel(
             work.session.generator, work.prompts, work.settings, counts, work.max_tokens, work.repeats, progress,
             work.known(), work.keep,

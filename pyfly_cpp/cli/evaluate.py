@@ -14,11 +14,11 @@ from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
     one_sentence_errors,
-    progress_bar,
     show_table,
     terminal_width,
 )
 from pyfly_cpp.cli.options import TEMPERATURE_HELP
+from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import click
 import llama_cpp
@@ -260,50 +260,6 @@ def one_sentence_errors(interrupted: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo(f"\nInterrupted. {interrupted}".rstrip(), err=True)
         sys.exit(130)
-
-
-class Advance(Protocol):
-    """Moves a progress bar."""
-
-    def __call__(self, done: int, description: str, n_total: int | None = None) -> None:
-        """`done` of the total; a new total begins a new bar."""
-
-
-@contextlib.contextmanager
-def progress_bar(n_total: int, what: str) -> Iterator[Advance]:
-    """A bar with the time left, on stderr; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        handle = bar.add_task(what, total=n_total)
-        total = n_total
-        begun = -1  # what an earlier, interrupted run has done must not look like speed
-
-        def advance(done: int, description: str, n_total: int | None = None) -> None:
-            nonlocal begun, total
-            if begun < 0 or (n_total is not None and n_total != total):
-                total = total if n_total is None else n_total
-                begun = done - 1
-                bar.reset(handle, total=total - begun)
-            bar.update(handle, completed=done - begun, description=shown(description, sys.stderr))
-
-        yield advance
 
 
 def terminal_width() -> int:

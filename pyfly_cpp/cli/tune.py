@@ -20,10 +20,10 @@ from pyfly_cpp.cli.measuring import (
     Models,
     model_options,
     one_sentence_errors,
-    progress_bar,
     require_outputs,
     show_table,
 )
+from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.drafters import as_given, require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters

@@ -18,7 +18,7 @@ from click_runner import click_runner
 
 from pyfly_cpp import memory
 from pyfly_cpp.bench.journal import Journal
-from pyfly_cpp.cli import loading
+from pyfly_cpp.cli import loading, progress
 from pyfly_cpp.cli.bench import command as bench
 from pyfly_cpp.cli.evaluate import command as evaluate
 from pyfly_cpp.cli.explain import command as explain
@@ -46,6 +46,15 @@ def refused(result, *words):
     assert error.startswith("Error: ") and all(word in error for word in words), result.stderr
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
     return error
+
+
+def test_what_takes_long_says_how_far_it_is(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 2, "--max-tokens", 8, "-o", tmp_path / "r"]
+    result = run(evaluate, *arguments)
+    assert [line for line in result.stderr.splitlines() if line.startswith("gsm8k: ")] == [
+        f"gsm8k: {n} of 4" for n in (1, 2, 3, 4)
+    ]
 
 
 def test_eval(run, data, tmp_path):
