@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyfly_cpp import windows
-from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.drafters import DRAFTERS, TokenRecycling
 from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.rules import Exact, Gate, examples, parse_gate
 from pyfly_cpp.windows import Window
@@ -117,9 +117,15 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...
     return list(settings.values())
 
 
-def require_repeatable(settings: Iterable[Setting]) -> None:
-    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
+def require_repeatable(settings: Iterable[Setting], drafter: str | None = None) -> None:
+    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times, or on
+    which texts came before. `drafter`: of the settings that name none."""
     for setting in settings:
+        if (setting.drafter or drafter) == TokenRecycling.word and not setting.is_exact:
+            raise ValueError(
+                f"the setting {str(setting)!r} drafts from all earlier texts, so its answers depend on their order; "
+                "take an exact gate, or another drafter."
+            )
         if setting.adaptive:
             raise ValueError(
                 f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "
