@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ _LONG, _LONGEST = 2**11, 2**17
 """Bytes of words that any stack holds, and that the deep one does: about 320 bytes of it go to each (libstdc++)."""
 _STACK = 2**28  # bytes; what is not used is not taken
 _SPACES = re.compile(rb"\s+")
-_TOO_LONG = re.compile(r"\S{2000}|\s{2000}")
+_SHORT = 2000  # characters of a word that any stack holds
+_NOT_SHORT = re.compile(rf"(?<!\S)\S{{{_SHORT + 1},}}|(?<!\s)\s{{{_SHORT + 1},}}")
 _ONE_AT_A_TIME = threading.Lock()
 
 # fmt: off
@@ -56,14 +57,11 @@ def tokenized(tokenize: Callable[[], T], text: bytes, metadata: Mapping[str, str
     return _on_a_deep_stack(tokenize)
 
 
-def in_short_words(text: str) -> Iterator[str]:
-    """The text, cut where a word is longer than any tokenizer and stack can take: for those who do not mind."""
-    start = 0
-    for found in _TOO_LONG.finditer(text):
-        yield text[start : found.end()]
-        start = found.end()
-    if start < len(text):
-        yield text[start:]
+def in_short_words(text: str) -> list[str]:
+    """The text, cut in words (and runs of spaces) of over 2000 characters, which `tokenized` is for: for those who do
+    not mind where such a word is cut."""
+    cuts = [cut for word in _NOT_SHORT.finditer(text) for cut in range(word.start() + _SHORT, word.end(), _SHORT)]
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)]) if start < end]
 
 
 def _longest_word(text: bytes) -> int:
