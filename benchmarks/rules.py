@@ -16,6 +16,7 @@ from pathlib import Path
 
 from resumable import markdown
 from study.comparing import Answers, Comparison, Pair, base_of
+from study.flips import first_difference
 from study.plan import ALL_RULES, Way, ways
 from study.records import Records
 from study.report import within
@@ -51,23 +52,22 @@ that has fewer than 20 items here is not to be compared with others."""
 class Table:
     """The rules on one kind of text."""
 
-    def __init__(self, records: Records, kind: str, k: int) -> None:
-        self._answers = Answers(records)
+    def __init__(self, records: Records, answers: Answers, kind: str) -> None:
         self._records = records
+        self._answers = answers
         self._kind = kind
-        known = [way for way in ways(ALL_RULES, k) if way in self._answers.ways]
-        self.ways = [way for one in known for way in (one, Way(one.setting, 2)) if way in self._answers.ways]
 
-    def lines(self) -> list[list[str]]:
-        """Of every rule that has answers."""
-        found = [(way, self._answers.pairs(way, base_of(way), (KINDS[self._kind],))) for way in self.ways]
+    def lines(self, k: int) -> list[list[str]]:
+        """Of every rule that has answers with k drafts a round."""
+        all_ways = [way for one in ways(ALL_RULES, k) for way in (one, Way(one.setting, 2))]
+        found = [(way, self._answers.pairs(way, base_of(way), (KINDS[self._kind],))) for way in all_ways]
         return [self._line(way, pairs) for way, pairs in found if pairs]
 
     def _line(self, way: Way, pairs: Sequence[Pair]) -> list[str]:
         c = Comparison(pairs)
         part = COMPARED.get(self._kind)
         return [
-            f"`{way.rule}`" + (f" #{way.run}" if way.run > 1 else ""),
+            way.title,
             str(c.n),
             f"{c.per_round:.2f}",
             "" if way == base_of(way) else within(c.gain, 1, 2),
@@ -89,8 +89,8 @@ class Table:
 
 def n_equal(row: Row, exact: Row) -> int:
     """How many leading tokens are exact's."""
-    a, b = row["answer"], exact["answer"]
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    place = first_difference(row["answer"], exact["answer"])
+    return len(row["answer"]) if place is None else place
 
 
 def _percent(
@@ -102,15 +102,17 @@ def _percent(
 
 def page(records: Records, k: int) -> str:
     """All of it, in Markdown; raises DataError where nothing is recorded."""
+    answers = Answers(records)
     sections = []
     for kind in KINDS:
-        lines = Table(records, kind, k).lines()
+        lines = Table(records, answers, kind).lines(k)
         if lines:
             sections.append(f"## {kind}\n\n{markdown(HEAD, lines)}")
     if not sections:
         raise DataError(f"{records.folder} has no answers with {k} drafts a round to {', '.join(KINDS.values())}.")
-    about = "; ".join(f"{name} {value}" for name, value in records.conditions.items() if value is not None)
-    head = f"# Rules compared\n\nMade by `rules.py`: greedy, {k} drafts a round, no governor. {about}.\n{LEGEND}"
+    head = (
+        f"# Rules compared\n\nMade by `rules.py`: greedy, {k} drafts a round, no governor. {records.about}.\n{LEGEND}"
+    )
     return "\n\n".join([head, *sections])
 
 

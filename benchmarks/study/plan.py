@@ -102,6 +102,11 @@ class Way:
         return str(self.setting) + (f" #{self.run}" if self.run > 1 else "")
 
     @property
+    def title(self) -> str:
+        """Rule and run, for a table."""
+        return f"`{self.rule}`" + (f" #{self.run}" if self.run > 1 else "")
+
+    @property
     def rule(self) -> str:
         """Gate and window."""
         return "plain" if self.setting.is_plain else str(replace(self.setting, draft_max=None))

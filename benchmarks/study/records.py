@@ -62,6 +62,11 @@ class Records:
         """Whether this answer is there."""
         return (part, item, way) in self._done
 
+    @property
+    def about(self) -> str:
+        """The conditions, for people."""
+        return "; ".join(f"{name} {value}" for name, value in self.conditions.items() if value is not None)
+
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         return b"".join(self.pieces.get(token, b"?") for token in tokens).decode("utf-8", "replace")

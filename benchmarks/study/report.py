@@ -60,7 +60,7 @@ class Report:
     def __init__(self, records: Records, machines: Sequence[Machine]) -> None:
         """Raises DataError where nothing can be compared."""
         self.answers = Answers(records)
-        self.conditions = records.conditions
+        self._about = records.about
         self.machines = machines
         self._compared: dict[tuple[Way, tuple[str, ...], str | None], Comparison] = {}
         ways = sorted(self.answers.ways, key=_place)
@@ -102,7 +102,6 @@ class Report:
 
     def recorded(self) -> str:
         """What there is."""
-        about = "; ".join(f"{name} {value}" for name, value in self.conditions.items() if value is not None)
         counts = []
         for part in self.answers.parts:
             n = [len({row["item"] for row in self.answers.of(way, (part,))}) for way in self.ways]
@@ -110,7 +109,7 @@ class Report:
         n_all = sum(len(self.answers.of(way, self.answers.parts)) for way in self.answers.ways)
         return "\n".join(
             [
-                f"{n_all} answers, greedy, in the model's chat format. {about}.",
+                f"{n_all} answers, greedy, in the model's chat format. {self._about}.",
                 f"Items (of the way with fewest, of the one with most): {', '.join(counts)}.",
                 LEGEND,
                 *(f"- {machine.name}: {machine.about}" for machine in self.machines),
@@ -124,7 +123,7 @@ class Report:
             is_base = way == base_of(way)
             rows.append(
                 [
-                    f"`{way.rule}`" + (f" #{way.run}" if way.run > 1 else ""),
+                    way.title,
                     str(c.n),
                     f"{100 * c.right / c.n:.1f}",
                     *(["", "", "", "", ""] if is_base else [*accuracy_cells(c), self.means(way)]),
@@ -166,7 +165,7 @@ class Report:
             if any(cells):
                 c = self.compare(way, tuple(self.answers.parts))
                 cells.append("" if way == base_of(way) else f"+{c.new_loops} -{c.lost_loops} of {c.n}")
-                rows.append([f"`{way.rule}`" + (f" #{way.run}" if way.run > 1 else ""), *cells])
+                rows.append([way.title, *cells])
         if not rows:
             return ""
         text = f"### Each part, {k} drafts a round: points against exact (flips), tokens a round over exact's"
