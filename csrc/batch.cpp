@@ -138,6 +138,7 @@ const std::vector<Batch::Progress> & Batch::step() {
     bool is_older_waiting = false;
     for (Text * t : texts) {
         t->failure = {};
+        t->has_had_round = false;
         t->used = n_steps_;
         t->sequence.begin_step();
         if (t->is_held) {
@@ -176,7 +177,7 @@ const std::vector<Batch::Progress> & Batch::step() {
 
     progress_.clear();
     for (const Text * t : texts) {
-        progress_.push_back({t->slot(), t->is_waiting, t->failure});
+        progress_.push_back({t->slot(), t->is_waiting, t->has_had_round, t->failure});
     }
     return progress_;
 }

@@ -69,6 +69,7 @@ class Batch {
     struct Progress {
         int32_t slot;
         bool is_waiting;
+        bool is_round;   // it has taken what came of a round
         Failure failure; // the text stopped in this step; only end() may follow
     };
     const std::vector<Progress> & step();

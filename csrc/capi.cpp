@@ -321,7 +321,7 @@ pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, si
         size_t n = 0;
         for (const pyfly::Batch::Progress & p : batch->impl.step()) {
             const size_t n_records = batch->impl.at(p.slot).transcript().records().size();
-            progress[n++] = {p.slot, p.failure.status, p.is_waiting ? 1 : 0, n_records};
+            progress[n++] = {p.slot, p.failure.status, p.is_waiting ? 1 : 0, p.is_round ? 1 : 0, n_records};
         }
         *n_progress = n;
     });

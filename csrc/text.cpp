@@ -28,6 +28,7 @@ void Text::begin() {
 }
 
 void Text::had_round() {
+    has_had_round = true;
     const int64_t n = n_room - static_cast<int64_t>(sequence.transcript().records().size());
     n_room = static_cast<int32_t>(std::max<int64_t>(n, 1));
 }

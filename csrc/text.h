@@ -27,6 +27,7 @@ struct Text {
     bool is_waiting = false;           // there was no room for it
     bool is_held = false;              // somebody wants it to pause
     bool is_suspect = false;           // a batch with it failed: it is evaluated alone until it has had a round
+    bool has_had_round = false;        // in the last step
     Failure failure = {};              // why it stopped in the last step, if it did
 
     // Of the draft that is planned; drafting.* keeps them to learn from.

@@ -11,53 +11,67 @@ from pyfly_cpp.errors import BusyError
 CLOSED = "this FlyLlama is closed; load the model again."
 
 
-class Access:
-    """The lock of an object, and which of its generations is the current one."""
+class Use:
+    """A use of an object, as a context manager that may be entered again: every token passes through one, so it is no
+    generator."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.is_closed = False
-        self.generation = 0
-        """Counts generations; an older generator finds out that it was superseded."""
+    __slots__ = ("_access", "_acquire", "_generation", "_release")
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Around a use of the object: this thread alone.
+    def __init__(self, access: Access, generation: int | None) -> None:
+        self._access = access
+        self._acquire, self._release = access.lock.acquire, access.lock.release
+        self._generation = generation
 
-        Raises:
-            BusyError: it is in use.
-            ValueError: it is closed.
-        """
-        if not self._lock.acquire(blocking=False):
+    def __enter__(self) -> None:
+        if not self._acquire(False):
             raise BusyError(
                 "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
                 "FlyLlama per thread, a lock, or a FlyBatch."
             )
-        try:
-            if self.is_closed:
-                raise ValueError(CLOSED)
-            yield
-        finally:
-            self._lock.release()
+        access, generation = self._access, self._generation
+        if access.is_closed or (generation is not None and access.generation != generation):
+            self._release()
+            access.require_current(access.generation if generation is None else generation)
 
-    @contextlib.contextmanager
-    def step(self, generation: int) -> Iterator[None]:
-        """Around native work of a generation: this thread alone, and nobody has started another one since."""
-        with self.exclusive():
-            self.require_current(generation)
-            yield
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+
+class Access:
+    """The lock of an object, and which of its generations is the current one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held during a use."""
+        self.is_closed = False
+        self.generation = 0
+        """Counts generations; an older generator finds out that it was superseded."""
+
+    def exclusive(self) -> Use:
+        """Around a use of the object: this thread alone.
+
+        Entering raises:
+            BusyError: it is in use.
+            ValueError: it is closed.
+        """
+        return Use(self, None)
+
+    def step(self, generation: int) -> Use:
+        """Around native work of a generation: this thread alone, and nobody has started another one since; entering
+        raises BusyError, too, where somebody has. May be entered again."""
+        return Use(self, generation)
 
     @contextlib.contextmanager
     def last_step(self, generation: int) -> Iterator[bool]:
         """Around the end of a generation: whether it is for this generation to clean up. It is not where another one
         was started, or where the object is in use just now: whoever uses it next ends the generation."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             yield False
             return
         try:
             yield self.generation == generation and not self.is_closed
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def require_current(self, generation: int) -> None:
         """Raises BusyError where another generation was started, ValueError where the object was closed."""

@@ -7,7 +7,6 @@ somebody else uses the context.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -61,8 +60,8 @@ class Text(Protocol):
     def prefill(self) -> int:
         """Something more of the prompt is evaluated; returns how many tokens are left."""
 
-    def round(self, n_room: int) -> int:
-        """One round, of which at most n_room tokens are wanted; returns how many tokens came."""
+    def round(self) -> int:
+        """One round; returns how many tokens came."""
 
     def prompt_row(self, position: int, n_vocab: int) -> npt.NDArray[np.float32] | None:
         """The row behind a prompt token of the last `prefill`."""
@@ -107,6 +106,7 @@ class Generation:
         self._decoder = llm._decoder
         self._text = text
         self._number = llm._access.generation
+        self._step = llm._access.step(self._number)
         self._request = request
         self._processors = processors
         self._stopping_criteria = stopping_criteria
@@ -158,7 +158,7 @@ class Generation:
             sent = yield from self._run_rounds()
             if sent is None:
                 return
-            with self._access.step(self._number), interrupts_deferred():
+            with self._step, interrupts_deferred():
                 self._text.resume(self._llm.n_tokens + 1, sent)
                 self._hold(self._text.history().tolist())
 
@@ -171,7 +171,7 @@ class Generation:
         position, n_left = llm.n_tokens, 1
         n_evaluated = position
         while n_left:
-            with self._access.step(self._number):
+            with self._step:
                 n_left = self._text.prefill()
                 if self._wants_prompt_rows:
                     position = self._collect_prompt_rows(position)
@@ -193,13 +193,16 @@ class Generation:
     def _run_rounds(self) -> Generator[int, Sequence[int] | None, list[int] | None]:
         """Runs rounds and yields what they commit, until the caller sends tokens (returned) or wants no more (None)."""
         llm, text, n_vocab = self._llm, self._text, self._llm.n_vocab()
-        n_room = self._request.max_tokens
+        input_ids = memoryview(llm.input_ids)  # type: ignore[arg-type] # every token passes here: numpy's way to set one item is long
         before = text.accepted() if self._log_rounds else (0, 0, 0)
         while True:
-            with self._access.step(self._number):
+            with self._step:
                 begun = time.perf_counter()
-                with interrupts_deferred() if self._processors else contextlib.nullcontext():
-                    n_committed = text.round(max(n_room, 1))
+                if self._processors:
+                    with interrupts_deferred():
+                        n_committed = text.round()
+                else:
+                    n_committed = text.round()
                 started = time.perf_counter()
                 committed = text.tokens()
                 records = [Record.of(text.record(i)) for i in range(n_committed)] if self._trace else []
@@ -210,11 +213,11 @@ class Generation:
                     self.rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
                     before = now
                 self._decoder.python_seconds += time.perf_counter() - started
-            n_room -= n_committed
             for i, (position, token) in enumerate(committed):
                 row = rows[i] if rows else None
-                with self._access.step(self._number):
-                    llm.input_ids[position : position + 1] = token
+                with self._step:
+                    if position < len(input_ids):  # the last one of a full context has no place
+                        input_ids[position] = token
                     llm.n_tokens = position
                     if row is not None:
                         self._keep_row(position - 1, row, token)
@@ -223,8 +226,8 @@ class Generation:
                 if records:
                     self.records.append(records[i])
                 sent = yield token
-                self._access.require_current(self._number)
                 if llm.n_tokens != position:
+                    self._access.require_current(self._number)
                     raise BusyError(
                         "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
                         "running; exhaust or close the generation first."

@@ -111,8 +111,8 @@ class Text:
         self._report = report
         return report.n_left
 
-    def round(self, _: int) -> int:
-        """As of `Slot`; how many tokens are wanted was said at `begin`."""
+    def round(self) -> int:
+        """As of `Slot`."""
         if self._next_report is None:
             self._report = self._ask()
         else:

@@ -113,6 +113,21 @@ def test_what_a_slot_holds_is_not_lost_where_nothing_can_be_shared():
         assert second.n_evaluated > 9
 
 
+def test_a_step_says_which_texts_had_a_round():
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 8, n_sequences=2) as target, Batch(target) as batch:
+        batch.configure(n_chunk=4)
+        first, second = batch.slots
+        first.begin([2, 3], *PLAIN)
+        assert [p.is_round for p in batch.step()] == [True]
+        second.begin([4] * 9, *PLAIN)
+        steps = [[(p.slot, p.is_round, p.n_records) for p in batch.step()] for _ in range(3)]
+        assert [step[0] for step in steps] == [(0, True, 1)] * 3
+        assert steps[0][1] == (1, False, 0), "a chunk of its prompt"
+        assert steps[2][1] == (1, True, 1)
+        first.hold(True)
+        assert [(p.slot, p.is_round) for p in batch.step()] == [(0, False), (1, True)]
+
+
 # ---- A full cache ----------------------------------------------------------------------------------------------------
 
 

@@ -630,6 +630,7 @@ typedef struct pyfly_progress {
     int32_t status;     /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the text has
                            stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
     int32_t is_waiting; /* 1: the cache has no room for it beside older texts; it goes on when one of them has ended */
+    int32_t is_round;   /* 1: it had a round, 0: a chunk of its prompt, or nothing */
     size_t n_records;   /* tokens it committed; 0 is possible while it is held, has a prompt or an open window */
 } pyfly_progress;
 

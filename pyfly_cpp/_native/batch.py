@@ -62,6 +62,7 @@ class Progress(NamedTuple):
 
     slot: int
     n_records: int
+    is_round: bool
     is_waiting: bool
     failure: BaseException | None
 
@@ -126,11 +127,24 @@ class Batch(Handle):
 
     def step(self) -> list[Progress]:
         """Every running text goes on with a chunk of its prompt or with a round; ValueError where none runs."""
-        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
+        self._step()
         return [
-            Progress(p.slot, p.n_records, bool(p.is_waiting), self._failure(p.slot, p.status))
+            Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
             for p in self._progress[0 : self._n_progress[0]]
         ]
+
+    def step_alone(self) -> Any:
+        """A step of the only text that runs: its `pyfly_progress`, which the next step overwrites; raises what stopped
+        it."""
+        self._step()
+        progress = self._progress[0]
+        failure = self._failure(progress.slot, progress.status)
+        if failure is not None:
+            raise failure
+        return progress
+
+    def _step(self) -> None:
+        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
 
     def governor(self) -> GovernorState:
         """What the governor knows."""
@@ -251,20 +265,15 @@ class Slot:
     def prefill(self) -> int:
         """Evaluates at most one batch of the prompt; returns how many tokens are left to do so."""
         if self.n_left > 0:
-            self._step()
+            self._batch.step_alone()
         return self.n_left
 
-    def round(self, n_room: int = 2**31 - 1) -> int:
+    def round(self) -> int:
         """One round, and before it what has to be evaluated for it; returns how many tokens it committed."""
-        self.want(n_room)
-        while self.n_left > 0:
-            self._step()
-        return self._step()
-
-    def _step(self) -> int:
-        (progress,) = self._batch.step()
-        if progress.failure is not None:
-            raise progress.failure
+        step = self._batch.step_alone
+        progress = step()
+        while not progress.is_round:
+            progress = step()
         return int(progress.n_records)
 
     # ---- What the last step brought ----------------------------------------------------------------------------------

@@ -57,8 +57,10 @@ def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
     """Calls a function of pyfly.h with an error buffer and returns what it reports, None for nothing."""
     error = ffi.new("pyfly_error *")
     status = call(*arguments, error)
-    if status == lib.PYFLY_OK:
-        return None
+    return None if status == lib.PYFLY_OK else _reported(status, error)
+
+
+def _reported(status: int, error: Any) -> BaseException:
     if status == lib.PYFLY_STATUS_CALLBACK and _callback_failure.pending is not None:
         pending, _callback_failure.pending = _callback_failure.pending, None
         return pending
@@ -68,9 +70,10 @@ def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
 
 def check(call: Callable[..., int], *arguments: Any) -> None:
     """Calls a function of pyfly.h and raises what it reports."""
-    reported = failure(call, *arguments)
-    if reported is not None:
-        raise reported
+    error = ffi.new("pyfly_error *")
+    status = call(*arguments, error)
+    if status != lib.PYFLY_OK:
+        raise _reported(status, error)
 
 
 def floats(name: str, values: Any, shape: tuple[int | None, ...]) -> FloatArray:
