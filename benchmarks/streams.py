@@ -1,4 +1,5 @@
-"""What a cache of its own for every text (llama.cpp's streams, kv_unified=False) would save over the common one.
+"""What a cache of its own for every text (llama.cpp's streams, kv_unified=False) would save over the common one, and
+what batches of fewer rows save.
 
     python benchmarks/streams.py --target MODEL [--texts 16] [--fill 300] [--rows 1 4 9]
 
@@ -20,8 +21,20 @@ from collections.abc import Sequence
 import llama_cpp
 from speed import print_machine
 
+from pyfly_cpp.threads import physical_cores
+
 Row = tuple[int, int, int, bool]
 """Token, position, sequence, whether its logits are wanted."""
+
+
+UNTILED = 63
+"""Rows of the largest batch that flash attention does not work on in tiles."""
+
+
+def ratio(seconds: Sequence[tuple[float, ...]], i: int, j: int) -> str:
+    """Of two columns: median and range."""
+    ratios = sorted(row[i] / row[j] for row in seconds)
+    return f"x {statistics.median(ratios):.2f}, {ratios[0]:.2f}..{ratios[-1]:.2f}"
 
 
 class Context:
@@ -30,6 +43,7 @@ class Context:
     def __init__(self, model: llama_cpp.llama_model_p, n_texts: int, fill: int, n_more: int, unified: bool) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_texts * -(-(fill + n_more) // 256) * 256
+        params.n_threads = params.n_threads_batch = physical_cores()
         params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, n_texts
         params.kv_unified, params.flash_attn_type = unified, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._ctx = llama_cpp.llama_init_from_model(model, params)
@@ -53,10 +67,13 @@ class Context:
         llama_cpp.llama_synchronize(self._ctx)
         return time.perf_counter() - started
 
-    def time(self, n_rows: int) -> float:
-        """Seconds of a batch of n rows of each text, which are forgotten again."""
-        rows = [(500 + j, self._fill + j, text, True) for text in range(self._n_texts) for j in range(n_rows)]
-        seconds = self.decode(rows)
+    def time(self, n_rows: int, n_most: int = 2048) -> float:
+        """Seconds of n rows of each text, which are forgotten again; in batches of at most so many rows."""
+        n_texts = max(n_most // n_rows, 1)
+        seconds = 0.0
+        for first in range(0, self._n_texts, n_texts):
+            texts = range(first, min(first + n_texts, self._n_texts))
+            seconds += self.decode([(500 + j, self._fill + j, text, True) for text in texts for j in range(n_rows)])
         for text in range(self._n_texts):
             llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), text, self._fill, -1)
         return seconds
@@ -76,12 +93,11 @@ def main() -> None:
         raise SystemExit(f"llama.cpp cannot load {args.target}.")
     common, own = (Context(model, args.texts, args.fill, max(args.rows), unified) for unified in (True, False))
     for n in args.rows:
-        seconds = [(common.time(n), own.time(n)) for _ in range(args.repeats)]
-        ratios = sorted(a / b for a, b in seconds)
-        a, b = (1000 * statistics.median(column) for column in zip(*seconds))
+        seconds = [(common.time(n), common.time(n, UNTILED), own.time(n)) for _ in range(args.repeats)]
+        a, b, c = (1000 * statistics.median(column) for column in zip(*seconds))
         print(
-            f"{args.texts} texts of {args.fill} tokens, {n} rows each: common cache {a:.0f} ms, own {b:.0f} ms, "
-            f"common / own {statistics.median(ratios):.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f})",
+            f"{args.texts} texts of {args.fill} tokens, {n} rows each: common cache {a:.0f} ms, in parts of at most "
+            f"{UNTILED} rows {b:.0f} ms ({ratio(seconds, 0, 1)}), own cache {c:.0f} ms ({ratio(seconds, 0, 2)})",
             flush=True,
         )
 

@@ -8,7 +8,8 @@ against llama.cpp's own server.
 All ways take turns on the same prompts (who begins changes), greedy, in the model's chat format. "decode" is tokens per
 second of the steps' time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts
 everything. What the costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after
-each turn of plain decoding.
+each turn of plain decoding; "as filled" counts the batches that the turn really had, of which the last have fewer texts
+than there is room for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from resumable import markdown
 from servers import add_arguments, collect, llama_server, mixed_texts
 from speed import print_machine
@@ -32,8 +34,20 @@ from speed import print_machine
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 from pyfly_cpp.evaluation.generation import Generator
 
-Turn = Callable[[Sequence[list[int]], int], tuple[int, float, float]]
-"""Serves prompts, n at once: (tokens, seconds of decoding or nan, seconds)."""
+Turn = Callable[[Sequence[list[int]], int], tuple[list[int], float, float]]
+"""Serves prompts, n at once: (tokens of each answer, seconds of decoding or nan, seconds)."""
+
+
+def rows_of_steps(lengths: Sequence[int], n: int) -> list[int]:
+    """How many texts each step has, where texts of these lengths take n places in turn, a token in every step."""
+    waiting, running = list(lengths)[::-1], []
+    steps = []
+    while waiting or running:
+        while waiting and len(running) < n:
+            running.append(waiting.pop())
+        steps.append(len(running))
+        running = [left - 1 for left in running if left > 1]
+    return steps
 
 
 class Ours:
@@ -61,15 +75,20 @@ class Ours:
         native = crew.host._decoder.batch
         return {n: us / 1e6 for n, us in crew.stepper.call(native.measure).rows}
 
-    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[int, float, float]:
+    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[list[int], float, float]:
         """A `Turn`."""
+
+        def one(prompt: list[int]) -> int:
+            done = self.batch.submit(prompt, max_tokens=self.tokens, temperature=0.0).result()
+            return int(done["usage"]["completion_tokens"]) + (done["choices"][0]["finish_reason"] == "stop")  # its end
+
         self.batch.reset_stats()
         started = time.perf_counter()
         with ThreadPoolExecutor(n) as pool:
-            list(pool.map(lambda p: self.batch.submit(p, max_tokens=self.tokens, temperature=0.0).result(), prompts))
+            lengths = list(pool.map(one, prompts))
         seconds = time.perf_counter() - started
         stats = self.batch.stats
-        return stats.committed, stats.seconds_verify + stats.seconds_draft + stats.seconds_gate, seconds
+        return lengths, stats.seconds_verify + stats.seconds_draft + stats.seconds_gate, seconds
 
 
 class Server:
@@ -78,7 +97,7 @@ class Server:
     def __init__(self, url: str, tokens: int) -> None:
         self.url, self.tokens = url, tokens
 
-    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[int, float, float]:
+    def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[list[int], float, float]:
         """A `Turn`; its decoding cannot be told from its prompts."""
 
         def one(prompt: list[int]) -> int:
@@ -91,8 +110,8 @@ class Server:
 
         started = time.perf_counter()
         with ThreadPoolExecutor(n) as pool:
-            tokens = sum(pool.map(one, prompts))
-        return tokens, float("nan"), time.perf_counter() - started
+            lengths = list(pool.map(one, prompts))
+        return lengths, float("nan"), time.perf_counter() - started
 
 
 def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[dict[str, Any]]:
@@ -114,12 +133,16 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
                     if way == "llama-server" and n not in args.server_parallel:
                         continue
                     before = ours["plain"].costs() if way == "plain" else {}
-                    tokens, decoding, wall = ways[way](share, n)
+                    lengths, decoding, wall = ways[way](share, n)
+                    tokens = sum(lengths)
                     row = {"turn": turn, "n": n, "way": way, "decode": tokens / decoding, "wall": tokens / wall,
                            "tokens": tokens}  # fmt: skip
                     if way == "plain":
                         after = ours["plain"].costs()
-                        row["allowed"] = n * (before[1] + after[1]) / (before[n] + after[n])
+                        costs = {size: before[size] + after[size] for size in before.keys() & after.keys()}
+                        row["allowed"] = n * costs[1] / costs[n]
+                        steps = np.interp(rows_of_steps(lengths, n), sorted(costs), [costs[k] for k in sorted(costs)])
+                        row["as_filled"] = tokens * costs[1] / float(steps.sum())
                     yield row
 
 
@@ -137,14 +160,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for n in sorted({row["n"] for row in rows}):
         for way in dict.fromkeys(row["way"] for row in rows if row["n"] == n):
             mine = of(way, n)
-            share = statistics.median(row["allowed"] for row in of("plain", n))
+            share, filled = (statistics.median(row[key] for row in of("plain", n)) for key in ("allowed", "as_filled"))
             alone = ratios(way, n, (way, min(row["n"] for row in rows)), "decode")
             lines.append([
                 str(n), way, f"{statistics.median(row['decode'] for row in mine):.1f}", alone, f"{share:.2f}",
-                ratios(way, n, ("plain", n), "decode"), f"{statistics.median(row['wall'] for row in mine):.1f}",
-                ratios(way, n, ("llama-server", n), "wall"),
+                f"{filled:.2f}", ratios(way, n, ("plain", n), "decode"),
+                f"{statistics.median(row['wall'] for row in mine):.1f}", ratios(way, n, ("llama-server", n), "wall"),
             ])  # fmt: skip
-    head = ["at once", "way", "decode t/s", "x alone", "costs allow", "x plain", "wall t/s", "x llama-server"]
+    head = ["at once", "way", "decode t/s", "x alone", "costs allow", "as filled", "x plain", "wall t/s",
+            "x llama-server"]  # fmt: skip
     return markdown(head, lines)
 
 

@@ -6,29 +6,57 @@
 
 namespace pyfly {
 
+namespace {
+
+// A round, not a part of a prompt: all its rows are wanted.
+bool is_round(const Plan & plan) {
+    return plan.span.first_row == 0 && !plan.text->sequence.config().all_rows;
+}
+
+} // namespace
+
 void Evaluation::evaluate(const std::vector<Span> & spans) {
     target_.evaluate(spans);
     drafting_.observe(spans);
 }
 
 void Evaluation::run(const Plans & plans) {
+    size_t n_rows = 0;
+    for (const Plan & plan : plans) {
+        n_rows += plan.span.n;
+    }
+    const bool may_be_cut = std::all_of(plans.begin(), plans.end(), is_round);
+    const size_t n_parts = may_be_cut ? parts_.choose(n_rows, plans.size()) : 1;
+
     Plans part;
-    size_t n = 0;
+    std::optional<int64_t> us = 0;
+    size_t n = 0, n_before = 0, last = 0;
+    const auto finish = [&] {
+        const std::optional<int64_t> of_part = attempt(part);
+        us = us && of_part ? std::optional(*us + *of_part) : std::nullopt;
+        part.clear();
+        n = 0;
+    };
     for (const Plan & plan : plans) {
         const bool is_alone = plan.text->is_suspect || (!part.empty() && part.back().text->is_suspect);
-        if (!part.empty() && (is_alone || n + plan.span.n > static_cast<size_t>(target_.n_batch()))) {
-            attempt(part);
-            part.clear();
-            n = 0;
+        const size_t place = (2 * n_before + plan.span.n) * n_parts / (2 * n_rows); // of its middle
+        const bool is_full = n + plan.span.n > static_cast<size_t>(target_.n_batch());
+        if (!part.empty() && (is_alone || is_full || place != last)) {
+            finish();
         }
         part.push_back(plan);
         n += plan.span.n;
+        n_before += plan.span.n;
+        last = place;
     }
-    attempt(part);
+    finish();
+    if (may_be_cut && us) {
+        parts_.observe(static_cast<double>(*us));
+    }
 }
 
-// Plans that fit in one batch.
-void Evaluation::attempt(const Plans & planned) {
+// Plans that fit in one batch. Returns the microseconds that they took; nothing where they had to be tried again.
+std::optional<int64_t> Evaluation::attempt(const Plans & planned) {
     Plans plans;
     std::vector<Span> spans;
     for (const Plan & plan : planned) {
@@ -38,7 +66,7 @@ void Evaluation::attempt(const Plans & planned) {
         }
     }
     if (plans.empty()) {
-        return;
+        return 0;
     }
     int64_t us = 0;
     try {
@@ -46,9 +74,10 @@ void Evaluation::attempt(const Plans & planned) {
         evaluate(spans);
     } catch (...) {
         try_again(plans);
-        return;
+        return std::nullopt;
     }
     take(plans, us);
+    return us;
 }
 
 // After the exception that is being handled.
@@ -80,12 +109,10 @@ void Evaluation::try_again(const Plans & plans) {
 
 void Evaluation::take(const Plans & plans, int64_t us) {
     size_t n_tokens = 0;
-    bool is_all_rows = true;
     for (const Plan & plan : plans) {
         n_tokens += plan.span.n;
-        is_all_rows = is_all_rows && plan.span.first_row == 0 && !plan.text->sequence.config().all_rows;
     }
-    if (is_all_rows) {
+    if (std::all_of(plans.begin(), plans.end(), is_round)) {
         drafting_.observe_target(static_cast<int32_t>(n_tokens), static_cast<double>(us));
     }
     for (size_t i = 0; i < plans.size(); i++) {

@@ -2,9 +2,11 @@
 // are dealt with here, so that no text suffers from another. No llama.h.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "drafting.h"
+#include "policy/parts.h"
 #include "text.h"
 
 namespace pyfly {
@@ -25,7 +27,8 @@ class Evaluation {
     // Evaluates spans in one batch and shows them to the drafters; throws Error.
     void evaluate(const std::vector<Span> & spans);
 
-    // Evaluates the plans of running texts, in this order; each text takes what came of its own.
+    // Evaluates the plans of running texts, in this order; each text takes what came of its own. Many rounds may go in
+    // several batches, see policy/parts.h.
     //
     // Where there is no room for all, make_room() makes some. A batch that fails otherwise is tried again in halves, so
     // that only the text stops that cannot be evaluated alone; where trying again has to wait for a later step, because
@@ -37,13 +40,14 @@ class Evaluation {
     bool make_room();
 
   private:
-    void attempt(const Plans & plans);
+    std::optional<int64_t> attempt(const Plans & plans);
     void try_again(const Plans & plans);
     void take(const Plans & plans, int64_t us);
 
     Model & target_;
     std::vector<Text> & texts_;
     Drafting & drafting_;
+    Parts parts_;
 };
 
 } // namespace pyfly

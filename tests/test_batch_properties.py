@@ -45,6 +45,31 @@ def test_texts_commit_what_the_oracle_commits(seed, rule):
         assert found[i] == Oracle(script, tau, window, k, 60).run(1000, prompt)
 
 
+@pytest.mark.parametrize("n_texts, k", [(70, 0), (20, 5)])
+def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k):
+    """From 64 rows on rounds go in parts, now and then."""
+    script, window = Script(3, 0.5, -9.0), Window(2)
+    prompts = [[2, 3, 4, 2 + i % 7, 2 + i // 7 % 7, 2 + i // 49] for i in range(n_texts)]
+    with (
+        ScriptedTarget(script.row, N_VOCAB, 40, 512, n_sequences=n_texts) as target,
+        Batch(target) as batch,
+    ):
+        target.protect([PROTECTED], [EOG])
+        batch.configure([(CallbackDrafter(lambda h: script.draft(h, k)), k)])
+        found = {slot.number: [] for slot in batch.slots}
+        for slot, prompt in zip(batch.slots, prompts):
+            slot.begin(prompt, Margin(1.0).nodes(), window.config())
+        while any(slot.has_text for slot in batch.slots):
+            for progress in batch.step():
+                slot = batch.slots[progress.slot]
+                found[slot.number] += [token for _, token in slot.tokens()]
+                if progress.failure is not None:
+                    assert isinstance(progress.failure, ContextFullError)
+                    slot.end()
+    for i, prompt in enumerate(prompts):
+        assert found[i] == Oracle(script, 1.0, window, k, 40).run(1000, prompt)
+
+
 # ---- Prompts that join -----------------------------------------------------------------------------------------------
 
 
