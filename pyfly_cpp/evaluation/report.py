@@ -176,8 +176,14 @@ def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, u
     return text + unit
 
 
+_FACTORS = {"x plain [95 %]": "plain", "x exact [95 %]": BASELINE}
+"""Columns, and the setting that they compare with."""
+_SPEED = ("tokens/s [95 %]", *_FACTORS, "tokens/round", "loose", "tokens")
+"""Columns that are not about quality."""
+
+
 def cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Head and body of the table, as texts."""
+    """Head and body of the table, as texts; without the factors over a setting that did not run."""
     head = [
         "setting", f"{table.criterion}", f"{table.criterion}, % [95 %]", "recovery [95 %]", "harmful / helpful", "p",
         "same text", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "loose", "loops", "tokens",
@@ -195,12 +201,15 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
                 f"{row.n_loops}", f"{row.mean_tokens:.0f}" if math.isfinite(row.mean_tokens) else NONE,
             ]
         )  # fmt: skip
-    return head, body
+    names = [row.setting for row in table.rows]
+    shown = [i for i, name in enumerate(head) if name not in _FACTORS or _FACTORS[name] in names]
+    return [head[i] for i in shown], [[row[i] for i in shown] for row in body]
 
 
 def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list[list[str]]]]:
     """The table in two, quality and speed, for a narrow terminal."""
-    quality, speed = [*range(7), 12], [0, 7, 8, 9, 10, 11, 13]
+    speed = [i for i, name in enumerate(head) if i == 0 or name in _SPEED]
+    quality = [i for i, name in enumerate(head) if name not in _SPEED]
     return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
 
 

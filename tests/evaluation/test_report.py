@@ -62,6 +62,15 @@ def test_halves_hold_everything():
     assert quality[0] == speed[0] == "setting" and sorted({*quality, *speed}) == sorted(head)
 
 
+def test_without_plain_nothing_is_compared_with_it():
+    some = [row for row in lines() if row["setting"] != "plain"]
+    head, body = report.cells(report.summarise(some, SETTINGS[1:], 20))
+    assert "x exact [95 %]" in head and not any("plain" in name for name in head)
+    assert all(len(row) == len(head) for row in body)
+    (quality, _), (speed, _) = report.halves(head, body)
+    assert quality[-1] == "loops" and speed == ["setting", "tokens/s [95 %]", "x exact [95 %]", *speed[3:]]
+
+
 def test_only_complete_items_count():
     partial = lines()[:-1]
     table = report.summarise(partial, SETTINGS, 25)
