@@ -71,8 +71,8 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
         if llama_cpp.llama_vocab_is_eog(vocab, token):
             break
     totals.seconds += time.perf_counter() - started
+    stats = llm.stats  # before the stream is closed, which takes back what was not given out
     stream.close()
-    stats = llm.stats
     totals.drafted += stats.drafted - before.drafted
     totals.accepted += stats.matched - before.matched
     totals.rounds += stats.rounds - before.rounds

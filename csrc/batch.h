@@ -1,4 +1,4 @@
-// Several texts on one target: what they want evaluated goes in one batch, and what came of it goes back to each. No
+// Several texts on one target: what they want evaluated goes to it together, and what came of it goes back to each. No
 // llama.h.
 #pragma once
 

@@ -8,9 +8,17 @@ namespace pyfly {
 
 namespace {
 
-// A round, not a part of a prompt: all its rows are wanted.
-bool is_round(const Plan & plan) {
-    return plan.span.first_row == 0 && !plan.text->sequence.config().all_rows;
+// Rows of a round and none of a prompt.
+bool is_all_round(const Plan & plan) {
+    const Sequence & sequence = plan.text->sequence;
+    return plan.span.first_row == 0 && !(sequence.config().all_rows && sequence.n_rounds() == 0);
+}
+
+// Nothing but rounds, of texts that are evaluated together: their time says what such a batch costs.
+bool are_rounds(const Plans & plans) {
+    return !plans.empty() && std::all_of(plans.begin(), plans.end(), [](const Plan & plan) {
+        return is_all_round(plan) && plan.text->is_running() && !plan.text->is_suspect;
+    });
 }
 
 } // namespace
@@ -25,8 +33,8 @@ void Evaluation::run(const Plans & plans) {
     for (const Plan & plan : plans) {
         n_rows += plan.span.n;
     }
-    const bool may_be_cut = std::all_of(plans.begin(), plans.end(), is_round);
-    const size_t n_parts = may_be_cut ? parts_.choose(n_rows, plans.size()) : 1;
+    const bool is_telling = are_rounds(plans);
+    const size_t n_parts = is_telling ? parts_.choose(n_rows, plans.size()) : 1;
 
     Plans part;
     std::optional<int64_t> us = 0;
@@ -50,8 +58,9 @@ void Evaluation::run(const Plans & plans) {
         last = place;
     }
     finish();
-    if (may_be_cut && us) {
+    if (is_telling && us) {
         parts_.observe(static_cast<double>(*us));
+        drafting_.observe_target(static_cast<int32_t>(n_rows), static_cast<double>(*us));
     }
 }
 
@@ -111,9 +120,6 @@ void Evaluation::take(const Plans & plans, int64_t us) {
     size_t n_tokens = 0;
     for (const Plan & plan : plans) {
         n_tokens += plan.span.n;
-    }
-    if (std::all_of(plans.begin(), plans.end(), is_round)) {
-        drafting_.observe_target(static_cast<int32_t>(n_tokens), static_cast<double>(us));
     }
     for (size_t i = 0; i < plans.size(); i++) {
         Text & t = *plans[i].text;

@@ -47,7 +47,7 @@ class Evaluation {
     Model & target_;
     std::vector<Text> & texts_;
     Drafting & drafting_;
-    Parts parts_;
+    BatchParts parts_;
 };
 
 } // namespace pyfly

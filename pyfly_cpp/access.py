@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pyfly_cpp.errors import BusyError
 
@@ -15,11 +15,14 @@ class Use:
     """A use of an object, as a context manager that may be entered again: every token passes through one, so it is no
     generator."""
 
-    __slots__ = ("_access", "_acquire", "_generation", "_release")
+    __slots__ = ("__exit__", "_access", "_acquire", "_generation")
+
+    __exit__: Callable[..., None]
 
     def __init__(self, access: Access, generation: int | None) -> None:
         self._access = access
-        self._acquire, self._release = access.lock.acquire, access.lock.release
+        self._acquire = access.lock.acquire
+        self.__exit__ = access.lock.__exit__  # no function of Python, at whose entry Ctrl-C could leave the lock held
         self._generation = generation
 
     def __enter__(self) -> None:
@@ -30,11 +33,8 @@ class Use:
             )
         access, generation = self._access, self._generation
         if access.is_closed or (generation is not None and access.generation != generation):
-            self._release()
+            access.lock.release()
             access.require_current(access.generation if generation is None else generation)
-
-    def __exit__(self, *_: object) -> None:
-        self._release()
 
 
 class Access:

@@ -193,7 +193,6 @@ class Generation:
     def _run_rounds(self) -> Generator[int, Sequence[int] | None, list[int] | None]:
         """Runs rounds and yields what they commit, until the caller sends tokens (returned) or wants no more (None)."""
         llm, text, n_vocab = self._llm, self._text, self._llm.n_vocab()
-        input_ids = memoryview(llm.input_ids)  # type: ignore[arg-type] # every token passes here: numpy's way to set one item is long
         before = text.accepted() if self._log_rounds else (0, 0, 0)
         while True:
             with self._step:
@@ -213,6 +212,8 @@ class Generation:
                     self.rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
                     before = now
                 self._decoder.python_seconds += time.perf_counter() - started
+                # A view: numpy takes several times as long for one item, and every token passes here.
+                input_ids = memoryview(llm.input_ids)  # type: ignore[arg-type]
             for i, (position, token) in enumerate(committed):
                 row = rows[i] if rows else None
                 with self._step:

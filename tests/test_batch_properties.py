@@ -45,13 +45,13 @@ def test_texts_commit_what_the_oracle_commits(seed, rule):
         assert found[i] == Oracle(script, tau, window, k, 60).run(1000, prompt)
 
 
-@pytest.mark.parametrize("n_texts, k", [(70, 0), (20, 5)])
-def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k):
-    """From 64 rows on rounds go in parts, now and then."""
+@pytest.mark.parametrize("n_texts, k, n_cells", [(70, 0, 2800), (20, 5, 800), (20, 5, 400)])
+def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
+    """From 64 rows on rounds go in parts, now and then; the last ones have no room for all."""
     script, window = Script(3, 0.5, -9.0), Window(2)
     prompts = [[2, 3, 4, 2 + i % 7, 2 + i // 7 % 7, 2 + i // 49] for i in range(n_texts)]
     with (
-        ScriptedTarget(script.row, N_VOCAB, 40, 512, n_sequences=n_texts) as target,
+        ScriptedTarget(script.row, N_VOCAB, 40, 512, n_sequences=n_texts, n_cells=n_cells) as target,
         Batch(target) as batch,
     ):
         target.protect([PROTECTED], [EOG])

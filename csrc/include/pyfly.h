@@ -634,8 +634,8 @@ typedef struct pyfly_progress {
     size_t n_records;   /* tokens it committed; 0 is possible while it is held, has a prompt or an open window */
 } pyfly_progress;
 
-/* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), all in one
- * evaluation. progress[n_slots] receives what came of the *n_progress texts that ran, the oldest first. A window that
+/* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), evaluated
+ * together. progress[n_slots] receives what came of the *n_progress texts that ran, the oldest first. A window that
  * is open when the context is full is rejected. Fails only where no text runs. */
 pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress, pyfly_error * error);
 

@@ -13,7 +13,7 @@ constexpr double most = 1.5;          // what one batch counts for, at most: ano
 
 } // namespace
 
-size_t Parts::choose(size_t n_rows, size_t n_texts) {
+size_t BatchParts::choose(size_t n_rows, size_t n_texts) {
     n_rows_ = 0;
     if (n_rows < n_rows_least || n_texts < 2) {
         return 1;
@@ -27,7 +27,7 @@ size_t Parts::choose(size_t n_rows, size_t n_texts) {
     return way_ == whole ? 1 : std::min((n_rows + n_rows_wanted - 1) / n_rows_wanted, n_texts);
 }
 
-void Parts::observe(double us) {
+void BatchParts::observe(double us) {
     if (n_rows_ == 0) {
         return;
     }

@@ -12,7 +12,7 @@
 
 namespace pyfly {
 
-class Parts {
+class BatchParts {
   public:
     static constexpr size_t n_rows_least = 64;  // of a batch that may be cut
     static constexpr size_t n_rows_wanted = 48; // of a part: texts are not cut, so a part may have some more

@@ -137,10 +137,12 @@ class Batch(Handle):
         """A step of the only text that runs: its `pyfly_progress`, which the next step overwrites; raises what stopped
         it."""
         self._step()
+        if self._n_progress[0] != 1:
+            raise ValueError("another text runs in this batch; step all of them.")
         progress = self._progress[0]
-        failure = self._failure(progress.slot, progress.status)
-        if failure is not None:
-            raise failure
+        reported = self._failure(progress.slot, progress.status)
+        if reported is not None:
+            raise reported
         return progress
 
     def _step(self) -> None:
@@ -269,7 +271,8 @@ class Slot:
         return self.n_left
 
     def round(self) -> int:
-        """One round, and before it what has to be evaluated for it; returns how many tokens it committed."""
+        """One round, and before it what has to be evaluated for it; returns how many tokens it committed. Not for a
+        text that is held, whose round never comes."""
         step = self._batch.step_alone
         progress = step()
         while not progress.is_round:

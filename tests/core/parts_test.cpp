@@ -12,7 +12,7 @@
 
 namespace {
 
-using pyfly::Parts;
+using pyfly::BatchParts;
 
 struct Outcome {
     double of_best; // time, relative to that of the faster way of every batch
@@ -22,7 +22,7 @@ struct Outcome {
 // Batches of texts with as many rows each, which take `cost(step, n_parts)` but for what the machine does besides.
 Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<double(int, size_t)> & cost, uint32_t seed,
             double noise = 0.1) {
-    Parts parts;
+    BatchParts parts;
     std::mt19937 rng(seed);
     std::normal_distribution<double> normal;
     std::uniform_real_distribution<double> uniform(0.0, 1.0);
@@ -32,7 +32,7 @@ Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<doub
     for (int step = 0; step < n_steps; step++) {
         const size_t n = parts.choose(n_texts * n_rows, n_texts);
         assert(n >= 1 && n <= n_texts);
-        const size_t n_cut = (n_texts * n_rows + Parts::n_rows_wanted - 1) / Parts::n_rows_wanted;
+        const size_t n_cut = (n_texts * n_rows + BatchParts::n_rows_wanted - 1) / BatchParts::n_rows_wanted;
         assert(n == 1 || n == std::min(n_cut, n_texts));
         parts.observe(cost(step, n) * std::exp(noise * normal(rng)) * (uniform(rng) < 0.02 ? 5.0 : 1.0));
         us += cost(step, n);
@@ -44,7 +44,7 @@ Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<doub
 }
 
 void test_small_batches_stay_whole() {
-    Parts parts;
+    BatchParts parts;
     for (const auto & [n_rows, n_texts] : {std::pair<size_t, size_t>{63, 63}, {64, 1}, {500, 1}, {1, 1}}) {
         for (int i = 0; i < 10; i++) {
             assert(parts.choose(n_rows, n_texts) == 1);
