@@ -127,7 +127,7 @@ class Batch(Handle):
 
     def step(self) -> list[Progress]:
         """Every running text goes on with a chunk of its prompt or with a round; ValueError where none runs."""
-        self._step()
+        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
             Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
             for p in self._progress[0 : self._n_progress[0]]
@@ -136,7 +136,7 @@ class Batch(Handle):
     def step_alone(self) -> Any:
         """A step of the only text that runs: its `pyfly_progress`, which the next step overwrites; raises what stopped
         it."""
-        self._step()
+        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         if self._n_progress[0] != 1:
             raise ValueError("another text runs in this batch; step all of them.")
         progress = self._progress[0]
@@ -144,9 +144,6 @@ class Batch(Handle):
         if reported is not None:
             raise reported
         return progress
-
-    def _step(self) -> None:
-        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
 
     def governor(self) -> GovernorState:
         """What the governor knows."""
@@ -273,10 +270,8 @@ class Slot:
     def round(self) -> int:
         """One round, and before it what has to be evaluated for it; returns how many tokens it committed. Not for a
         text that is held, whose round never comes."""
-        step = self._batch.step_alone
-        progress = step()
-        while not progress.is_round:
-            progress = step()
+        while not (progress := self._batch.step_alone()).is_round:
+            pass
         return int(progress.n_records)
 
     # ---- What the last step brought ----------------------------------------------------------------------------------
