@@ -67,7 +67,7 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
         return  # nothing was decoded
     before = llm.stats
     started = time.perf_counter()
-    for token in itertools.islice(stream, n_tokens - 2):
+    for token in itertools.islice(stream, max(n_tokens - 2, 0)):
         if llama_cpp.llama_vocab_is_eog(vocab, token):
             break
     totals.seconds += time.perf_counter() - started

@@ -21,6 +21,14 @@ bool are_rounds(const Plans & plans) {
     });
 }
 
+size_t rows_of(const Plans & plans) {
+    size_t n = 0;
+    for (const Plan & plan : plans) {
+        n += plan.span.n;
+    }
+    return n;
+}
+
 } // namespace
 
 void Evaluation::evaluate(const std::vector<Span> & spans) {
@@ -29,10 +37,7 @@ void Evaluation::evaluate(const std::vector<Span> & spans) {
 }
 
 void Evaluation::run(const Plans & plans) {
-    size_t n_rows = 0;
-    for (const Plan & plan : plans) {
-        n_rows += plan.span.n;
-    }
+    const size_t n_rows = rows_of(plans);
     const bool is_telling = are_rounds(plans);
     const size_t n_parts = is_telling ? parts_.choose(n_rows, plans.size()) : 1;
 
@@ -117,15 +122,12 @@ void Evaluation::try_again(const Plans & plans) {
 }
 
 void Evaluation::take(const Plans & plans, int64_t us) {
-    size_t n_tokens = 0;
-    for (const Plan & plan : plans) {
-        n_tokens += plan.span.n;
-    }
+    const int64_t n_rows = static_cast<int64_t>(rows_of(plans));
     for (size_t i = 0; i < plans.size(); i++) {
         Text & t = *plans[i].text;
         const int32_t n_rounds = t.sequence.n_rounds();
         try {
-            t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / static_cast<int64_t>(n_tokens));
+            t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / n_rows);
             if (t.sequence.n_rounds() > n_rounds) {
                 t.is_suspect = false; // not before: what made its batch fail may be the row of a round
                 t.had_round();

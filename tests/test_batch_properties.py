@@ -12,6 +12,20 @@ from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
 PLAIN = (Exact().nodes(), Window().config())
 
 
+def run_to_full_contexts(batch, found):
+    """Steps until every text has filled its context, adding to the tokens of each slot; returns whether one waited."""
+    has_waited = False
+    while any(slot.has_text for slot in batch.slots):
+        for progress in batch.step():
+            slot = batch.slots[progress.slot]
+            found[slot.number] += [token for _, token in slot.tokens()]
+            has_waited |= progress.is_waiting
+            if progress.failure is not None:
+                assert isinstance(progress.failure, ContextFullError)
+                slot.end()
+    return has_waited
+
+
 @pytest.mark.parametrize("rule", ["agree", "reconverge"])
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_commit_what_the_oracle_commits(seed, rule):
@@ -31,16 +45,7 @@ def test_texts_commit_what_the_oracle_commits(seed, rule):
             batch.step()
             for other in batch.slots[: slot.number + 1]:
                 found[other.number] += [token for _, token in other.tokens()]
-        has_waited = False
-        while any(slot.has_text for slot in batch.slots):
-            for progress in batch.step():
-                slot = batch.slots[progress.slot]
-                found[slot.number] += [token for _, token in slot.tokens()]
-                has_waited |= progress.is_waiting
-                if progress.failure is not None:
-                    assert isinstance(progress.failure, ContextFullError)
-                    slot.end()
-        assert has_waited
+        assert run_to_full_contexts(batch, found)
     for i, prompt in enumerate(prompts):
         assert found[i] == Oracle(script, tau, window, k, 60).run(1000, prompt)
 
@@ -59,13 +64,7 @@ def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
         found = {slot.number: [] for slot in batch.slots}
         for slot, prompt in zip(batch.slots, prompts):
             slot.begin(prompt, Margin(1.0).nodes(), window.config())
-        while any(slot.has_text for slot in batch.slots):
-            for progress in batch.step():
-                slot = batch.slots[progress.slot]
-                found[slot.number] += [token for _, token in slot.tokens()]
-                if progress.failure is not None:
-                    assert isinstance(progress.failure, ContextFullError)
-                    slot.end()
+        run_to_full_contexts(batch, found)
     for i, prompt in enumerate(prompts):
         assert found[i] == Oracle(script, 1.0, window, k, 40).run(1000, prompt)
 
