@@ -69,6 +69,27 @@ def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
         assert found[i] == Oracle(script, 1.0, window, k, 40).run(1000, prompt)
 
 
+@pytest.mark.parametrize("n_texts, is_cut", [(63, [False] * 5), (64, [False, False, True, False, True])])
+def test_rounds_of_many_texts_are_tried_whole_and_in_parts(n_texts, is_cut):
+    """In parts, the first text has had its round when the last one is evaluated. The first step has prompts."""
+    rounds_of_first = set()
+
+    def row(history):
+        rounds_of_first.add(batch.slots[0].counters()["rounds"])
+        return likes_five(history)
+
+    with ScriptedTarget(row, N_VOCAB, 40, 512, n_sequences=n_texts) as target, Batch(target) as batch:
+        batch.configure()
+        for slot in batch.slots:
+            slot.begin([2, 3], *PLAIN)
+        found = []
+        for _ in is_cut:
+            rounds_of_first.clear()
+            batch.step()
+            found.append(len(rounds_of_first) > 1)
+        assert found == is_cut
+
+
 # ---- Prompts that join -----------------------------------------------------------------------------------------------
 
 
