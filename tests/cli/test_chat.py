@@ -420,6 +420,8 @@ pty = pytest.importorskip("pty")
 
 
 PROMPT = "\x1b[?2004h"  # prompt_toolkit reads
+READ = "\x1b[?2004l"  # and has read
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
 
 class Terminal:
@@ -440,15 +442,26 @@ class Terminal:
         """Reads until the text has come, after what was waited for before."""
         end = time.monotonic() + timeout
         while text not in self.seen[self.at :]:
-            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
-            try:
-                data = os.read(self.master, 65536) if ready else b""
-            except OSError:
-                data = b""
-            if not data:
-                raise AssertionError(f"{text!r} did not come; seen: {self.seen[self.at :]!r}")
-            self.seen += data.decode("utf-8", errors="replace")
+            self.read_more(text, end)
         self.at = self.seen.index(text, self.at) + len(text)
+
+    def read_more(self, text, end):
+        ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
+        try:
+            data = os.read(self.master, 65536) if ready else b""
+        except OSError:
+            data = b""
+        if not data:
+            raise AssertionError(f"{text!r} did not come; seen: {self.seen[self.at :]!r}")
+        self.seen += data.decode("utf-8", errors="replace")
+
+    def wait_for_answer(self):
+        """Reads until the message has been read, the progress bar was taken away, and some of the answer has come."""
+        for each in (READ, HIDDEN, SHOWN):
+            self.wait_for(each)
+        end = time.monotonic() + 60.0
+        while not re.search("[a-z]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen[self.at :])):
+            self.read_more("an answer", end)
 
     def send(self, text):
         os.write(self.master, text.encode())
@@ -474,7 +487,7 @@ def terminal(tmp_path):
 
 
 def test_terminal_ctrl_c_and_ctrl_d(terminal):
-    # A temperature this high never ends a text of its own accord.
+    # At this temperature a text ends after about a thousand tokens: the key is pressed at its first.
     t = terminal("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "0")
     t.wait_for("Ctrl-D leaves")
     t.wait_for(PROMPT)
@@ -482,7 +495,7 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("(Ctrl-D or /exit leaves)")
     t.wait_for(PROMPT)
     t.send(f"{QUESTION}\r")
-    time.sleep(1.0)
+    t.wait_for_answer()
     t.send("\x03")
     t.wait_for("stopped")
     t.wait_for(PROMPT)

@@ -358,7 +358,7 @@ def test_an_invalid_proposal(proposal, message, tiny_target):
     assert fly(PROMPT, max_tokens=30, temperature=0)["choices"] == expected
 
 
-@pytest.mark.parametrize("result", [None, 5, "text", object()], ids=str)
+@pytest.mark.parametrize("result", [None, 5, "text", object()], ids=["None", "5", "text", "object"])
 def test_a_proposal_that_is_no_sequence(result, tiny_target):
     fly = FlyLlama(tiny_target, drafter=lambda history: result, adaptive=False, **OPTIONS)
     with pytest.raises(ValueError, match="the drafter's proposal must be"):
