@@ -17,7 +17,8 @@ from pyfly_cpp.evaluation.sandbox import Limits, SandboxError, find_containment,
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the sandbox needs Linux or macOS")
 
-SHORT = Limits(wall_seconds=5, cpu_seconds=2, memory_bytes=512 << 20)
+LIMITS = Limits(wall_seconds=60, cpu_seconds=30, memory_bytes=512 << 20)
+"""Time is enough for a machine with busy neighbours, on which half a gigabyte of new pages may take two seconds."""
 NATIVE = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 """Run without the audit hook: what is refused here is refused to native code, too."""
 
@@ -34,7 +35,7 @@ def run(request):
     """Runs a program, in each of the ways that there are."""
     require(request.param)
 
-    def run(code, limits=SHORT, audit_hook=True):
+    def run(code, limits=LIMITS, audit_hook=True):
         return run_program(code, limits, request.param, audit_hook)
 
     return run
@@ -45,7 +46,7 @@ def contained(request):
     """The same where something contains the program."""
     require(request.param)
 
-    def run(code, limits=SHORT, audit_hook=True):
+    def run(code, limits=LIMITS, audit_hook=True):
         outcome = run_program(code, limits, request.param, audit_hook)
         assert "seccomp" in outcome.layers
         return outcome
@@ -242,7 +243,7 @@ def test_the_secret_cannot_be_found(run):
 def test_what_a_program_says_of_itself_is_no_pass(said, end):
     """Written to every descriptor, before a program ends early or by itself: never a pass, never an exception."""
     code = f"import os\nfor n in range(64):\n    try: os.write(n, {said!r})\n    except OSError: pass\n{end}"
-    outcome = run_program(code, SHORT, "none")
+    outcome = run_program(code, LIMITS, "none")
     assert outcome.passed == (end == "" and said == b"")
     assert outcome.layers and len(outcome.detail) <= 400
 
@@ -275,7 +276,7 @@ def test_fuzz(seed):
         body = "\n    ".join(lines or ["pass"])
         code = f"import os, random\nrandom.seed({rng.random()})\nfor n in range(64):\n    {body}\n"
         code += rng.choice(ends).format(rng.randrange(256))
-        outcome = run_program(code, SHORT, "none")
+        outcome = run_program(code, LIMITS, "none")
         assert outcome.status in ("passed", "failed", "exited", "crashed", "memory", "timeout"), code
         assert not outcome.passed or "os.write" not in code, code
         outcome.detail.encode("utf-8")
@@ -362,7 +363,7 @@ def test_crashes(run):
     ],
 )
 def test_python_refuses_with_a_reason(code):
-    outcome = run_program(code, SHORT, "none")
+    outcome = run_program(code, LIMITS, "none")
     assert outcome.status == "failed" and "sandbox forbids" in outcome.detail
 
 
@@ -498,7 +499,7 @@ def test_writing_elsewhere_by_native_code(contained, victim):
 
 def test_other_files_are_not_even_there_under_bubblewrap(victim):
     require("bubblewrap")
-    assert run_program(f"import os\nassert not os.path.exists({str(victim)!r})", SHORT, "bubblewrap").passed
+    assert run_program(f"import os\nassert not os.path.exists({str(victim)!r})", LIMITS, "bubblewrap").passed
 
 
 def test_the_environment_is_not_handed_on(run, monkeypatch):
