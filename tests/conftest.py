@@ -10,8 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_edit import edit_gguf
+from hypothesis import settings
 
 from pyfly_cpp import costs, extra_buffers
+
+# A slow moment of the machine is no finding.
+settings.register_profile("no-deadline", settings(), deadline=None)
+settings.load_profile("no-deadline")
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 

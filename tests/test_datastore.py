@@ -47,7 +47,7 @@ def sorted_slowly(text):
                   st.lists(st.integers(-1, 3))),
     )
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_suffixes_are_sorted(text):
     _, suffixes = build_store(text, N_VOCAB, MARK, lambda done: None)
     assert suffixes.tolist() == sorted_slowly(text)

@@ -89,7 +89,7 @@ parts = st.sampled_from([
 texts = st.lists(parts, max_size=40).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts, st.data())
 @example("a `b` c ``d`e`` ```f```g\n", None)
 @example("```py\n<think>``\n~~~\n ```  \nx", None)
@@ -288,7 +288,7 @@ def decode(script, gate, window, k, n, prompt=PROMPT, n_texts=1, trace=False, **
 scripts = st.builds(Script, st.integers(0, 2**31), st.sampled_from([0.2, 0.6, 0.9]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scripts, st.sets(st.sampled_from(REGIONS), min_size=1), windows, st.integers(0, 8))
 def test_commits_what_the_oracle_commits(script, regions, window, k):
     n = 30
@@ -311,7 +311,7 @@ def test_commits_what_the_oracle_commits(script, regions, window, k):
     assert all(n == 0 for region, n in loose.items() if region not in regions)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scripts, windows, st.integers(1, 8))
 def test_several_texts_and_one_gate_everywhere(script, window, k):
     """Each text is followed on its own; a gate that is named for every region is that gate."""
@@ -387,7 +387,7 @@ class Mixed(Oracle):
         return super().stands(text, rest)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scripts, st.sets(st.sampled_from(REGIONS), min_size=1, max_size=4), windows, st.integers(0, 8))
 def test_what_stands_at_once_beside_windows(script, at_once, window, k):
     class Own(Margin):

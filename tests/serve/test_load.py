@@ -154,7 +154,7 @@ def test_the_description(child, mode):
         if mode == "NEGATIVE" and operation.method == "get":
             continue
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)
         @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode]))
         def ask_anything(case):
             case.body = limited(case.body)
