@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
+from pyfly_cpp.evaluation.settings import short_names
 from pyfly_cpp.rules import THRESHOLDS
 
 Cells = tuple[list[str], list[list[str]]]
@@ -28,10 +29,11 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
         "loose",
         "same text",
     ]
+    names = short_names(s.setting for s in summaries)
     body = [
         [
-            s.setting, interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain), interval(s.speedup_exact),
-            f"{s.mean_accepted:.2f}", percent(s.acceptance, 0), percent(s.loose_rate),
+            names[s.setting], interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain),
+            interval(s.speedup_exact), f"{s.mean_accepted:.2f}", percent(s.acceptance, 0), percent(s.loose_rate),
             percent(s.same_output, 0) if s.same_output is not None else "–",
         ]
         for s in summaries
@@ -44,13 +46,14 @@ def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Ce
     head = ["setting", "draft", "verify", "gate", "python", "rest", "MiB (more than the target alone)",
             "accepted at depth 1, 2, ..."]  # fmt: skip
     body = []
+    names = short_names(s.setting for s in summaries)
     for s in summaries:
         depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
         more = " ..." if len(s.acceptance_at_depth) > 16 else ""
         parts = [percent(s.split.get(name, float("nan"))) for name in head[1:6]]
         size = memory.get(s.setting)
         used = f"{size.resident:.0f} ({size.growth:+.0f})" if size is not None else "–"
-        body.append([s.setting, *parts, used, f"{depths}{more} %" if depths else "–"])
+        body.append([names[s.setting], *parts, used, f"{depths}{more} %" if depths else "–"])
     return head, body
 
 
@@ -61,10 +64,11 @@ def throughput_cells(loads: Sequence[Load]) -> Cells:
         "setting", "at once", "tokens/s of all [95 %]", f"x {fewest} at once", "x plain [95 %]", "x exact [95 %]",
         "tokens/round", "same text", "prompt tokens/s",
     ]  # fmt: skip
+    names = short_names(load.summary.setting for load in loads)
     body = [
         [
-            s.setting, f"{load.n_parallel}", interval(s.tokens_per_second, "{:.1f}"), interval(load.times_fewest),
-            interval(s.speedup_plain), interval(s.speedup_exact), f"{s.mean_accepted:.2f}",
+            names[s.setting], f"{load.n_parallel}", interval(s.tokens_per_second, "{:.1f}"),
+            interval(load.times_fewest), interval(s.speedup_plain), interval(s.speedup_exact), f"{s.mean_accepted:.2f}",
             percent(s.same_output, 0) if s.same_output is not None else "–", f"{load.prompt_tokens_per_second:.0f}",
         ]
         for load in loads
@@ -76,8 +80,9 @@ def throughput_cells(loads: Sequence[Load]) -> Cells:
 def latency_cells(loads: Sequence[Load]) -> Cells:
     """Head and body of the table of how long a text waits, milliseconds."""
     head = ["setting", "at once", "first token, ms: p50", "p95", "between tokens, ms: p50", "p95"]
+    names = short_names(load.summary.setting for load in loads)
     body = [
-        [load.summary.setting, f"{load.n_parallel}"]
+        [names[load.summary.setting], f"{load.n_parallel}"]
         + [f"{1000 * seconds:.1f}" for seconds in (*load.first_token, *load.between_tokens)]
         for load in loads
     ]
@@ -98,9 +103,12 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     settings = [s.setting for s in summarise(measured) if s.setting != base]
     head = [f"x {base}", *names]
     body = []
+    short = short_names(settings)
     for setting in settings:
         found = [by_name[name][setting] for name in names]
-        body.append([setting, *[interval(s.speedup_plain if base == "plain" else s.speedup_exact) for s in found]])
+        body.append(
+            [short[setting], *[interval(s.speedup_plain if base == "plain" else s.speedup_exact) for s in found]]
+        )
     return head, body
 
 
@@ -160,6 +168,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
     figure, axes = pyplot.subplots(1, 2 if curves else 1, figsize=(14 if curves else 9, 5), squeeze=False)
     names = ["all", *categories(measured)]
     shown = [setting for setting in overall if setting != base]
+    short = short_names(shown)
     width = 0.8 / max(1, len(shown))
     axis = axes[0][0]
     has_intervals = False
@@ -170,7 +179,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
             if value is None:
                 continue
             place = i + (j - (len(shown) - 1) / 2) * width
-            axis.bar(place, value.estimate, width, color=f"C{j % 10}", label=setting if i == 0 else None)
+            axis.bar(place, value.estimate, width, color=f"C{j % 10}", label=short[setting] if i == 0 else None)
             if math.isfinite(value.low):
                 has_intervals = True
                 axis.vlines(place, value.low, value.high, color="black", linewidth=1)

@@ -27,7 +27,7 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, written
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, short_names, written
 from pyfly_cpp.files import sha256, write_atomically
 from pyfly_cpp.words import counted
 
@@ -193,7 +193,8 @@ class Work:
     def _tell(self, m: Measured) -> None:
         row = self._count(m)
         if len(row) == len(self.settings):
-            speeds = ", ".join(f"{setting} {speed:.1f}" for setting, speed in row.items())
+            names = short_names(row)
+            speeds = ", ".join(f"{names[setting]} {speed:.1f}" for setting, speed in row.items())
             at_once = f", {m.n_parallel} at once" if m.n_parallel > 1 else ""
             note(f"{m.prompt.id}{at_once}: {speeds} tokens/s")
 

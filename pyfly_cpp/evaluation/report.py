@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyfly_cpp.evaluation.files import Row
+from pyfly_cpp.evaluation.settings import short_names
 from pyfly_cpp.evaluation.statistics import (
     Flips,
     Interval,
@@ -189,12 +190,13 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
         "same text", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "loose", "loops", "tokens",
     ]  # fmt: skip
     body = []
+    short = short_names(row.setting for row in table.rows)
     for row in table.rows:
         flipped = f"{row.flips.harmful} / {row.flips.helpful}" if row.flips else NONE
         body.append(
             [
-                row.setting, f"{row.n_correct}/{row.n}", interval(row.accuracy, "{:.1f}", 100), interval(row.recovery),
-                flipped, f"{row.flips.p:.2g}" if row.flips else NONE,
+                short[row.setting], f"{row.n_correct}/{row.n}", interval(row.accuracy, "{:.1f}", 100),
+                interval(row.recovery), flipped, f"{row.flips.p:.2g}" if row.flips else NONE,
                 percent(row.same_output, 0) if row.same_output is not None else NONE,
                 interval(row.tokens_per_second, "{:.1f}"), interval(row.speedup_plain), interval(row.speedup_exact),
                 f"{row.mean_accepted:.2f}" if math.isfinite(row.mean_accepted) else NONE, percent(row.loose_rate),
@@ -226,18 +228,19 @@ def notes(table: Table) -> list[str]:
             f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals resample prompts. The "
             "paired difference and McNemar's p treat items as independent and are too sure of themselves here."
         )
+    short = short_names(row.setting for row in table.rows)
     for row in table.rows:
         if row.difference is not None and row.flips is not None and row.setting != "plain":
             low, high = 100 * row.difference.low, 100 * row.difference.high
             out.append(
-                f"{row.setting}: against {BASELINE}, {counted(row.flips.harmful, 'item')} became wrong and "
+                f"{short[row.setting]}: against {BASELINE}, {counted(row.flips.harmful, 'item')} became wrong and "
                 f"{row.flips.helpful} right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between "
                 f"{low:+.1f} and {high:+.1f} points of accuracy is consistent with that."
             )
     if any(row.n_cut for row in table.rows):
-        cut = ", ".join(f"{row.setting} {row.n_cut}" for row in table.rows)
+        cut = ", ".join(f"{short[row.setting]} {row.n_cut}" for row in table.rows)
         out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
-    empty = [row.setting for row in table.rows if row.n and row.n_empty == row.n]
+    empty = [short[row.setting] for row in table.rows if row.n and row.n_empty == row.n]
     if empty:
         out.append(
             f"Every answer of {', '.join(empty)} is empty, so nothing is known of what the model can do: it ends its "
@@ -249,7 +252,7 @@ def notes(table: Table) -> list[str]:
         out.append(f"{what} could not be judged, which counts as wrong (`{UNJUDGED}` in the lines says why).")
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
-        parts = ", ".join(f"{row.setting} {percent(row.also[name])}" for row in table.rows if name in row.also)
+        parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
         out.append(f"Also, {name}: {parts}.")
     out.append(
         "Speed is decoding without the prompt and the first round, total tokens over total seconds. Intervals: 95 %, "

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import difflib
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyfly_cpp import windows
 from pyfly_cpp.drafters import DRAFTERS, TokenRecycling
@@ -117,6 +119,13 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Setting, ...
     return list(settings.values())
 
 
+def short_names(settings: Iterable[str]) -> dict[str, str]:
+    """What tables call settings (of names that read back): their files without folders, where that tells them apart."""
+    short = {name: " ".join(map(_without_folders, _words(name))) for name in settings}
+    times = Counter(short.values())
+    return {name: text if times[text] == 1 else name for name, text in short.items()}
+
+
 def require_repeatable(settings: Iterable[Setting], drafter: str | None = None) -> None:
     """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times, or on
     which texts came before. `drafter`: of the settings that name none."""
@@ -161,6 +170,11 @@ def written(adaptive: str = "") -> str:
         f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
         f"(where nothing is said: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
     )
+
+
+def _without_folders(word: str) -> str:
+    drafter, _, file = word.partition(":")
+    return f"{drafter}:{Path(file).name}" if drafter in DRAFTER_WORDS and file else word
 
 
 def _quoted(word: str) -> str:

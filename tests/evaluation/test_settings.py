@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyfly_cpp import AnyOf, Entropy, Exact, Margin, Window
 from pyfly_cpp.drafters import DRAFTERS
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, parse_settings
+from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, parse_settings, short_names
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,16 @@ def test_all_drafters_of_the_table_are_words():
         assert parse_setting(f"exact {word}").drafter == word
         if kind.takes_file:
             assert parse_setting(f"exact {word}:x.gguf").drafter == f"{word}:x.gguf"
+
+
+def test_short_names_are_without_folders_where_that_tells_files_apart():
+    names = [
+        "plain",
+        "margin:0.3 k=2",
+        "exact draft:/a/one.gguf",
+        "exact draft:/b/one.gguf",
+        'exact "cross:/a b/two x.gguf"',
+    ]
+    short = short_names(names)
+    assert list(short) == names
+    assert list(short.values()) == [*names[:4], "exact cross:two x.gguf"]
