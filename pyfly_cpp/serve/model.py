@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -151,10 +151,10 @@ class Model:
 
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
-    def write(self, order: Order) -> Handle:
+    def write(self, order: Order, is_late: Callable[[], bool]) -> Handle:
         """Has a text written; its chunks are pieces (writing.py). Raises ValueError: the rule does not fit."""
         rule = order.rule
         return self.batch.call(
-            lambda llm: write(llm, order, self.piece, self.is_end), stream=True, seed=order.seed, gate=rule.gate,
-            window=rule.window, draft_max=rule.draft_max, trace=order.records,
+            lambda llm: write(llm, order, self.piece, self.is_end, is_late), stream=True, seed=order.seed,
+            gate=rule.gate, window=rule.window, draft_max=rule.draft_max, trace=order.records,
         )  # fmt: skip

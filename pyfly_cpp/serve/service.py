@@ -106,16 +106,23 @@ class Service:
     ) -> None:
         most = self.settings.limits.max_seconds
         n_tokens = 0
-        is_late = False
+        is_late = has_begun = False
+
+        def asked() -> bool:
+            nonlocal has_begun
+            has_begun = True
+            return is_late
+
         try:
             async with ticket.turn(most):
-                handle = self.model.write(order)
+                handle = self.model.write(order, asked)
                 self._running.add(handle)
 
                 def expire() -> None:
                     nonlocal is_late
                     is_late = True
-                    handle.cancel()
+                    if not has_begun:  # else it ends with its next token, and with what was held back
+                        handle.cancel()
 
                 timer = asyncio.get_running_loop().call_later(most, expire)
                 last = arrived

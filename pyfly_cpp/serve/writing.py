@@ -82,13 +82,20 @@ class Cutter:
         return most
 
 
-def write(llm: View, order: Order, piece_of: Callable[[int], bytes], is_end: Callable[[int], bool]) -> Iterator[Piece]:
+def write(
+    llm: View,
+    order: Order,
+    piece_of: Callable[[int], bytes],
+    is_end: Callable[[int], bool],
+    is_late: Callable[[], bool],
+) -> Iterator[Piece]:
     """Writes the text of an order.
 
     Args:
         llm: The request's own, configured.
         piece_of: The bytes of a token.
         is_end: Whether a token ends the text.
+        is_late: Asked after each token: whether the text ends with it, because its time is over.
 
     Yields:
         Pieces; the last one has `finish`.
@@ -133,7 +140,7 @@ def write(llm: View, order: Order, piece_of: Callable[[int], bytes], is_end: Cal
             if ends:
                 yield made(text, "stop", is_cut=True)
                 return
-            if n_tokens >= order.max_tokens:
+            if is_late() or n_tokens >= order.max_tokens:
                 text += cutter.end()
                 yield made(text, "length")
                 return

@@ -106,6 +106,19 @@ def test_a_text_that_takes_too_long(tiny_target_f32):
         assert statuses in ([200], [429])  # its turn came just in time, or not
 
 
+def test_a_text_that_takes_too_long_keeps_what_might_have_been_a_stop_text(tiny_target_f32):
+    with (
+        FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
+        running(batch, limits=Limits(max_tokens=16000, max_seconds=0.5)) as one,
+    ):
+        token = batch._crew.host.tokenize(b"a", add_bos=False)[-1]
+        body = {"prompt": "A", "stop": ["a" * 50 + "b"], "logit_bias": {str(token): 100}, "max_tokens": 16000}
+        answer = one.post(PATH, **body).json()
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert choice["text"] == "a" * answer["usage"]["completion_tokens"] != ""
+
+
 def test_a_client_that_does_not_read_holds_nobody_up(batch):
     body = {"prompt": ["A"] * 4, "max_tokens": 150, "logit_bias": no_end(batch), "stream": True, "records": True}
     with running(batch, send_buffer=4096) as one:
