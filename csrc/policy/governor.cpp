@@ -211,7 +211,7 @@ bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_texts, double e
 }
 
 // If all texts draft with it, every token of each costs less: as much as is believed of the acceptance, or, where that
-// was not seen yet or was saved up for, as may be hoped.
+// was not seen yet or was saved up for, as may be hoped. All wait for each that is followed, and others join and leave.
 bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
     Arm & a = arm(drafter);
     const double price = catch_up_us(a, n_behind);
@@ -226,7 +226,7 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
         const double us = settings_.hysteresis * step_us(a, k, n_texts);
         gain_us = std::max(gain_us, target_.at(n_texts) - us / tokens);
     }
-    const bool pays = settings_.length * gain_us > n_texts * price;
+    const bool pays = settings_.length * gain_us > n_texts * price * (n_texts > 1 ? settings_.beside : 1.0);
     if (pays && is_trial && is_first) {
         a.first_text = text;
     }

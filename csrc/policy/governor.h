@@ -57,6 +57,7 @@ struct GovernorSettings {
     int32_t trial = 2;        // draft length of such a trial
     double stay = 10.0;       // steps that a drafter which catches up is expected to stay
     double length = 64.0;     // tokens that a text is expected to have when it begins
+    double beside = 1.5;      // times its price that following one must save where there are others, who come and go
     double hope = 0.95;       // acceptance of a drafter that follows a text on trial
     int32_t plain_every = 64; // steps between two measurements of plain decoding
     double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
