@@ -78,8 +78,9 @@ MeasuredCosts measured(const Machine & machine, const Drafters & drafters, doubl
 }
 
 // A governor that is told what is known of the drafters, and costs if there are some.
-Governor make(const Machine & machine, const Drafters & drafters, const MeasuredCosts & costs = {}) {
-    Governor governor;
+Governor make(const Machine & machine, const Drafters & drafters, const MeasuredCosts & costs = {},
+              const Governor::Settings & settings = {}) {
+    Governor governor(settings);
     if (drafters.lookup) {
         governor.expect(0, true, 0.0);
     }
@@ -394,6 +395,27 @@ void test_a_drafter_that_cannot_pay_is_left_alone() {
     }
 }
 
+// Beside other texts the longest prompt that is followed is shorter by that factor; alone it is not.
+void test_a_prompt_must_save_more_beside_others() {
+    const Machine here = machine(memory_bound, 100.0);
+    const auto longest = [&](double beside, int32_t n_texts) {
+        Governor::Settings settings;
+        settings.beside = beside;
+        Governor governor = make(here, draft, measured(here, draft), settings);
+        int64_t n = 0;
+        while (governor.pays_to_follow(0, 0, k_max, n_texts, n + 1)) {
+            n++;
+        }
+        return n;
+    };
+    for (const int32_t n_texts : {2, 4}) {
+        assert(longest(1.0, n_texts) > 10);
+        assert(std::abs(longest(1.0, n_texts) - 2 * longest(2.0, n_texts)) <= 2);
+        assert(longest(Governor::Settings().beside, n_texts) < longest(1.0, n_texts));
+    }
+    assert(longest(2.0, 1) == longest(1.0, 1));
+}
+
 // A draft that paid, then did not, and is dear to bring up to date is not tried again until it is not behind.
 void test_catching_up_is_paid_for() {
     const Machine here = machine(memory_bound, 100.0);
@@ -504,6 +526,7 @@ int main() {
     test_plain_decoding_is_measured_now_and_then();
     test_a_load_that_comes_and_goes();
     test_a_drafter_that_cannot_pay_is_left_alone();
+    test_a_prompt_must_save_more_beside_others();
     test_catching_up_is_paid_for();
     test_a_drafter_that_lies_and_recovers();
     test_one_right_guess_of_a_free_drafter_is_weak_evidence();
