@@ -98,9 +98,9 @@ def main() -> None:
     one.add_argument("--data", type=Path, required=True, help="folder of the data files")
     one.add_argument("--records", type=Path, required=True, help="folder of the records; appended to")
     names = list(plan.stages())
-    default = [name for name in names if name.startswith(("pooled", "rest"))]
+    default = [name for name in names if name.startswith(("plain", "pooled", "rest"))]
     one.add_argument("--stages", nargs="+", choices=names, default=default, help=f"default: {' '.join(default)}")
-    one.add_argument("--rules", nargs="+", default=plan.RULES, help="in place of the plan's, exact first; or: all")
+    one.add_argument("--rules", nargs="+", default=plan.RULES, help="in place of the plan's; or: all")
     one.add_argument("--best", nargs="+", default=[], help="rules for the stages guards and again")
     one.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts of the stages")
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items than the plan's")

@@ -22,6 +22,7 @@ from study.records import Records
 from study.report import within
 
 from pyfly_cpp.evaluation.files import DataError, Row
+from pyfly_cpp.evaluation.settings import PLAIN
 from pyfly_cpp.rules import regions_of
 
 KINDS = {"code": "humaneval", "math": "gsm8k", "story": "writing"}
@@ -45,8 +46,8 @@ x exact: tokens a round over those of exact decoding (intervals of 95 %), which 
 all rounds draft as much. Loose: accepts of 100 tokens. Leading tokens: those before the first that is not as in exact's
 answer, of the longer answer's. Same code, same numbers: answers whose code, or numbers, are exact's to the letter,
 wherever they stand. Right: the tests pass; the last number is the answer; a story has not fallen into a loop, or apart.
-Tokens: of an answer. `exact #2` is exact decoding once more, with other neighbours in its batches: the noise. A rule
-that has fewer than 20 items here is not to be compared with others."""
+Tokens: of an answer. `exact #2` is exact decoding once more, with other neighbours in its batches, and `plain` the same
+without drafts: the noise. A rule that has fewer than 20 items here is not to be compared with others."""
 
 
 class Table:
@@ -59,7 +60,7 @@ class Table:
 
     def lines(self, k: int) -> list[list[str]]:
         """Of every rule that has answers with k drafts a round."""
-        all_ways = [way for one in ways(ALL_RULES, k) for way in (one, Way(one.setting, 2))]
+        all_ways = [way for one in ways(ALL_RULES, k) for way in (one, Way(one.setting, 2))] + [Way(PLAIN)]
         found = [(way, self._answers.pairs(way, base_of(way), (KINDS[self._kind],))) for way in all_ways]
         return [self._line(way, pairs) for way, pairs in found if pairs]
 
@@ -70,7 +71,7 @@ class Table:
             way.title,
             str(c.n),
             f"{c.per_round:.2f}",
-            "" if way == base_of(way) else within(c.gain, 1, 2),
+            "" if way == base_of(way) or way.setting.is_plain else within(c.gain, 1, 2),
             f"{c.loose:.1f}",
             _percent(pairs, n_equal, lambda row, exact: max(len(row["answer"]), len(exact["answer"]))),
             _percent(pairs, lambda row, exact: row["answer"] == exact["answer"]),

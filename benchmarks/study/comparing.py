@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,10 +16,8 @@ from pyfly_cpp.evaluation.statistics import (
     Interval,
     bootstrap,
     flips,
-    paired_difference,
     ratio,
     ratio_of_ratios,
-    recovery,
 )
 from study.machines import Machine
 from study.plan import PARTS, K, Way, half, parse_way
@@ -65,7 +62,7 @@ class Answers:
 
 
 def base_of(way: Way) -> Way:
-    """What a way is compared with: exact decoding with as many drafts (plain decoding: with most)."""
+    """What a way's tokens a round are compared with: exact decoding with as many drafts (plain decoding: with most)."""
     return Way(replace(EXACT, draft_max=way.k or K[0]))
 
 
@@ -79,14 +76,11 @@ class Comparison:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = pairs
-        self._rights = [row["right"] for row, _ in pairs], [base["right"] for _, base in pairs]
         self._units = [row["unit"] for row, _ in pairs]
         self._n_tokens, self._n_base_tokens = (sum(n_tokens(pair[i]) for pair in pairs) for i in (0, 1))
         self.n = len(pairs)
-        self.right = sum(self._rights[0])
-        self.flips: Flips = flips(self._rights[1], self._rights[0])
-        self.difference = paired_difference(self.flips)
-        """Of accuracy, less the baseline's."""
+        self.right = sum(row["right"] for row, _ in pairs)
+        self.flips: Flips = flips([base["right"] for _, base in pairs], [row["right"] for row, _ in pairs])
         self.per_round = _over(self._n_tokens, sum(row["rounds"] for row, _ in pairs))
         """Tokens a round."""
         self.base_per_round = _over(self._n_base_tokens, sum(base["rounds"] for _, base in pairs))
@@ -99,11 +93,6 @@ class Comparison:
         """Answers in a loop where the baseline's is not."""
         self.lost_loops = sum(base["loop"] and not row["loop"] for row, base in pairs)
         """The other way round."""
-
-    @cached_property
-    def recovery(self) -> Interval:
-        """Accuracy over the baseline's."""
-        return recovery(self._rights[1], self._rights[0], self._units) if self.n else NOTHING
 
     @cached_property
     def gain(self) -> Interval:
@@ -121,54 +110,104 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Means:
-    """Several runs that differ by nothing but noise, against several exact ones."""
+    """All runs of a setting against all exact ones on the same items: what looseness costs when the chance between near
+    ties is taken out, as far as there are runs."""
 
-    n_runs: int
-    n_exact: int
     n: int
+    """Items."""
+    n_runs: float
+    """Of the setting, to an item, on average."""
+    n_exact: float
+    """Exact ones, likewise."""
     difference: Interval
-    """Of mean accuracies: what looseness costs when the chance between near ties is taken out."""
+    """Of mean accuracies."""
+    recovery: Interval
+    """Mean accuracy over that of exact runs."""
 
 
 def compare_means(answers: Answers, way: Way, parts: Sequence[str], which: str | None = None) -> Means | None:
-    """All runs of a way's setting against all exact ways, on the items that all of these runs have. Exact ways are
-    left out where they have less than nine tenths of the way's items. None where nothing is left to compare."""
-    runs = [other for other in answers.ways if other.setting == way.setting]
-    exact = [other for other in answers.ways if other.setting.is_exact and other not in runs]
-    n_of = {other: len(answers.pairs(way, other, parts)) for other in (*runs, *exact)}
-    runs = [other for other in runs if n_of[other] >= 0.9 * n_of[way]]
-    exact = [other for other in exact if n_of[other] >= 0.9 * n_of[way]]
-    rights: Counter[tuple[str, str]] = Counter()
-    seen: Counter[tuple[str, str]] = Counter()
-    units: dict[tuple[str, str], str] = {}
-    for weight, group in ((1 / max(1, len(runs)), runs), (-1 / max(1, len(exact)), exact)):
-        for other in group:
-            for _, row in answers.pairs(way, other, parts, which):
-                key = row["part"], row["item"]
-                rights[key] += weight * row["right"]
-                seen[key] += 1
-                units[key] = row["unit"]
-    keys = [key for key, n in seen.items() if n == len(runs) + len(exact)]
-    if not (runs and exact and keys):
+    """All runs of a way's setting against all runs of other exact settings, on the items that have one of each. Every
+    item counts alike, however many runs it has. None where nothing can be compared."""
+    mine: dict[tuple[str, str], list[Row]] = {}
+    exact: dict[tuple[str, str], list[Row]] = {}
+    for other in answers.ways:
+        if other.setting != way.setting and not other.setting.is_exact:
+            continue
+        side = mine if other.setting == way.setting else exact
+        for row in answers.of(other, parts):
+            if which in (None, half(row["unit"])):
+                side.setdefault((row["part"], row["item"]), []).append(row)
+    keys = [key for key in mine if key in exact]
+    if not keys:
         return None
-    columns = np.array([[rights[key], 1] for key in keys])
-    return Means(len(runs), len(exact), len(keys), bootstrap(columns, ratio, [units[key] for key in keys]))
+    columns = np.array([[_share_right(mine[key]), _share_right(exact[key]), 1] for key in keys])
+    units = [mine[key][0]["unit"] for key in keys]
+    return Means(
+        len(keys),
+        sum(len(mine[key]) for key in keys) / len(keys),
+        sum(len(exact[key]) for key in keys) / len(keys),
+        bootstrap(np.column_stack([columns[:, 0] - columns[:, 1], columns[:, 2]]), ratio, units),
+        bootstrap(columns, ratio, units),
+    )
 
 
-def choose(candidates: Sequence[tuple[Way, Comparison]], least: float) -> Way | None:
+def _share_right(rows: Sequence[Row]) -> float:
+    return sum(row["right"] for row in rows) / len(rows)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way gains and costs."""
+
+    against: Comparison
+    """With the exact way that most items have."""
+    pace: Comparison
+    """With exact decoding with as many drafts."""
+    means: Means | None
+    """None: of the way that everything is compared with, where it is the only exact one."""
+
+    @property
+    def gain(self) -> Interval:
+        """Tokens a round over exact's."""
+        return self.pace.gain
+
+    @property
+    def recovery(self) -> Interval:
+        """Mean accuracy over that of exact runs."""
+        return NOTHING if self.means is None else self.means.recovery
+
+
+def find(answers: Answers, way: Way, reference: Way, parts: Sequence[str], which: str | None = None) -> Found:
+    """All of it, on the items of these parts (and of one half)."""
+    against, pace = (Comparison(answers.pairs(way, base, parts, which)) for base in (reference, base_of(way)))
+    return Found(against, pace, compare_means(answers, way, parts, which))
+
+
+def reference_of(answers: Answers) -> Way | None:
+    """The exact way that most items have."""
+    exact = [way for way in answers.ways if way.setting.is_exact]
+    return max(exact, key=lambda way: len(answers.of(way, answers.parts)), default=None)
+
+
+def choose(candidates: Sequence[tuple[Way, Found]], least: float) -> Way | None:
     """The way that gains most tokens a round of those that recover at least so much; None where none does."""
-    good = [(found.gain.estimate, way) for way, found in candidates if found.recovery.estimate >= least]
+    good = [(found.gain.estimate, way) for way, found in _known(candidates) if found.recovery.estimate >= least]
     return max(good, key=lambda entry: entry[0])[1] if good else None
 
 
-def frontier(candidates: Sequence[tuple[Way, Comparison]]) -> list[Way]:
+def frontier(candidates: Sequence[tuple[Way, Found]]) -> list[Way]:
     """The ways that no other one beats in both tokens a round and recovery."""
 
-    def beats(a: Comparison, b: Comparison) -> bool:
-        mine, theirs = ((c.gain.estimate, c.recovery.estimate) for c in (a, b))
+    def beats(a: Found, b: Found) -> bool:
+        mine, theirs = ((found.gain.estimate, found.recovery.estimate) for found in (a, b))
         return mine != theirs and mine[0] >= theirs[0] and mine[1] >= theirs[1]
 
-    return [way for way, found in candidates if not any(beats(other, found) for _, other in candidates)]
+    known = _known(candidates)
+    return [way for way, found in known if not any(beats(other, found) for _, other in known)]
+
+
+def _known(candidates: Sequence[tuple[Way, Found]]) -> list[tuple[Way, Found]]:
+    return [(way, found) for way, found in candidates if not math.isnan(found.gain.estimate + found.recovery.estimate)]
 
 
 def noise(answers: Answers, ways: Sequence[Way], parts: Sequence[str]) -> list[tuple[Way, Way, Flips]]:

@@ -25,7 +25,7 @@ def draw(report: Report, path: Path) -> None:
             panel.axhline(goal, color="0.8", linewidth=1, linestyle="--", zorder=0)
         panel.axhline(100, color="0.5", linewidth=1, zorder=0)
         for way, found in report.compared(k, report.parts):
-            if way.setting.is_plain or math.isnan(found.recovery.low):
+            if way.setting.is_plain or math.isnan(found.recovery.low + found.gain.low):
                 continue
             x, y = found.gain, found.recovery
             colour = "0.5" if way.setting.is_exact else "C0" if way.run == 1 else "C1"

@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import rules  # noqa: E402
 from study import plan  # noqa: E402
-from study.comparing import Answers, Comparison, choose, compare_means, frontier, noise  # noqa: E402
+from study.comparing import Answers, Comparison, choose, compare_means, find, frontier, noise  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
 from study.machines import Machine, read_machines  # noqa: E402
@@ -347,11 +347,14 @@ def test_known_flips_give_known_numbers(records):
     c = Comparison(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
     assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
     assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
-    assert c.difference.estimate == pytest.approx(-0.035) and c.difference.low < -0.035 < c.difference.high
-    assert c.recovery.estimate == pytest.approx(133 / 140)
-    # The normal approximation of a ratio of paired means, by the delta method.
-    deviation = ((12 + 5 - 7**2 / 200) / 140**2) ** 0.5
-    assert c.recovery.high - c.recovery.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+    means = compare_means(answers, LOOSE_8, plan.POOLED)
+    assert (means.n, means.n_runs, means.n_exact) == (200, 1, 1)
+    assert means.difference.estimate == pytest.approx(-0.035)
+    assert means.recovery.estimate == pytest.approx(133 / 140)
+    # The normal approximations of a paired difference, and of a ratio of paired means by the delta method.
+    deviation = (12 + 5 - 7**2 / 200) ** 0.5
+    assert means.difference.high - means.difference.low == pytest.approx(2 * 1.96 * deviation / 200, rel=0.15)
+    assert means.recovery.high - means.recovery.low == pytest.approx(2 * 1.96 * deviation / 140, rel=0.15)
     n_loose = 12 + 5 + 20
     n_longer = n_loose - 10
     tokens, rounds = 200 * 5 + n_longer, 400 - n_loose
@@ -435,16 +438,21 @@ def test_the_rank_that_probability_leaves_room_for(margin, p, rank):
 
 
 def test_means_of_several_runs(tmp_path):
-    """Ten items that noise decides: two exact runs have 4 and 6 right, two loose ones 5 and 3."""
+    """Ten items that noise decides: two exact runs have 4 and 6 right, two loose ones 5 and 3. Plain decoding has one
+    of them right, once more, and an item that no other has."""
     rows = []
     for text, right in (("exact k=8", 4), ("exact k=8 #2", 6), ("margin:0.3 k=8", 5), ("margin:0.3 k=8 #2", 3)):
         rows += [answer(i, plan.parse_way(text), i < right) for i in range(10)]
-    rows += [answer(0, plan.parse_way("plain"), True)]  # has too few items to be counted
+    rows += [answer(i, plan.parse_way("plain"), True) for i in (5, 10)]
     answers = Answers(written(tmp_path, rows))
     means = compare_means(answers, LOOSE_8, plan.POOLED)
-    assert (means.n_runs, means.n_exact, means.n) == (2, 2, 10)
-    assert means.difference.estimate == pytest.approx(0.4 - 0.5)
-    assert means.difference.low <= -0.1 <= means.difference.high
+    assert (means.n_runs, means.n_exact, means.n) == (2, 2.1, 10)
+    exact = 0.5 + (2 / 3 - 1 / 2) / 10  # of item 5: 0, 1 and 1
+    assert means.difference.estimate == pytest.approx(0.4 - exact)
+    assert means.difference.low <= 0.4 - exact <= means.difference.high
+    assert means.recovery.estimate == pytest.approx(0.4 / exact)
+    assert compare_means(answers, plan.parse_way("plain"), plan.POOLED).difference.estimate == pytest.approx(0.5)
+    assert compare_means(answers, plan.parse_way("margin:1 k=8"), plan.POOLED) is None
     (first, second, counts), *_ = noise(answers, answers.ways, plan.POOLED)
     assert (str(first), str(second), counts.harmful, counts.helpful) == ("exact k=8", "exact k=8 #2", 0, 2)
 
@@ -457,7 +465,7 @@ def test_the_frontier_and_the_choice(tmp_path):
         rows.append(answer(i, plan.parse_way("margin:0.4 k=8"), i > 2, (1, 2, 3, 4, 5, 6), 1))  # 97 %, 2.8 x
         rows.append(answer(i, plan.parse_way("margin:1 k=8"), i > 8, (1, 2, 3, 4, 5), 1))  # worse in both
     answers = Answers(written(tmp_path, rows))
-    found = [(way, Comparison(answers.pairs(way, EXACT_8, plan.POOLED))) for way in answers.ways[1:]]
+    found = [(way, find(answers, way, EXACT_8, plan.POOLED)) for way in answers.ways[1:]]
     assert [way.rule for way in frontier(found)] == ["margin:0.2", "margin:0.4"]
     assert choose(found, 0.99).rule == "margin:0.2" and choose(found, 0.97).rule == "margin:0.4"
     assert choose(found, 1.01) is None
@@ -466,7 +474,7 @@ def test_the_frontier_and_the_choice(tmp_path):
 def test_the_page(records, tmp_path):
     report = Report(records, read_machines())
     text = report.text()
-    assert "| `margin:0.3` | 200 | 66.5 | -12 +5 | 0.14 | -3.5 (" in text
+    assert "| `margin:0.3` | 200 | 66.5 | -12 +5 | 0.14 | -3.5 (" in text and ") | 1, 1 | 95.0 (" in text
     assert "gsm8k, humaneval, mbpp pooled, 8 drafts a round" in text and "nan" not in text
     page = tmp_path / "page.md"
     page.write_text(f"# By hand\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n")
@@ -500,4 +508,22 @@ def test_the_page_of_rules(records):
 
 def test_nothing_to_compare_with(tmp_path):
     with pytest.raises(DataError, match="no exact answers"):
-        Report(written(tmp_path, [answer(0, LOOSE_8, True)]), [])
+        Report(written(tmp_path / "a", [answer(0, LOOSE_8, True)]), [])
+    with pytest.raises(DataError, match="only plain answers"):
+        Report(written(tmp_path / "b", [answer(0, plan.parse_way("plain"), True)]), [])
+
+
+def test_plain_answers_are_the_exact_ones_of_most_items(tmp_path):
+    """All 30 items are decoded plainly, twice, and loosely; ten of them exactly with drafts, for the speed."""
+    rows = []
+    for i in range(30):
+        rows += [answer(i, plan.parse_way(way), i % 3 > 0, rounds=5) for way in ("plain", "plain #2")]
+        rows.append(answer(i, LOOSE_8, i % 3 > 0 and i > 5, rounds=1))
+        if i < 10:
+            rows.append(answer(i, EXACT_8, True))
+    text = Report(written(tmp_path, rows), read_machines()).text()
+    (line,) = (line for line in text.splitlines() if line.startswith("| `margin:0.3` | 30 | 53.3 | -4 +0 |"))
+    cells = line.split(" | ")
+    # Ten items have three exact runs each, and the four wrong ones of these one that is right.
+    assert cells[5].startswith(f"{100 * (16 - 20 - 4 / 3) / 30:+.1f} (") and cells[6] == "1, 2.3"
+    assert (cells[9][:4], cells[10]) == ("2.00", "10")
