@@ -151,10 +151,11 @@ class FlyLlama(CompletingLlama):
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
-        """Loads a model as a preset file says (`pyfly-cpp tune` writes them; see `pyfly_cpp.presets`).
+        """Loads a model as a preset says (see `pyfly_cpp.presets`).
 
         Args:
-            path: The preset.
+            path: A file (`pyfly-cpp tune` writes them), or the name of a preset that comes with the package: `"safe"`,
+                `"balanced"` or `"fast"`. Those name no model.
             **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` where it names no model.
 
         Raises:

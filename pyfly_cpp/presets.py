@@ -1,10 +1,11 @@
 """Presets: how to decode, kept in a file, with the measurement it rests on.
 
-JSON, written by `pyfly-cpp tune` or by hand:
+JSON, written by `pyfly-cpp tune` or by hand; SHIPPED come with the package (folder shipped_presets) and have names:
 
     {"format": 1,
      "model": "target.gguf",                      optional; relative paths are relative to the preset's folder
-     "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or null, or a list of several;
+     "drafter": {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8},      or null, or a list of several,
+                                                  or "auto", the model's own, under the governor;
                                                   the kinds are the words of drafters.DRAFTERS (draft, lookup, ...),
                                                   their fields those of its classes (DraftModel, PromptLookup, ...)
      "gate": "margin:0.3",
@@ -30,6 +31,10 @@ from pyfly_cpp.rules import Exact, Gate, parse_gate
 from pyfly_cpp.windows import Window
 
 FORMAT = 1
+SHIPPED = ("safe", "balanced", "fast")
+"""Names of presets that say what is accepted loosely and leave the rest alone; their claims say what that costs."""
+
+_FOLDER = Path(__file__).with_name("shipped_presets")
 
 
 class PresetError(ValueError):
@@ -44,17 +49,28 @@ class Preset:
     window: Window | None = None
     """None: the gate's own."""
     draft_max: int | None = None
-    drafter: AnyDrafter | None = None
+    drafter: AnyDrafter | str | None = None
+    """`"auto"`: what is chosen for the model, and the governor says how much of it."""
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
     """What was measured, on how many prompts, on which machine."""
 
+    @property
+    def leaves_drafter(self) -> bool:
+        """Whether it says nothing about drafting."""
+        return self.drafter == "auto"
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that it names."""
+        return () if self.leaves_drafter else require_drafters(self.drafter)
+
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `FlyLlama`, without the governor, as it was measured; `model_path` is among them if the preset
-        names a model, `n_gpu_layers` if the claim says how many it was measured with."""
+        """Arguments of `FlyLlama`, with a drafter without the governor, as it was measured; `model_path` is among them
+        if the preset names a model, `n_gpu_layers` if the claim says how many it was measured with."""
         out = {"gate": self.gate, "window": self.window, "draft_max": self.draft_max, "drafter": self.drafter}
-        out["adaptive"] = False
+        out["adaptive"] = self.leaves_drafter
         if self.model is not None:
             out["model_path"] = self.model
         models = self.claim.get("models")
@@ -63,11 +79,12 @@ class Preset:
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.drafter)]
+        drafters = [drafter_as_dict(drafter) for drafter in self.drafters]
+        one = drafters[0] if drafters else "auto" if self.leaves_drafter else None
         return {
             "format": FORMAT,
             "model": self.model,
-            "drafter": drafters if isinstance(self.drafter, tuple) else drafters[0] if drafters else None,
+            "drafter": drafters if isinstance(self.drafter, tuple) else one,
             "gate": str(self.gate),
             "window": self.window and {k: v for k, v in asdict(self.window).items() if v is not None},
             "draft_max": self.draft_max,
@@ -76,8 +93,11 @@ class Preset:
 
 
 def load_preset(path: str | os.PathLike[str]) -> Preset:
-    """Reads and checks a preset; raises PresetError."""
+    """Reads and checks a preset; raises PresetError. A name of SHIPPED is that preset; a file of such a name is
+    ./NAME."""
     name = os.fspath(path)
+    if name in SHIPPED:
+        path = _FOLDER / f"{name}.json"
     try:
         return _load(path, name)
     except RecursionError:  # in reading it, or in naming what is wrong in it
@@ -91,7 +111,10 @@ def _load(path: str | os.PathLike[str], name: str) -> Preset:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         json.dumps(data, ensure_ascii=False).encode("utf-8")  # an escape may be half a character
     except OSError as error:
-        raise PresetError(f"the preset {name} cannot be read ({error.strerror}); check the path.") from None
+        names = ", ".join(SHIPPED)
+        raise PresetError(
+            f"the preset {name} cannot be read ({error.strerror}); check the path, or take one of {names}."
+        ) from None
     except ValueError as error:
         raise PresetError(f"the preset {name} is not JSON ({error}).") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -139,7 +162,9 @@ def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
     return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
-def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | None:
+def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | str | None:
+    if data == "auto":
+        return "auto"
     if isinstance(data, list) and data:
         return tuple(_drafter(name, folder, one) for one in data)
     return None if data is None else _drafter(name, folder, data)

@@ -21,7 +21,7 @@ from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format,
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
-from pyfly_cpp.drafters import DRAFTERS, require_drafters
+from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
@@ -30,7 +30,7 @@ from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
 from pyfly_cpp.evaluation.settings import PLAIN, Setting, written_drafters
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import Preset, drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, Preset, drafter_as_dict, load_preset
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 T = TypeVar("T")
@@ -61,11 +61,12 @@ class Models:
             return ()
         if self.preset.drafter is None and self.drafter == AUTO:
             return (PLAIN,)
-        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max or None),)
+        preset = self.preset
+        return (Setting(preset.gate, preset.window, preset.draft_max or None, adaptive=preset.leaves_drafter),)
 
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""
-        preset = None if self.preset is None else self.preset.drafter
+        preset = None if self.preset is None else as_given(self.preset.drafters)
         drafters, reason = choose_drafters(self.model, self.draft, self.drafter, preset)
         given = tuple(self.where.place_own(drafter) for drafter in drafters.given)
         return Drafters(given, self.where.place(drafters.default)), reason
@@ -181,8 +182,9 @@ def model_options(command: Command) -> Command:
             "auto: the preset's, else the model's MTP head, else --draft, else a fitting file, else lookup.",
         ),
         click.option(
-            "--preset", metavar="FILE",
-            help="Preset of `tune`: its models and drafter where you give none, and its setting, too.",
+            "--preset", metavar="PRESET",
+            help=f"A setting more: {', '.join(SHIPPED)}, or a file of `tune`, with its models and drafter where you "
+            "give none.",
         ),
         click.option(
             "-c", "--n-ctx", "--ctx", "n_ctx", cls=Renamed, metavar="N", type=Int(min=64), default=DEFAULT_N_CTX,

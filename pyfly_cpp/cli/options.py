@@ -29,14 +29,15 @@ from pyfly_cpp.drafters import (
 )
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, drafter_as_dict, load_preset
 from pyfly_cpp.rules import Gate, examples
 from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
 LOSSLESS = "exact"
-CHAT_GATE = "margin:0.3"
+CHAT_GATE = "regions(prose=margin:0.3)"
+"""Of the preset `balanced`."""
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
@@ -139,22 +140,23 @@ class Options:
 def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> dict[str, Any]:
     """The options with what the preset says, where they were not given; raises PresetError.
 
-    A preset was measured with drafts of full length, so the governor is off unless --adaptive says so."""
+    A preset with a drafter was measured with drafts of full length, so the governor is off unless --adaptive says so.
+    """
     preset = load_preset(options["preset"])
     said = {
         "model": preset.model,
         "gate": preset.gate,
         "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
-        "adaptive": False,
+        "adaptive": preset.leaves_drafter,
     }
     gate = options["gate"] if is_given("gate") else preset.gate
     if preset.window is not None and not gate.draws:
         said["window_rule"] = preset.window.rule
         said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
-    drafters = require_drafters(preset.drafter)
+    drafters = preset.drafters
     has_draft = any(isinstance(drafter, OwnDrafter) and drafter.takes_draft for drafter in drafters)
-    if is_given("drafter") or (is_given("draft") and not has_draft):
+    if preset.leaves_drafter or is_given("drafter") or (is_given("draft") and not has_draft):
         return out
     if not drafters:
         return {**out, "drafter": "none"}
@@ -195,8 +197,9 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
     options: list[Callable[[Any], Any]] = [
         click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                      "[default: the demo model]"),
-        click.option("--preset", metavar="FILE",
-                     help="Preset of `pyfly-cpp tune`: its models, drafter, gate and window; options override it."),
+        click.option("--preset", metavar="PRESET",
+                     help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file of `pyfly-cpp tune`: its "
+                          "models, drafter, gate and window; options override it."),
         click.option("-d", "--draft", metavar="FILE",
                      help="Small GGUF model (with --drafter cross, of any vocabulary), a head, or a datastore."),
         click.option("--drafter", metavar="WORD", type=click.Choice(["auto", *WORDS, "none"]),

@@ -25,15 +25,17 @@ QUESTION = "Tom has 3 apples and buys 4 more. How many apples has he?"
 
 
 def chat(run, *arguments, stdin):
-    # What the governor drafts depends on the clock.
-    return run("chat", "-m", TARGET, "-d", DRAFT, "-t", 1, "-n", 40, "--no-adaptive", *arguments, stdin=stdin)
+    # What the governor drafts depends on the clock, and what a region is on what a model of 2 million weights says.
+    fixed = ("-t", 1, "-n", 40, "--no-adaptive", "--gate", "margin:0.3")
+    return run("chat", "-m", TARGET, "-d", DRAFT, *fixed, *arguments, stdin=stdin)
 
 
-def test_the_governor_is_the_default(run):
+def test_the_defaults(run):
     result = run("chat", "-m", TARGET, "-d", DRAFT, "--drafter", "both", "-t", 1, "-n", 20, stdin=f"{QUESTION}\n")
     assert result.code == 0
     assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
     assert "it drafts only what pays" in result.err
+    assert "gate: regions(prose=margin:0.3), window: reconverge:6\n" in result.err
 
 
 def test_answers_on_stdout_and_the_rest_on_stderr(run):

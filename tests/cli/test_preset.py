@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import MTP, DraftModel, FlyLlama, Margin, MultiLevel, PromptLookup, Window
-from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
+from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, MultiLevel, PromptLookup, Window, presets
+from pyfly_cpp.cli.options import CHAT_GATE
+from pyfly_cpp.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
+
+HEAD = TARGET.with_name("tiny-llama-eagle3-f16.gguf")
 
 QUIET = ("--n-threads", 1, "--max-tokens", 24)
 
@@ -187,3 +191,47 @@ def test_nested_too_deep(tmp_path, deep):
     path.write_text(deep)
     with pytest.raises(PresetError, match=r"nested too deep|is not JSON|the format|must be a text"):
         load_preset(path)
+
+
+# ---- Those that come with the package --------------------------------------------------------------------------------
+
+
+def test_shipped_presets_are_files_that_say_what_they_rest_on():
+    folder = Path(presets.__file__).with_name("shipped_presets")
+    assert {path.stem for path in folder.iterdir()} == set(SHIPPED)
+    for name in SHIPPED:
+        preset = load_preset(name)
+        assert preset == load_preset(folder / f"{name}.json")
+        assert not preset.gate.is_lossless and preset.leaves_drafter and preset.model is None
+        assert set(preset.claim) == {"about", "status"}
+
+
+def test_chat_starts_with_the_balanced_one():
+    assert str(load_preset("balanced").gate) == CHAT_GATE
+
+
+def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
+    got = settings(run, "--preset", "fast", "-m", TARGET, "-d", DRAFT)["settings"]
+    assert (got["gate"], got["drafter"], got["adaptive"]) == ("margin:0.3", [f"draft model {DRAFT.name}"], True)
+    got = settings(run, "--preset", "safe", "-m", TARGET, "--draft-max", 2, "--gate", "exact")["settings"]
+    assert (got["gate"], got["draft_max"], got["drafter"]) == ("exact", 2, [f"EAGLE-3 head {HEAD.name}"])
+    result = run("chat", *QUIET, "-m", TARGET, "--preset", "balanced", "--no-adaptive", stdin="How many apples?\n")
+    assert result.code == 0 and "gate: regions(prose=margin:0.3)" in result.err
+
+
+def test_a_shipped_preset_in_python():
+    llm = FlyLlama.from_preset("balanced", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
+    assert (str(llm.gate), llm.adaptive) == ("regions(prose=margin:0.3)", True)
+    assert llm.drafter == Eagle3(str(HEAD)), "what is chosen for the model"
+    llm.close()
+    with pytest.raises(ValueError, match="the preset fast names no model"):
+        FlyLlama.from_preset("fast")
+
+
+def test_a_file_of_a_shipped_name(run, preset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_preset(Preset(Margin(0.5), drafter="auto"), "safe")
+    assert load_preset("safe").gate != Margin(0.5) == load_preset("./safe").gate
+    assert load_preset("./safe") == Preset(Margin(0.5), drafter="auto")
+    with pytest.raises(PresetError, match=r"the preset sage cannot be read .* or take one of safe, balanced, fast\."):
+        load_preset("sage")
