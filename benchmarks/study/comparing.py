@@ -110,13 +110,13 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Means:
-    """All runs of a setting against all exact ones on the same items: what looseness costs when the chance between near
-    ties is taken out, as far as there are runs."""
+    """Several runs against all exact ones on the same items: what looseness costs when the chance between near ties is
+    taken out, as far as there are runs."""
 
     n: int
     """Items."""
     n_runs: float
-    """Of the setting, to an item, on average."""
+    """To an item, on average."""
     n_exact: float
     """Exact ones, likewise."""
     difference: Interval
@@ -125,16 +125,23 @@ class Means:
     """Mean accuracy over that of exact runs."""
 
 
-def compare_means(answers: Answers, way: Way, parts: Sequence[str], which: str | None = None) -> Means | None:
-    """All runs of a way's setting against all runs of other exact settings, on the items that have one of each. Every
-    item counts alike, however many runs it has. None where nothing can be compared."""
+def runs_of(answers: Answers, way: Way) -> list[Way]:
+    """All runs of a way's setting."""
+    return [other for other in answers.ways if other.setting == way.setting]
+
+
+def compare_means(
+    answers: Answers, runs: Sequence[Way], parts: Sequence[str], which: str | None = None
+) -> Means | None:
+    """These runs against all other exact ones, on the items that have one of each. Every item counts alike, however
+    many runs it has. None where nothing can be compared."""
     mine: dict[tuple[str, str], list[Row]] = {}
     exact: dict[tuple[str, str], list[Row]] = {}
-    for other in answers.ways:
-        if other.setting != way.setting and not other.setting.is_exact:
+    for way in answers.ways:
+        if way not in runs and not way.setting.is_exact:
             continue
-        side = mine if other.setting == way.setting else exact
-        for row in answers.of(other, parts):
+        side = mine if way in runs else exact
+        for row in answers.of(way, parts):
             if which in (None, half(row["unit"])):
                 side.setdefault((row["part"], row["item"]), []).append(row)
     keys = [key for key in mine if key in exact]
@@ -180,7 +187,7 @@ class Found:
 def find(answers: Answers, way: Way, reference: Way, parts: Sequence[str], which: str | None = None) -> Found:
     """All of it, on the items of these parts (and of one half)."""
     against, pace = (Comparison(answers.pairs(way, base, parts, which)) for base in (reference, base_of(way)))
-    return Found(against, pace, compare_means(answers, way, parts, which))
+    return Found(against, pace, compare_means(answers, runs_of(answers, way), parts, which))
 
 
 def reference_of(answers: Answers) -> Way | None:

@@ -14,8 +14,10 @@ from pyfly_cpp.evaluation.statistics import Interval, wilson
 from study.comparing import (
     Answers,
     Found,
+    Means,
     base_of,
     choose,
+    compare_means,
     find,
     frontier,
     noise,
@@ -100,7 +102,7 @@ class Report:
 
     def text(self) -> str:
         """All of it."""
-        sections = [self.recorded()]
+        sections = [self.recorded(), self.rules()]
         for k in self.lengths:
             sections += [self.pooled(k), self.by_part(k)]
         sections += [self.noise(), self.halves(), self.where()]
@@ -122,6 +124,19 @@ class Report:
             ]
         )
 
+    def rules(self) -> str:
+        """The accuracy parts together, all draft lengths as runs of a rule: what is accepted hardly hangs on them."""
+        rules = dict.fromkeys(way.rule for way in self.ways if not way.setting.is_exact)
+        rows = []
+        for rule in rules:
+            means = compare_means(self.answers, [way for way in self.ways if way.rule == rule], self.parts)
+            if means is not None:
+                rows.append([f"`{rule}`", str(means.n), *mean_cells(means)])
+        if not rows:
+            return ""
+        head = ["rule", "items", "difference", "runs", "recovery, %"]
+        return f"## Accuracy: {', '.join(self.parts)} pooled, all draft lengths\n\n{markdown(head, rows)}"
+
     def pooled(self, k: int) -> str:
         """The accuracy parts together."""
         rows = []
@@ -133,7 +148,7 @@ class Report:
                     str(c.n),
                     f"{100 * c.right / c.n:.1f}",
                     *(["", ""] if way == self.reference else flip_cells(found)),
-                    *mean_cells(found),
+                    *mean_cells(found.means),
                     f"{c.per_round:.2f}",
                     *(["", ""] if way.setting.is_plain or way == base_of(way) else gain_cells(found)),
                     f"{c.loose:.1f}",
@@ -288,9 +303,8 @@ def flip_cells(found: Found) -> list[str]:
     return [f"-{flips.harmful} +{flips.helpful}", f"{flips.p:.2g}"]
 
 
-def mean_cells(found: Found) -> list[str]:
+def mean_cells(means: Means | None) -> list[str]:
     """Difference of means, of how many runs, and recovery."""
-    means = found.means
     if means is None:
         return ["", "", ""]
     runs = f"{means.n_runs:.1f}, {means.n_exact:.1f}".replace(".0", "")

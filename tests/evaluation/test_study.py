@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import rules  # noqa: E402
 from study import plan  # noqa: E402
-from study.comparing import Answers, Comparison, choose, compare_means, find, frontier, noise  # noqa: E402
+from study.comparing import Answers, Comparison, choose, compare_means, find, frontier, noise, runs_of  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
 from study.machines import Machine, read_machines  # noqa: E402
@@ -347,7 +347,7 @@ def test_known_flips_give_known_numbers(records):
     c = Comparison(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
     assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
     assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
-    means = compare_means(answers, LOOSE_8, plan.POOLED)
+    means = compare_means(answers, [LOOSE_8], plan.POOLED)
     assert (means.n, means.n_runs, means.n_exact) == (200, 1, 1)
     assert means.difference.estimate == pytest.approx(-0.035)
     assert means.recovery.estimate == pytest.approx(133 / 140)
@@ -445,14 +445,14 @@ def test_means_of_several_runs(tmp_path):
         rows += [answer(i, plan.parse_way(text), i < right) for i in range(10)]
     rows += [answer(i, plan.parse_way("plain"), True) for i in (5, 10)]
     answers = Answers(written(tmp_path, rows))
-    means = compare_means(answers, LOOSE_8, plan.POOLED)
+    means = compare_means(answers, runs_of(answers, LOOSE_8), plan.POOLED)
     assert (means.n_runs, means.n_exact, means.n) == (2, 2.1, 10)
     exact = 0.5 + (2 / 3 - 1 / 2) / 10  # of item 5: 0, 1 and 1
     assert means.difference.estimate == pytest.approx(0.4 - exact)
     assert means.difference.low <= 0.4 - exact <= means.difference.high
     assert means.recovery.estimate == pytest.approx(0.4 / exact)
-    assert compare_means(answers, plan.parse_way("plain"), plan.POOLED).difference.estimate == pytest.approx(0.5)
-    assert compare_means(answers, plan.parse_way("margin:1 k=8"), plan.POOLED) is None
+    assert compare_means(answers, [plan.parse_way("plain")], plan.POOLED).difference.estimate == pytest.approx(0.5)
+    assert compare_means(answers, [plan.parse_way("margin:1 k=8")], plan.POOLED) is None
     (first, second, counts), *_ = noise(answers, answers.ways, plan.POOLED)
     assert (str(first), str(second), counts.harmful, counts.helpful) == ("exact k=8", "exact k=8 #2", 0, 2)
 
@@ -519,11 +519,16 @@ def test_plain_answers_are_the_exact_ones_of_most_items(tmp_path):
     for i in range(30):
         rows += [answer(i, plan.parse_way(way), i % 3 > 0, rounds=5) for way in ("plain", "plain #2")]
         rows.append(answer(i, LOOSE_8, i % 3 > 0 and i > 5, rounds=1))
+        rows.append(answer(i, plan.parse_way("margin:0.3 k=3"), i % 3 > 0))
         if i < 10:
             rows.append(answer(i, EXACT_8, True))
     text = Report(written(tmp_path, rows), read_machines()).text()
-    (line,) = (line for line in text.splitlines() if line.startswith("| `margin:0.3` | 30 | 53.3 | -4 +0 |"))
-    cells = line.split(" | ")
+    lines = [line for line in text.splitlines() if line.startswith("| `margin:0.3` | 30 | ")]
+    cells = lines[1].split(" | ")
+    assert cells[2:4] == ["53.3", "-4 +0"]
     # Ten items have three exact runs each, and the four wrong ones of these one that is right.
     assert cells[5].startswith(f"{100 * (16 - 20 - 4 / 3) / 30:+.1f} (") and cells[6] == "1, 2.3"
     assert (cells[9][:4], cells[10]) == ("2.00", "10")
+    # Of all draft lengths 16 and 20 items are right.
+    cells = lines[0].split(" | ")
+    assert cells[2].startswith(f"{100 * (18 - 20 - 4 / 3) / 30:+.1f} (") and cells[3] == "2, 2.3"
