@@ -72,7 +72,7 @@ def record(args: argparse.Namespace) -> None:
 
 def make_report(args: argparse.Namespace) -> None:
     """Writes page and picture."""
-    report = Report(Records(args.records), read_machines(args.machines))
+    report = Report(Records(args.records), read_machines(args.machines), args.least)
     if args.page is None:
         print(report.text())
     else:
@@ -116,6 +116,7 @@ def main() -> None:
     three = commands.add_parser("report", help="read the records into a page")
     three.add_argument("--records", type=Path, required=True)
     three.add_argument("--page", type=Path, help="Markdown whose generated part is written (default: print it)")
+    three.add_argument("--least", type=int, default=50, help="leave out rules with fewer items (default 50)")
     three.add_argument("--picture", type=Path, help="PNG of the frontier")
     three.add_argument("--machines", type=Path, default=DEFAULT, help="costs of batches, JSON (default: machines.json)")
     args = parser.parse_args()

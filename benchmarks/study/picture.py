@@ -5,28 +5,32 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from pyfly_cpp.evaluation.files import DataError
+from study.comparing import Found
+from study.plan import Way
 from study.report import Report
 
 _GOALS = (99, 97)
 
 
 def draw(report: Report, path: Path) -> None:
-    """One panel for each K, the pooled parts. Needs matplotlib (`pip install pyfly-cpp[plot]`)."""
+    """One panel for each K of which speed and accuracy are known, the pooled parts. Needs matplotlib (`pip install
+    pyfly-cpp[plot]`)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(
-        1, len(report.lengths), figsize=(6.4 * len(report.lengths), 5), sharey=True, squeeze=False
-    )
-    for panel, k in zip(panels[0], report.lengths):
+    points = {k: _points(report, k) for k in report.lengths}
+    lengths = [k for k in report.lengths if points[k]]
+    if not lengths:
+        raise DataError("nothing can be drawn: no rule has a speed and an accuracy with intervals; record more.")
+    figure, panels = pyplot.subplots(1, len(lengths), figsize=(6.4 * len(lengths), 5), sharey=True, squeeze=False)
+    for panel, k in zip(panels[0], lengths):
         for goal in _GOALS:
             panel.axhline(goal, color="0.8", linewidth=1, linestyle="--", zorder=0)
         panel.axhline(100, color="0.5", linewidth=1, zorder=0)
-        for way, found in report.compared(k, report.parts):
-            if way.setting.is_plain or math.isnan(found.recovery.low + found.gain.low):
-                continue
+        for way, found in points[k]:
             x, y = found.gain, found.recovery
             colour = "0.5" if way.setting.is_exact else "C0" if way.run == 1 else "C1"
             panel.errorbar(
@@ -43,3 +47,11 @@ def draw(report: Report, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _points(report: Report, k: int) -> list[tuple[Way, Found]]:
+    return [
+        (way, found)
+        for way, found in report.compared(k, report.parts)
+        if not way.setting.is_plain and not math.isnan(found.recovery.low + found.gain.low)
+    ]

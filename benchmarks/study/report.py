@@ -61,8 +61,8 @@ MOST_EXAMPLES = 24
 class Report:
     """The tables of some records."""
 
-    def __init__(self, records: Records, machines: Sequence[Machine]) -> None:
-        """Raises DataError where nothing can be compared."""
+    def __init__(self, records: Records, machines: Sequence[Machine], least: int = 1) -> None:
+        """`least`: ways with fewer items are left out. Raises DataError where nothing can be compared."""
         self.answers = Answers(records)
         self._about = records.about
         self.machines = machines
@@ -71,11 +71,13 @@ class Report:
         if reference is None:
             raise DataError(f"{records.folder} has no exact answers to compare with; record some.")
         self.reference = reference
-        self.ways = sorted(self.answers.ways, key=_place)
+        self.least = least
+        ways = [way for way in self.answers.ways if len(self.answers.of(way, self.answers.parts)) >= least]
+        self.ways = sorted(ways, key=_place)
         self.parts = [part for part in POOLED if part in self.answers.parts]
         self.lengths = sorted({way.k for way in self.ways if way.k}, reverse=True)
         if not self.lengths:
-            raise DataError(f"{records.folder} has only plain answers; record some with drafts.")
+            raise DataError(f"{records.folder} has too few answers with drafts; record some.")
 
     def of_length(self, k: int) -> list[Way]:
         """The ways with K drafts in a round; plain decoding stands beside the largest K."""
@@ -118,7 +120,8 @@ class Report:
         return "\n".join(
             [
                 f"{n_all} answers, greedy, in the model's chat format. {self._about}.",
-                f"Items (of the way with fewest, of the one with most): {', '.join(counts)}.",
+                f"Items (of the way with fewest, of the one with most): {', '.join(counts)}. "
+                f"What has fewer than {self.least} is left out.",
                 LEGEND.format(reference=self.reference.title),
                 *(f"- {machine.name}: {machine.about}" for machine in self.machines),
             ]
@@ -126,11 +129,11 @@ class Report:
 
     def rules(self) -> str:
         """The accuracy parts together, all draft lengths as runs of a rule: what is accepted hardly hangs on them."""
-        rules = dict.fromkeys(way.rule for way in self.ways if not way.setting.is_exact)
+        ways = [way for way in self.answers.ways if not way.setting.is_exact]
         rows = []
-        for rule in rules:
-            means = compare_means(self.answers, [way for way in self.ways if way.rule == rule], self.parts)
-            if means is not None:
+        for rule in dict.fromkeys(way.rule for way in sorted(ways, key=_place)):
+            means = compare_means(self.answers, [way for way in ways if way.rule == rule], self.parts)
+            if means is not None and means.n >= self.least:
                 rows.append([f"`{rule}`", str(means.n), *mean_cells(means)])
         if not rows:
             return ""

@@ -36,8 +36,8 @@ from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
 LOSSLESS = "exact"
-CHAT_GATE = "regions(prose=margin:0.3)"
-"""Of the preset `balanced`."""
+CHAT_GATE = "regions(prose=all(margin:0.3,exact-first:8,budget:2))"
+"""Of the preset `safe`."""
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}

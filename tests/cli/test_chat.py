@@ -17,6 +17,7 @@ import pytest
 
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.presets import load_preset
 from pyfly_cpp.stats import Stats
 
 from .conftest import DRAFT, TARGET
@@ -35,7 +36,7 @@ def test_the_defaults(run):
     assert result.code == 0
     assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
     assert "it drafts only what pays" in result.err
-    assert "gate: regions(prose=margin:0.3), window: reconverge:6\n" in result.err
+    assert f"gate: {load_preset('safe').gate}, window: reconverge:6\n" in result.err
 
 
 def test_answers_on_stdout_and_the_rest_on_stderr(run):

@@ -203,11 +203,11 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
         preset = load_preset(name)
         assert preset == load_preset(folder / f"{name}.json")
         assert not preset.gate.is_lossless and preset.leaves_drafter and preset.model is None
-        assert set(preset.claim) == {"about", "status"}
+        assert set(preset.claim) == {"about", "measured"}
 
 
-def test_chat_starts_with_the_balanced_one():
-    assert str(load_preset("balanced").gate) == CHAT_GATE
+def test_chat_starts_with_the_safe_one():
+    assert str(load_preset("safe").gate) == CHAT_GATE
 
 
 def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
