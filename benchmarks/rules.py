@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resumable import markdown
+from study.cells import within
 from study.comparing import Answers, Comparison, Pair, base_of
 from study.flips import first_difference
 from study.plan import ALL_RULES, Way, ways
 from study.records import Records
-from study.report import within
 
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.settings import PLAIN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,23 @@ from pathlib import Path
 from resumable import markdown
 
 from pyfly_cpp.evaluation.files import DataError
-from pyfly_cpp.evaluation.statistics import Interval, wilson
+from pyfly_cpp.evaluation.statistics import wilson
+from study.cells import (
+    CELLS,
+    class_cells,
+    flip_cells,
+    gain_cells,
+    half_cells,
+    mean_cells,
+    number,
+    part_cell,
+    place_rows,
+    quoted,
+    within,
+)
 from study.comparing import (
     Answers,
     Found,
-    Means,
     base_of,
     choose,
     compare_means,
@@ -250,14 +261,15 @@ class Report:
             mine = [parting for _, parting in found if parting.is_loose and parting.what == what]
             rows.append([what, str(loose[what]), *class_cells(mine)])
         rows.append(["noise, or an end", "", *class_cells([parting for _, parting in found if not parting.is_loose])])
-        head = ["first difference", "loose accepts", "of them first", "harmful", "helpful", "neither", "harmful, %",
-                "margin", "entropy", "second, %"]  # fmt: skip
+        head = ["first difference", "loose accepts", *CELLS]
         text = (
             "## Where answers part from exact's, all loose rules together\n\nThe first token that differs, by what it "
             "is, or what exact has there; margin and entropy: medians, nats, of harmful ones / of the others;\n"
             f"second: surely the target's second choice.\n\n{markdown(head, rows)}"
         )
-        return text + "\n\n" + self.examples([entry for entry in found if entry[1].kind == "harmful"])
+        loosely = [parting for _, parting in found if parting.is_loose]
+        places = markdown(["first difference at token", *CELLS], place_rows(loosely))
+        return f"{text}\n\n{places}\n\n" + self.examples([entry for entry in found if entry[1].kind == "harmful"])
 
     def examples(self, harmful: Sequence[tuple[Way, Parting]]) -> str:
         """Harmful partings, each token in its place once."""
@@ -282,96 +294,6 @@ def _place(way: Way) -> tuple[int, int, str, int]:
     """Long drafts first, then as the plan names the rules."""
     rule = RULES.index(way.rule) if way.rule in RULES else len(RULES)
     return -way.k if way.k else -99, rule, way.rule, way.run
-
-
-def class_cells(found: Sequence[Parting]) -> list[str]:
-    """Of partings of one class."""
-    kinds = Counter(parting.kind for parting in found)
-    n = len(found)
-    harmful = [parting for parting in found if parting.kind == "harmful"]
-    others = [parting for parting in found if parting.kind != "harmful"]
-    cells = [str(n), *(str(kinds[kind]) for kind in ("harmful", "helpful", "neither"))]
-    cells.append(within(wilson(kinds["harmful"], n), 100, 0) if n else "")
-    for name in ("margin", "entropy"):
-        medians = [number(median([getattr(p, name) for p in some])) or "-" for some in (harmful, others)]
-        cells.append(" / ".join(medians))
-    known = [parting for parting in found if parting.most_rank]
-    cells.append(f"{100 * sum(p.most_rank == 2 for p in known) / len(known):.0f}" if known else "")
-    return cells
-
-
-def flip_cells(found: Found) -> list[str]:
-    """Flips and p."""
-    flips = found.against.flips
-    return [f"-{flips.harmful} +{flips.helpful}", f"{flips.p:.2g}"]
-
-
-def mean_cells(means: Means | None) -> list[str]:
-    """Difference of means, of how many runs, and recovery."""
-    if means is None:
-        return ["", "", ""]
-    runs = f"{means.n_runs:.1f}, {means.n_exact:.1f}".replace(".0", "")
-    return [within(means.difference, 100, 1, sign=True), runs, within(means.recovery, 100, 1)]
-
-
-def gain_cells(found: Found) -> list[str]:
-    """Tokens a round over exact's, and of how many items."""
-    return [within(found.gain, 1, 2), str(found.pace.n)] if found.pace.n else ["", ""]
-
-
-def half_cells(found: Found) -> list[str]:
-    """Of one half: items, recovery and gain."""
-    return [
-        str(found.against.n),
-        within(found.recovery, 100, 1),
-        f"{found.gain.estimate:.2f}" if found.pace.n else "",
-    ]
-
-
-def part_cell(way: Way, found: Found | None, is_reference: bool) -> str:
-    """Of one part."""
-    if found is None:
-        return ""
-    c = found.against
-    if is_reference:
-        return f"{100 * c.right / c.n:.1f} % of {c.n}"
-    difference = "" if found.means is None else points(found.means.difference.estimate)
-    pace = ""
-    if way == base_of(way):
-        pace = f"{c.per_round:.2f}"
-    elif found.pace.n and not way.setting.is_plain:
-        pace = f"{found.gain.estimate:.2f} x"
-    return f"{difference} ({flip_cells(found)[0]}) {pace}".strip()
-
-
-def median(values: Sequence[float]) -> float:
-    known = sorted(value for value in values if not math.isnan(value))
-    return known[len(known) // 2] if known else math.nan
-
-
-def number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2f}"
-
-
-def points(share: float) -> str:
-    return f"{100 * share:+.1f}"
-
-
-def within(interval: Interval, factor: float, digits: int, sign: bool = False) -> str:
-    """An estimate and its interval."""
-    form = f"{'+' if sign else ''}.{digits}f"
-    if math.isnan(interval.estimate):
-        return ""
-    estimate = f"{factor * interval.estimate:{form}}"
-    if math.isnan(interval.low):
-        return estimate
-    return f"{estimate} ({factor * interval.low:{form}}..{factor * interval.high:{form}})"
-
-
-def quoted(text: str) -> str:
-    """A piece of text as a cell of a table."""
-    shown = text.replace("\n", "\\n").replace("|", "\\|").replace("`", "'")
-    return f"`{shown}`" if shown else ""
 
 
 def update_page(path: Path, generated: str) -> None:

@@ -1,0 +1,116 @@
+"""Cells of the page's tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from pyfly_cpp.evaluation.statistics import Interval, wilson
+from study.comparing import Found, Means, base_of
+from study.flips import Parting
+from study.plan import Way
+
+CELLS = ("of them first", "harmful", "helpful", "neither", "harmful, %", "margin", "entropy", "second, %")
+"""Of partings of one kind."""
+PLACES = (0, 8, 32, 96)
+"""Where in an answer, tokens, ranges begin for which partings are counted."""
+
+
+def place_rows(found: Sequence[Parting]) -> list[list[str]]:
+    """Of loose partings, by how far into an answer they are."""
+    rows = []
+    for begin, end in zip(PLACES, (*PLACES[1:], math.inf)):
+        name = f"{begin} to {end - 1:.0f}" if end < math.inf else f"{begin} and later"
+        rows.append([name, *class_cells([parting for parting in found if begin <= parting.place < end])])
+    return rows
+
+
+def class_cells(found: Sequence[Parting]) -> list[str]:
+    """Of partings of one class."""
+    kinds = Counter(parting.kind for parting in found)
+    n = len(found)
+    harmful = [parting for parting in found if parting.kind == "harmful"]
+    others = [parting for parting in found if parting.kind != "harmful"]
+    cells = [str(n), *(str(kinds[kind]) for kind in ("harmful", "helpful", "neither"))]
+    cells.append(within(wilson(kinds["harmful"], n), 100, 0) if n else "")
+    for name in ("margin", "entropy"):
+        medians = [number(median([getattr(p, name) for p in some])) or "-" for some in (harmful, others)]
+        cells.append(" / ".join(medians))
+    known = [parting for parting in found if parting.most_rank]
+    cells.append(f"{100 * sum(p.most_rank == 2 for p in known) / len(known):.0f}" if known else "")
+    return cells
+
+
+def flip_cells(found: Found) -> list[str]:
+    """Flips and p."""
+    flips = found.against.flips
+    return [f"-{flips.harmful} +{flips.helpful}", f"{flips.p:.2g}"]
+
+
+def mean_cells(means: Means | None) -> list[str]:
+    """Difference of means, of how many runs, and recovery."""
+    if means is None:
+        return ["", "", ""]
+    runs = f"{means.n_runs:.1f}, {means.n_exact:.1f}".replace(".0", "")
+    return [within(means.difference, 100, 1, sign=True), runs, within(means.recovery, 100, 1)]
+
+
+def gain_cells(found: Found) -> list[str]:
+    """Tokens a round over exact's, and of how many items."""
+    return [within(found.gain, 1, 2), str(found.pace.n)] if found.pace.n else ["", ""]
+
+
+def half_cells(found: Found) -> list[str]:
+    """Of one half: items, recovery and gain."""
+    return [
+        str(found.against.n),
+        within(found.recovery, 100, 1),
+        f"{found.gain.estimate:.2f}" if found.pace.n else "",
+    ]
+
+
+def part_cell(way: Way, found: Found | None, is_reference: bool) -> str:
+    """Of one part."""
+    if found is None:
+        return ""
+    c = found.against
+    if is_reference:
+        return f"{100 * c.right / c.n:.1f} % of {c.n}"
+    difference = "" if found.means is None else points(found.means.difference.estimate)
+    pace = ""
+    if way == base_of(way):
+        pace = f"{c.per_round:.2f}"
+    elif found.pace.n and not way.setting.is_plain:
+        pace = f"{found.gain.estimate:.2f} x"
+    return f"{difference} ({flip_cells(found)[0]}) {pace}".strip()
+
+
+def median(values: Sequence[float]) -> float:
+    known = sorted(value for value in values if not math.isnan(value))
+    return known[len(known) // 2] if known else math.nan
+
+
+def number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def within(interval: Interval, factor: float, digits: int, sign: bool = False) -> str:
+    """An estimate and its interval."""
+    form = f"{'+' if sign else ''}.{digits}f"
+    if math.isnan(interval.estimate):
+        return ""
+    estimate = f"{factor * interval.estimate:{form}}"
+    if math.isnan(interval.low):
+        return estimate
+    return f"{estimate} ({factor * interval.low:{form}}..{factor * interval.high:{form}})"
+
+
+def quoted(text: str) -> str:
+    """A piece of text as a cell of a table."""
+    shown = text.replace("\n", "\\n").replace("|", "\\|").replace("`", "'")
+    return f"`{shown}`" if shown else ""
