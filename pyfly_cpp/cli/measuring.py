@@ -56,13 +56,12 @@ class Models:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """The preset's setting, if there is a preset."""
+        """The preset's setting, if there is a preset; without the governor, as all that do not ask for it."""
         if self.preset is None:
             return ()
         if self.preset.drafter is None and self.drafter == AUTO:
             return (PLAIN,)
-        preset = self.preset
-        return (Setting(preset.gate, preset.window, preset.draft_max or None, adaptive=preset.leaves_drafter),)
+        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max or None),)
 
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""
