@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter, require_drafters
 from pyfly_cpp.drafters.drafter import field_names
@@ -49,7 +49,7 @@ class Preset:
     window: Window | None = None
     """None: the gate's own."""
     draft_max: int | None = None
-    drafter: AnyDrafter | str | None = None
+    drafter: AnyDrafter | Literal["auto"] | None = None
     """`"auto"`: what is chosen for the model, and the governor says how much of it."""
     model: str | None = None
     """Path of the target."""
@@ -79,12 +79,13 @@ class Preset:
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        drafters = [drafter_as_dict(drafter) for drafter in self.drafters]
-        one = drafters[0] if drafters else "auto" if self.leaves_drafter else None
+        drafters: Any = [drafter_as_dict(drafter) for drafter in self.drafters]
+        if not isinstance(self.drafter, tuple):
+            drafters = drafters[0] if drafters else None
         return {
             "format": FORMAT,
             "model": self.model,
-            "drafter": drafters if isinstance(self.drafter, tuple) else one,
+            "drafter": self.drafter if self.leaves_drafter else drafters,
             "gate": str(self.gate),
             "window": self.window and {k: v for k, v in asdict(self.window).items() if v is not None},
             "draft_max": self.draft_max,
@@ -162,7 +163,7 @@ def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
     return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
-def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | str | None:
+def _drafters(name: str, folder: Path, data: Any) -> AnyDrafter | Literal["auto"] | None:
     if data == "auto":
         return "auto"
     if isinstance(data, list) and data:

@@ -228,7 +228,7 @@ def test_a_shipped_preset_in_python():
         FlyLlama.from_preset("fast")
 
 
-def test_a_file_of_a_shipped_name(run, preset, tmp_path, monkeypatch):
+def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_preset(Preset(Margin(0.5), drafter="auto"), "safe")
     assert load_preset("safe").gate != Margin(0.5) == load_preset("./safe").gate

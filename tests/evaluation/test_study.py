@@ -535,3 +535,12 @@ def test_plain_answers_are_the_exact_ones_of_most_items(tmp_path):
     # Of all draft lengths 16 and 20 items are right.
     cells = lines[0].split(" | ")
     assert cells[2].startswith(f"{100 * (18 - 20 - 4 / 3) / 30:+.1f} (") and cells[3] == "2, 2.3"
+
+
+def test_what_has_no_speed_is_not_drawn(records, tmp_path):
+    pytest.importorskip("matplotlib")
+    loose = [row for row in records.rows if row["way"] == str(LOOSE_8)]
+    plain = [{**row, "way": "plain"} for row in loose]
+    with pytest.raises(DataError, match="nothing can be drawn"):
+        draw(Report(written(tmp_path / "other", [*loose, *plain]), read_machines()), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
