@@ -4,10 +4,11 @@
         --allow-code-execution --minutes 240
     python benchmarks/fidelity.py pack   --records FOLDER
     python benchmarks/fidelity.py report --records FOLDER --page benchmarks/fidelity.md --picture benchmarks/fidelity.png
+    python benchmarks/fidelity.py check  --target Q4_K_M --data FOLDER --records FOLDER
 
 `record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
-`pack` compresses what was recorded. `report` writes the generated part of the page. FOLDER of --data has the files
-that the plan names. Counts do not depend on how busy the machine is, and no times are taken.
+`pack` compresses what was recorded. `report` writes the generated part of the page. `check` evaluates some answers
+anew: what no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not depend on how busy the machine is, and no times are taken.
 """  # noqa: E501 - a command
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import sys
 from pathlib import Path
 
 import llama_cpp
-from resumable import model_conditions
+import numpy as np
+from resumable import markdown, model_conditions
 from study import plan
+from study.comparing import Answers
+from study.forcing import force, sample
 from study.machines import DEFAULT, read_machines
 from study.picture import draw
 from study.recording import Progress, Recorder, n_missing
 from study.records import Records, pack
 from study.report import Report, update_page
 
-from pyfly_cpp import DraftModel
+from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import Drafters, load_batch
 from pyfly_cpp.evaluation.files import DataError
@@ -81,6 +85,25 @@ def make_report(args: argparse.Namespace) -> None:
         draw(report, args.picture)
 
 
+def check(args: argparse.Namespace) -> None:
+    """Teacher forcing: prints for each way how far its exact tokens are from the target's choice."""
+    answers = Answers(Records(args.records))
+    ways = [plan.parse_way(text) for text in args.ways] or answers.ways
+    parts = [part for part in answers.parts if not args.parts or part in args.parts]
+    items = {(part, item.id): item for part in parts for item in plan.read_part(part, args.data)}
+    llm = FlyLlama(args.target, n_ctx=args.ctx, logits_all=True, verbose=False)
+    rows = []
+    for way in ways:
+        made = list(force(llm, sample(answers, way, items, args.n), items))
+        gaps = np.concatenate([one.gaps for one in made] or [np.empty(0)])
+        off = np.sort(gaps[gaps > 0])[::-1]
+        cells = [f"{len(off)} ({100 * len(off) / max(1, len(gaps)):.2f} %)", ", ".join(f"{gap:.2f}" for gap in off[:3])]
+        rows.append([way.title, f"{way.k or ''}", str(len(made)), str(len(gaps)), *cells])
+        print(f"{way}: done", file=sys.stderr)
+    head = ["rule", "drafts", "answers", "tokens no accept chose", "not the most probable", "largest gaps, logits"]
+    print(markdown(head, rows))
+
+
 def read_limit(text: str) -> tuple[str, int]:
     """A part and its number of items; raises SystemExit."""
     name, _, n = text.partition("=")
@@ -119,10 +142,20 @@ def main() -> None:
     three.add_argument("--least", type=int, default=50, help="leave out rules with fewer items (default 50)")
     three.add_argument("--picture", type=Path, help="PNG of the frontier")
     three.add_argument("--machines", type=Path, default=DEFAULT, help="costs of batches, JSON (default: machines.json)")
+    four = commands.add_parser("check", help="evaluate some answers anew (teacher forcing)")
+    four.add_argument("--target", required=True, help="GGUF of the target")
+    four.add_argument("--data", type=Path, required=True, help="folder of the data files")
+    four.add_argument("--records", type=Path, required=True)
+    four.add_argument("--ways", nargs="+", default=[], help='such as "exact k=8" plain (default: all)')
+    four.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts")
+    four.add_argument("-n", type=int, default=10, help="answers of a way (default 10)")
+    four.add_argument("--ctx", type=int, default=1280, help="tokens of one text, at most (default 1280)")
     args = parser.parse_args()
     try:
         if args.command == "record":
             record(args)
+        elif args.command == "check":
+            check(args)
         elif args.command == "pack":
             print(pack(args.records) or "there is nothing to pack")
         else:

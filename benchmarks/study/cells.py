@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation.statistics import Interval, wilson
-from study.comparing import Found, Means, base_of
+from study.comparing import Found, base_of
 from study.flips import Parting
+from study.means import Means, Paths
 from study.plan import Way
 
 CELLS = ("of them first", "harmful", "helpful", "neither", "harmful, %", "margin", "entropy", "second, %")
@@ -49,11 +50,27 @@ def flip_cells(found: Found) -> list[str]:
 
 
 def mean_cells(means: Means | None) -> list[str]:
-    """Difference of means, of how many runs, and recovery."""
+    """Difference of all runs, and how many there are."""
     if means is None:
-        return ["", "", ""]
+        return ["", ""]
     runs = f"{means.n_runs:.1f}, {means.n_exact:.1f}".replace(".0", "")
-    return [within(means.difference, 100, 1, sign=True), runs, within(means.recovery, 100, 1)]
+    return [within(means.difference, 100, 1, sign=True), runs]
+
+
+def path_cell(paths: Paths | None) -> str:
+    """Difference on the same paths."""
+    return "" if paths is None else within(paths.means.difference, 100, 1, sign=True)
+
+
+def rule_cells(means: Means, paths: Paths) -> list[str]:
+    """Of a rule: kinds of answers, both differences, recovery, and the check."""
+    return [
+        f"{paths.n_without}, {paths.n_same}, {paths.n_other}",
+        path_cell(paths),
+        within(paths.means.recovery, 100, 1),
+        *mean_cells(means),
+        "" if paths.without is None else within(paths.without.difference, 100, 1, sign=True),
+    ]
 
 
 def gain_cells(found: Found) -> list[str]:
@@ -77,7 +94,7 @@ def part_cell(way: Way, found: Found | None, is_reference: bool) -> str:
     c = found.against
     if is_reference:
         return f"{100 * c.right / c.n:.1f} % of {c.n}"
-    difference = "" if found.means is None else points(found.means.difference.estimate)
+    difference = "" if found.costs is None else points(found.costs.difference.estimate)
     pace = ""
     if way == base_of(way):
         pace = f"{c.per_round:.2f}"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.settings import EXACT
 from pyfly_cpp.evaluation.statistics import (
@@ -16,10 +14,10 @@ from pyfly_cpp.evaluation.statistics import (
     Interval,
     bootstrap,
     flips,
-    ratio,
     ratio_of_ratios,
 )
 from study.machines import Machine
+from study.means import Means, Paths, Runs, compare_means, compare_paths
 from study.plan import PARTS, K, Way, half, parse_way
 from study.records import Records
 
@@ -50,6 +48,16 @@ class Answers:
     def of(self, way: Way, parts: Sequence[str]) -> list[Row]:
         """All answers of a way to items of these parts."""
         return [row for (part, _), row in self._of.get(way, {}).items() if part in parts]
+
+    def sides(self, runs: Sequence[Way], parts: Sequence[str], which: str | None = None) -> tuple[Runs, Runs]:
+        """The answers of these ways, and those of all other exact ones, by part and item. `which`: as of `pairs`."""
+        sides: tuple[dict[tuple[str, str], list[Row]], ...] = {}, {}
+        for way in self.ways:
+            if way in runs or way.setting.is_exact:
+                for row in self.of(way, parts):
+                    if which in (None, half(row["unit"])):
+                        sides[way not in runs].setdefault((row["part"], row["item"]), []).append(row)
+        return sides[0], sides[1]
 
     def pairs(self, way: Way, base: Way, parts: Sequence[str], which: str | None = None) -> list[Pair]:
         """The answers of both to the items that both have. `which`: those of one half alone."""
@@ -108,58 +116,9 @@ class Comparison:
 NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
-@dataclass(frozen=True)
-class Means:
-    """Several runs against all exact ones on the same items: what looseness costs when the chance between near ties is
-    taken out, as far as there are runs."""
-
-    n: int
-    """Items."""
-    n_runs: float
-    """To an item, on average."""
-    n_exact: float
-    """Exact ones, likewise."""
-    difference: Interval
-    """Of mean accuracies."""
-    recovery: Interval
-    """Mean accuracy over that of exact runs."""
-
-
 def runs_of(answers: Answers, way: Way) -> list[Way]:
     """All runs of a way's setting."""
     return [other for other in answers.ways if other.setting == way.setting]
-
-
-def compare_means(
-    answers: Answers, runs: Sequence[Way], parts: Sequence[str], which: str | None = None
-) -> Means | None:
-    """These runs against all other exact ones, on the items that have one of each. Every item counts alike, however
-    many runs it has. None where nothing can be compared."""
-    mine: dict[tuple[str, str], list[Row]] = {}
-    exact: dict[tuple[str, str], list[Row]] = {}
-    for way in answers.ways:
-        if way not in runs and not way.setting.is_exact:
-            continue
-        side = mine if way in runs else exact
-        for row in answers.of(way, parts):
-            if which in (None, half(row["unit"])):
-                side.setdefault((row["part"], row["item"]), []).append(row)
-    keys = [key for key in mine if key in exact]
-    if not keys:
-        return None
-    columns = np.array([[_share_right(mine[key]), _share_right(exact[key]), 1] for key in keys])
-    units = [mine[key][0]["unit"] for key in keys]
-    return Means(
-        len(keys),
-        sum(len(mine[key]) for key in keys) / len(keys),
-        sum(len(exact[key]) for key in keys) / len(keys),
-        bootstrap(np.column_stack([columns[:, 0] - columns[:, 1], columns[:, 2]]), ratio, units),
-        bootstrap(columns, ratio, units),
-    )
-
-
-def _share_right(rows: Sequence[Row]) -> float:
-    return sum(row["right"] for row in rows) / len(rows)
 
 
 @dataclass(frozen=True)
@@ -172,6 +131,8 @@ class Found:
     """With exact decoding with as many drafts."""
     means: Means | None
     """None: of the way that everything is compared with, where it is the only exact one."""
+    paths: Paths | None
+    """None: of exact ways, and where there is nothing to compare with."""
 
     @property
     def gain(self) -> Interval:
@@ -179,15 +140,21 @@ class Found:
         return self.pace.gain
 
     @property
+    def costs(self) -> Means | None:
+        """With exact runs, of a loose way on the same paths."""
+        return self.means if self.paths is None else self.paths.means
+
+    @property
     def recovery(self) -> Interval:
         """Mean accuracy over that of exact runs."""
-        return NOTHING if self.means is None else self.means.recovery
+        return NOTHING if self.costs is None else self.costs.recovery
 
 
 def find(answers: Answers, way: Way, reference: Way, parts: Sequence[str], which: str | None = None) -> Found:
     """All of it, on the items of these parts (and of one half)."""
     against, pace = (Comparison(answers.pairs(way, base, parts, which)) for base in (reference, base_of(way)))
-    return Found(against, pace, compare_means(answers, runs_of(answers, way), parts, which))
+    sides = answers.sides(runs_of(answers, way), parts, which)
+    return Found(against, pace, compare_means(*sides), None if way.setting.is_exact else compare_paths(*sides))
 
 
 def reference_of(answers: Answers) -> Way | None:

@@ -64,7 +64,7 @@ def read_part(name: str, folder: Path, n: int | None = None) -> list[Item]:
             items[item.id] = item
     # Prompts with an own group each, or none, are problems of their own; those of writing are few, and vary a lot.
     unit = (lambda item: item.unit) if name == "mgsm" else (lambda item: item.id)
-    units = sorted({unit(item) for item in items.values()}, key=_digest)[:n]
+    units = sorted({unit(item) for item in items.values()}, key=digest)[:n]
     rank = {key: i for i, key in enumerate(units)}
     return sorted((item for item in items.values() if unit(item) in rank), key=lambda item: (rank[unit(item)], item.id))
 
@@ -80,10 +80,11 @@ def interleaved(parts: Mapping[str, Sequence[Item]]) -> list[tuple[str, Item]]:
 def half(unit: str) -> str:
     """Which half an item belongs to, by its unit (`Item.unit`): `"choose"`, on which rules are chosen, or `"judge"`,
     on which the choice is judged."""
-    return ("choose", "judge")[_digest(f"half {unit}")[0] % 2]
+    return ("choose", "judge")[digest(f"half {unit}")[0] % 2]
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """What orders items and tells their halves: the same everywhere, and nothing to do with what they are."""
     return hashlib.sha256(text.encode("utf-8")).digest()
 
 
@@ -186,14 +187,15 @@ def stages(best: Sequence[str] = (), rules: Sequence[str] = RULES) -> dict[str, 
     """All stages by name, in the order of their use.
 
     Plain decoding is exact decoding, and by far the cheapest where it was recorded (two Zen 4 cores: 9 answers a
-    minute, with 3 drafts 3.5, with 8 drafts 2), so its runs are what accuracies are compared with. It has a stage of
-    its own: beside texts with drafts, a text without any waits for their long rounds.
+    minute, with 3 drafts 3.5, with 8 drafts 2), so its runs are what accuracies are compared with. It has stages of
+    its own: beside texts with drafts, a text without any waits for their long rounds. One run compares (`paths.py`);
+    the second tells how much of the flips is noise.
 
     Args:
         best: Rules that are worth guards and second runs; the stages for them are empty without.
         rules: In place of RULES.
     """
-    out = {"plain": Stage(tuple(PARTS), (Way(PLAIN), Way(PLAIN, 2)))}
+    out = {"plain": Stage(tuple(PARTS), (Way(PLAIN),)), "plain2": Stage(tuple(PARTS), (Way(PLAIN, 2),))}
     for name, parts in (("pooled", POOLED), ("rest", REST)):
         for k in K:
             out[f"{name}{k}"] = Stage(parts, tuple(ways(rules, k)))
