@@ -53,6 +53,13 @@ exact decoding with as many drafts, on the items that both have. Loose: accepts 
 Loops: answers in a loop where {reference}'s is not (+), and the other way round (-). The last columns: speed over plain
 decoding, as costs say:
 """
+RULES_LEGEND = """## What loose accepts cost, all draft lengths
+
+New items: those that no other loose rule has; a rule that was proposed from the answers of others is judged on these.
+Answers: without a loose accept; with one, and exact ones on the same path up to it; with one, and none on its path (all
+exact ones of the item stand in). Check: the answers without a loose accept against all exact ones: noise, if they are
+exact ones, too. An interval without width says that no item differed, not that none can.
+"""
 HEAD = (
     "rule",
     "items",
@@ -150,26 +157,21 @@ class Report:
         rows = []
         for rule in dict.fromkeys(way.rule for way in sorted(ways, key=_place)):
             runs = [way for way in ways if way.rule == rule]
-            sides = {name: self.answers.sides(runs, parts) for name, parts in self._pooled_and_each().items()}
-            if sum(key in sides["pooled"][1] for key in sides["pooled"][0]) < self.least:
+            mine, exact = self.answers.sides(runs, self.parts)
+            others, _ = self.answers.sides([way for way in ways if way not in runs], self.parts)
+            chosen = {"pooled": list(mine), "new items": [key for key in mine if key not in others]}
+            chosen |= {part: [key for key in mine if key[0] == part] for part in self.parts}
+            if sum(key in exact for key in mine) < self.least:
                 continue
-            for name, (mine, exact) in sides.items():
-                means, paths = compare_means(mine, exact), compare_paths(mine, exact)
+            for name, keys in chosen.items():
+                some = {key: mine[key] for key in keys}
+                means, paths = compare_means(some, exact), compare_paths(some, exact)
                 if means is not None and paths is not None:
                     rows.append([f"`{rule}`", name, str(means.n), *rule_cells(means, paths)])
         if not rows:
             return ""
-        text = (
-            "## What loose accepts cost, all draft lengths\n\nAnswers: without a loose accept; with one, and exact "
-            "ones on the same path up to it; with one, and none on its path (all exact ones of the item stand in).\n"
-            "Check: the answers without a loose accept against all exact ones: noise, if they are exact ones, too."
-        )
         head = ["rule", "part", "items", "answers", "same paths", "recovery, %", "all runs", "runs", "check"]
-        return f"{text}\n\n{markdown(head, rows)}"
-
-    def _pooled_and_each(self) -> dict[str, list[str]]:
-        """The accuracy parts together, and each alone."""
-        return {"pooled": self.parts, **{part: [part] for part in self.parts}}
+        return f"{RULES_LEGEND}\n{markdown(head, rows)}"
 
     def pooled(self, k: int) -> str:
         """The accuracy parts together."""

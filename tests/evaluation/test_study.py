@@ -621,6 +621,23 @@ def test_plain_answers_are_the_exact_ones_of_most_items(tmp_path):
     assert cells[6].startswith(f"{100 * (18 - 20 - 4 / 3) / 30:+.1f} (") and cells[7] == "2, 2.3"
 
 
+def test_a_rule_that_was_proposed_is_judged_on_new_items(tmp_path):
+    """margin:0.3 has 20 items, the rule that was made of what it did 50, and loses on those that it has alone."""
+    rows = []
+    for i in range(50):
+        rows.append(answer(i, plan.parse_way("plain"), True))
+        rows.append(answer(i, plan.parse_way("margin:0.2 k=8"), i < 35, loose=ACCEPTS))
+        if i < 20:
+            rows.append(answer(i, LOOSE_8, i < 15, loose=ACCEPTS))
+    lines = Report(written(tmp_path, rows), read_machines(), 30).text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `margin:0.2` | ")][:3]
+    assert [(line[1], line[2], line[4][:5]) for line in cells[:2]] == [
+        ("pooled", "50", "-30.0"),
+        ("new items", "30", "-50.0"),
+    ]
+    assert cells[2][1] == "gsm8k" and not any("margin:0.3` | pooled" in line for line in lines)
+
+
 def test_what_has_no_speed_is_not_drawn(records, tmp_path):
     pytest.importorskip("matplotlib")
     loose = [row for row in records.rows if row["way"] == str(LOOSE_8)]
