@@ -16,6 +16,8 @@ CELLS = ("of them first", "harmful", "helpful", "neither", "harmful, %", "margin
 """Of partings of one kind."""
 PLACES = (0, 8, 32, 96)
 """Where in an answer, tokens, ranges begin for which partings are counted."""
+MARGINS = (0.0, 0.05, 0.15, 0.3)
+"""Where ranges of margins begin, nats."""
 
 
 def place_rows(found: Sequence[Parting]) -> list[list[str]]:
@@ -24,6 +26,16 @@ def place_rows(found: Sequence[Parting]) -> list[list[str]]:
     for begin, end in zip(PLACES, (*PLACES[1:], math.inf)):
         name = f"{begin} to {end - 1:.0f}" if end < math.inf else f"{begin} and later"
         rows.append([name, *class_cells([parting for parting in found if begin <= parting.place < end])])
+    return rows
+
+
+def margin_rows(found: Sequence[Parting]) -> list[list[str]]:
+    """Of loose partings behind the first PLACES[1] tokens, by how much less likely the token was than the choice."""
+    late = [parting for parting in found if parting.place >= PLACES[1]]
+    rows = []
+    for begin, end in zip(MARGINS, (*MARGINS[1:], math.inf)):
+        name = f"{begin:g} to {end:g}" if end < math.inf else f"{begin:g} and more"
+        rows.append([name, *class_cells([parting for parting in late if begin <= parting.margin < end])])
     return rows
 
 

@@ -153,6 +153,7 @@ ALL_RULES = (
     "all(margin:0.3,budget:2)",
     "regions(prose=margin:0.3)",
     "regions(prose=all(margin:0.3,exact-first:8,budget:2))",
+    "regions(prose=all(margin:0.15,exact-first:8,budget:1))",
 )
 """Every rule that greedy decoding tells apart, for rules.py."""
 

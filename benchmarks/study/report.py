@@ -12,10 +12,12 @@ from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.statistics import wilson
 from study.cells import (
     CELLS,
+    PLACES,
     class_cells,
     flip_cells,
     gain_cells,
     half_cells,
+    margin_rows,
     mean_cells,
     number,
     part_cell,
@@ -293,7 +295,10 @@ class Report:
         )
         loosely = [parting for _, parting in found if parting.is_loose]
         places = markdown(["first difference at token", *CELLS], place_rows(loosely))
-        return f"{text}\n\n{places}\n\n" + self.examples([entry for entry in found if entry[1].kind == "harmful"])
+        margins = markdown([f"margin, from token {PLACES[1]} on", *CELLS], margin_rows(loosely))
+        return f"{text}\n\n{places}\n\n{margins}\n\n" + self.examples(
+            [entry for entry in found if entry[1].kind == "harmful"]
+        )
 
     def examples(self, harmful: Sequence[tuple[Way, Parting]]) -> str:
         """Harmful partings, each token in its place once."""

@@ -36,7 +36,7 @@ from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
 LOSSLESS = "exact"
-CHAT_GATE = "regions(prose=all(margin:0.3,exact-first:8,budget:2))"
+CHAT_GATE = "regions(prose=all(margin:0.15,exact-first:8,budget:1))"
 """Of the preset `safe`."""
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())

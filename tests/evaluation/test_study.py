@@ -376,7 +376,7 @@ def test_known_flips_give_known_numbers(records):
     c = Comparison(answers.pairs(LOOSE_8, EXACT_8, plan.POOLED))
     assert (c.n, c.right, c.flips.harmful, c.flips.helpful) == (200, 133, 12, 5)
     assert c.flips.p == pytest.approx(tables.mcnemar([[128, 12], [5, 55]], exact=True).pvalue)
-    means = compare_means(answers, [LOOSE_8], plan.POOLED)
+    means = compare_means(*answers.sides([LOOSE_8], plan.POOLED))
     assert (means.n, means.n_runs, means.n_exact) == (200, 1, 1)
     assert means.difference.estimate == pytest.approx(-0.035)
     assert means.recovery.estimate == pytest.approx(133 / 140)
@@ -557,6 +557,7 @@ def test_the_page(records, tmp_path):
     text = report.text()
     assert "| `margin:0.3` | 200 | 66.5 | -12 +5 | 0.14 | -3.5 (" in text and ") | 1, 1 | -3.5 (" in text
     assert "| `margin:0.3` | pooled | 200 | 163, 37, 0 | -3.5 (" in text
+    assert "| 0 to 7 | 37 | 12 | 5 | 20 | " in text and "| 0.05 to 0.15 | 0 | 0 | 0 | 0 | " in text
     assert "gsm8k, humaneval, mbpp pooled, 8 drafts a round" in text and "nan" not in text
     page = tmp_path / "page.md"
     page.write_text(f"# By hand\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n")
@@ -636,6 +637,17 @@ def test_a_rule_that_was_proposed_is_judged_on_new_items(tmp_path):
         ("new items", "30", "-50.0"),
     ]
     assert cells[2][1] == "gsm8k" and not any("margin:0.3` | pooled" in line for line in lines)
+
+
+def test_margins_behind_the_beginning(tmp_path):
+    rows = []
+    for place, margin, right in ((3, 0.1, False), (8, 0.1, False), (9, 0.2, False), (9, 0.1, True)):
+        item = len(rows)
+        rows.append(answer(item, plan.parse_way("plain"), True, range(10)))
+        tokens = (*range(place), 11, *range(place + 1, 10))
+        rows.append(answer(item, LOOSE_8, right, tokens, loose=[[place, 11, place, margin, 0.5, 0.4]]))
+    text = Report(written(tmp_path, rows), read_machines()).text()
+    assert "| 0.05 to 0.15 | 2 | 1 | 0 | 1 | " in text and "| 0.15 to 0.3 | 1 | 1 | 0 | 0 | " in text
 
 
 def test_what_has_no_speed_is_not_drawn(records, tmp_path):
