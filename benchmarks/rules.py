@@ -40,14 +40,16 @@ HEAD = (
     "same code or numbers, %",
     "right, exact's",
     "tokens, x exact",
+    "loops, exact's",
 )
 LEGEND = """
 x exact: tokens a round over those of exact decoding (intervals of 95 %), which is the speed over exact's, too, since
 all rounds draft as much. Loose: accepts of 100 tokens. Leading tokens: those before the first that is not as in exact's
 answer, of the longer answer's. Same code, same numbers: answers whose code, or numbers, are exact's to the letter,
 wherever they stand. Right: the tests pass; the last number is the answer; a story has not fallen into a loop, or apart.
-Tokens: of an answer. `exact #2` is exact decoding once more, with other neighbours in its batches, and `plain` the same
-without drafts: the noise. A rule that has fewer than 20 items here is not to be compared with others."""
+Tokens: of an answer. Loops: answers with a loop in them. `exact #2` is exact decoding once more, with other neighbours
+in its batches, and `plain` the same without drafts: the noise. A rule that has fewer than 20 items here is not to be
+compared with others."""
 
 
 class Table:
@@ -80,6 +82,7 @@ class Table:
             else _percent(pairs, lambda row, exact: self._text(row, part) == self._text(exact, part)),
             f"{c.right}, {sum(exact['right'] for _, exact in pairs)}",
             f"{c.length / c.base_length:.2f}",
+            f"{sum(row['loop'] for row, _ in pairs)}, {sum(exact['loop'] for _, exact in pairs)}",
         ]
 
     def _text(self, row: Row, part: str) -> bytes:

@@ -51,13 +51,15 @@ class Answers:
 
     def sides(self, runs: Sequence[Way], parts: Sequence[str], which: str | None = None) -> tuple[Runs, Runs]:
         """The answers of these ways, and those of all other exact ones, by part and item. `which`: as of `pairs`."""
-        sides: tuple[dict[tuple[str, str], list[Row]], ...] = {}, {}
+        mine: dict[tuple[str, str], list[Row]] = {}
+        exact: dict[tuple[str, str], list[Row]] = {}
         for way in self.ways:
             if way in runs or way.setting.is_exact:
+                side = mine if way in runs else exact
                 for row in self.of(way, parts):
                     if which in (None, half(row["unit"])):
-                        sides[way not in runs].setdefault((row["part"], row["item"]), []).append(row)
-        return sides[0], sides[1]
+                        side.setdefault((row["part"], row["item"]), []).append(row)
+        return mine, exact
 
     def pairs(self, way: Way, base: Way, parts: Sequence[str], which: str | None = None) -> list[Pair]:
         """The answers of both to the items that both have. `which`: those of one half alone."""

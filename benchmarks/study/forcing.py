@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp import FlyLlama
 from pyfly_cpp.evaluation.files import DataError, Row
-from pyfly_cpp.evaluation.generation import Prompt
+from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.task import Item
-from pyfly_cpp.prompting import render_chat
 from study.comparing import Answers
 from study.plan import PARTS, Way, digest
 from study.recording import checksum
@@ -39,25 +38,25 @@ def sample(answers: Answers, way: Way, items: Mapping[tuple[str, str], Item], n:
     return sorted(rows, key=lambda row: digest(f"{row['part']} {row['item']}"))[:n]
 
 
-def force(llm: Any, rows: Sequence[Row], items: Mapping[tuple[str, str], Item]) -> Iterator[Forced]:
+def force(llm: FlyLlama, rows: Sequence[Row], items: Mapping[tuple[str, str], Item]) -> Iterator[Forced]:
     """Evaluates answers, one after the other.
 
     Args:
-        llm: A `Llama` of the target with `logits_all=True` and room for prompt and answer.
+        llm: The target, with `logits_all=True` and room for prompt and answer.
         items: By part and name.
 
     Raises:
         DataError: the prompt of an item is not the one that was recorded.
     """
+    generator = Generator(llm)
     for row in rows:
         task, item = PARTS[row["part"]].task, items[row["part"], row["item"]]
-        prompt = list(render_chat(llm, task.messages(item)).tokens)
-        if task.prefix(item):
-            prompt += llm.tokenize(task.prefix(item).encode("utf-8"), add_bos=False, special=False)
-        if checksum(Prompt(tuple(prompt), ())) != row["prompt"]:
+        prompt = generator.render(task.messages(item), task.prefix(item), task.stop(item))
+        if checksum(prompt) != row["prompt"]:
             raise DataError(f"the prompt of {item.id} is not the one that was recorded; give the data of the records.")
         llm.reset()
-        llm.eval([*prompt, *row["answer"]])
-        logits = llm.scores[len(prompt) - 1 : len(prompt) + len(row["answer"]) - 1]
+        llm.eval([*prompt.tokens, *row["answer"]])
+        begin = len(prompt.tokens) - 1
+        logits = llm.scores[begin : begin + len(row["answer"])]
         gaps = logits.max(axis=1) - logits[np.arange(len(logits)), row["answer"]]
         yield Forced(row, np.delete(gaps, [entry["place"] for entry in loose_of(row)]))

@@ -296,9 +296,8 @@ class Report:
         loosely = [parting for _, parting in found if parting.is_loose]
         places = markdown(["first difference at token", *CELLS], place_rows(loosely))
         margins = markdown([f"margin, from token {PLACES[1]} on", *CELLS], margin_rows(loosely))
-        return f"{text}\n\n{places}\n\n{margins}\n\n" + self.examples(
-            [entry for entry in found if entry[1].kind == "harmful"]
-        )
+        examples = self.examples([entry for entry in found if entry[1].kind == "harmful"])
+        return "\n\n".join([text, places, margins, examples])
 
     def examples(self, harmful: Sequence[tuple[Way, Parting]]) -> str:
         """Harmful partings, each token in its place once."""
