@@ -11,6 +11,8 @@ class Answer {
     // It begins at this position.
     explicit Answer(int64_t begin = 0) : begin_(begin) {}
 
+    int64_t begin() const { return begin_; }
+
     // Tokens before `position`.
     int64_t n(int64_t position) const { return position - begin_; }
 

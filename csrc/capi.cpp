@@ -82,9 +82,9 @@ void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_co
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
-                          uint64_t seed, pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens,
-                          pyfly_error * error) {
+                          const int32_t * protected_tokens, size_t n_protected, const int32_t * answered,
+                          int64_t n_answered, double given_away, uint64_t seed, pyfly_decision * decisions,
+                          int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
@@ -105,11 +105,14 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         if (n_answered < 0 || !(given_away >= 0.0)) {
             throw Error(PYFLY_STATUS_INVALID, "what came before in the answer must be numbers >= 0");
         }
+        if (answered != nullptr) {
+            require_tokens(answered, static_cast<size_t>(n_answered), n_vocab, "answered token");
+        }
         pyfly::Answer answer(-n_answered);
         answer.accept_loosely(-n_answered, given_away);
         const pyfly::Round round =
             pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, regions,
-                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer), seed);
+                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer), answered, seed);
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();

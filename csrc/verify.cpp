@@ -15,14 +15,15 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
 
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
-                        pyfly_region region) {
+                        const int32_t * answered, pyfly_region region) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
     const Evidence evidence = {
-        stats, row, n_vocab, draft_token, draft_logit, draft_row, answer.n(position), answer.given_away(), region};
+        stats, row, n_vocab, draft_token, draft_logit, draft_row, answered, answer.n(position), answer.given_away(),
+        region};
     Mismatch mismatch;
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
@@ -142,7 +143,7 @@ class DrawnChoices {
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
                    const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
-                   uint64_t seed) {
+                   const int32_t * answered, uint64_t seed) {
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
                     "verification of one round cannot look across rounds; set across_rounds to 0");
@@ -153,6 +154,9 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     }
     if (gate.looks_at_regions() && regions == nullptr && n_draft > 0) {
         throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
+    }
+    if (gate.looks_at_answer() && answered == nullptr && answer.n(0) > 0 && n_draft > 0) {
+        throw Error(PYFLY_STATUS_INVALID, "the gate looks for repetitions in the answer; give its tokens");
     }
     const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;
@@ -174,6 +178,11 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
         require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
     }
+    std::vector<int32_t> text; // the answer, and the draft behind it
+    if (gate.looks_at_answer()) {
+        text.assign(answered, answered + (answered != nullptr ? answer.n(0) : 0));
+        text.insert(text.end(), draft, draft + n_draft);
+    }
     Round round;
     round.decisions.resize(n_draft);
     for (size_t i = 0; i < n_draft; i++) {
@@ -182,9 +191,10 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         const bool is_chosen = decision.choice >= 0;
         const bool is_safe = !is_protected[static_cast<size_t>(draft[i])] &&
                              !(is_chosen && is_protected[static_cast<size_t>(decision.choice)]);
-        const Mismatch mismatch = judge_mismatch(
-            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
-            answer, static_cast<int64_t>(i), regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
+        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
+                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
+                                                 static_cast<int64_t>(i), text.empty() ? nullptr : text.data(),
+                                                 regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         if (decision.reason == PYFLY_REASON_LOOSE) {
             answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);

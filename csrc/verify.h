@@ -26,11 +26,12 @@ double reported_entropy(const Gate & gate, const RowStats & stats);
 // Safety first, then the gate. `row` is the target's row after everything that forbids tokens and before temperature
 // and truncation; `is_safe` says that neither the draft token nor the target's choice is protected and that the draft
 // token could have been drawn; `draft_row` is the drafter's own, or null; `position` is that of the token, behind what
-// `answer` knows; `region`: what is being written, prose where the gate does not look at it. Throws
-// Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+// `answer` knows, and `answered` the answer's tokens before it, or null where the gate does not look at them; `region`:
+// what is being written, prose where the gate does not look at it. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row
+// without a distribution.
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
-                        pyfly_region region);
+                        const int32_t * answered, pyfly_region region);
 
 struct Round {
     std::vector<pyfly_decision> decisions; // one for each drafted position, each judged on its own
@@ -39,10 +40,11 @@ struct Round {
 
 // One round on its own, see pyfly_verify. logits[n_draft + 1][n_vocab]; draft_logits[n_draft][n_vocab] or null;
 // choices[n_draft + 1] or null for the argmax, or what speculative sampling draws with this seed; regions[n_draft], of
-// enum pyfly_region, or null; `answer`: what came before, the round begins at position 0.
+// enum pyfly_region, or null; `answer`: what came before, the round begins at position 0; `answered`: its tokens, or
+// null.
 Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
                    const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
-                   uint64_t seed);
+                   const int32_t * answered, uint64_t seed);
 
 } // namespace pyfly

@@ -7,8 +7,8 @@ and returns a `Handle` for each. Both take
   `CrossVocabulary`, `Retrieval`, `TokenRecycling`, or any llama_cpp `LlamaDraftModel` (`Drafter` is one of these);
 - a *gate*, which says what may happen to a draft that is not the target's choice: `Exact` and `Stochastic` are
   lossless; `Margin`, `Entropy`, `Typical`, `Relaxed`, `Ratio`, `Overshoot` and `Fuzzy` are not; `Regions`, `AllOf` and
-  `AnyOf` combine others, and `ExactFirst` and `Budget` restrict them. `Gate` is their base; `parse_gate` reads a
-  written form;
+  `AnyOf` combine others, and `ExactFirst`, `Budget` and `NoRepeat` restrict them. `Gate` is their base; `parse_gate`
+  reads a written form;
 - a `Window`: what must happen after a mismatch that the gate let pass, for it to stand.
 
 `Stats` has what was counted (`Governor` and `Threads` are parts of it), `Record` says how one token was produced, and
@@ -59,6 +59,7 @@ try:
         Fuzzy,
         Gate,
         Margin,
+        NoRepeat,
         Overshoot,
         Ratio,
         Regions,
@@ -106,6 +107,7 @@ __all__ = [
     "Margin",
     "MultiLevel",
     "NativeError",
+    "NoRepeat",
     "NotFiniteError",
     "Overshoot",
     "PromptLookup",

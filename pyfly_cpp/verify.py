@@ -78,6 +78,7 @@ def verify(
     given_away: float = 0.0,
     seed: int = 0,
     regions: Sequence[str] | None = None,
+    answered: Sequence[int] | None = None,
 ) -> Verification:
     """Verifies one round.
 
@@ -94,11 +95,12 @@ def verify(
             those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
             (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
             temperature and put -inf where tokens are cut off.
-        n_answered: Tokens of the answer before this round, >= 0, for guards.
+        n_answered: Tokens of the answer before this round, >= 0, for guards; without effect where `answered` is given.
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
             defers counts as given away.
         seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
         regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
+        answered: int [n], these tokens themselves, for `NoRepeat`.
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.
@@ -115,7 +117,7 @@ def verify(
     if window.across_rounds:
         raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
-    before = n_answered, given_away
+    before = answered, n_answered, given_away
     for region in regions or ():
         if region not in REGIONS:
             raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")

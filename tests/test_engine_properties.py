@@ -12,7 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import AllOf, Budget, ContextFullError, Exact, ExactFirst, Fuzzy, Margin, NotFiniteError, Window
+from pyfly_cpp import (
+    AllOf,
+    Budget,
+    ContextFullError,
+    Exact,
+    ExactFirst,
+    Fuzzy,
+    Margin,
+    NoRepeat,
+    NotFiniteError,
+    Window,
+)
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -60,9 +71,9 @@ class Script:
 class Oracle:
     """Decides every deferred mismatch by simulating what comes after it if it stands."""
 
-    def __init__(self, script, tau, window, k, n_ctx, falls_back=False, n_exact=0):
+    def __init__(self, script, tau, window, k, n_ctx, falls_back=False, n_exact=0, n_gram=None):
         self.script, self.tau, self.window, self.k, self.n_ctx = script, tau, window, k, n_ctx
-        self.n_exact = n_exact
+        self.n_exact, self.n_gram = n_exact, n_gram
         self.outlives_round = window.outlives_round and not falls_back
 
     def passes(self, text, token):
@@ -72,7 +83,8 @@ class Oracle:
     def defers(self, text, token, choice, n_left):
         if {token, choice} & {EOG, PROTECTED} or not self.passes(text, token):
             return False
-        if len(text) - len(PROMPT) < self.n_exact:
+        answer, n = [*text[len(PROMPT) :], token], self.n_gram
+        if len(answer) <= self.n_exact or (n and answer[-n:] in [answer[i : i + n] for i in range(len(answer) - n)]):
             return False
         w = self.window
         needed = 0 if w.outlives_round else (w.size if w.rule == "agree" else min(w.size, 1))
@@ -217,6 +229,18 @@ def test_the_first_tokens_exact(script, tau, window, k, n_exact):
     n = 25
     engine = run_engine(script, AllOf(Margin(tau), ExactFirst(n_exact)), window, k, n)
     oracle = Oracle(script, tau, window, k, 4096, n_exact=n_exact).run(n)
+    m = min(len(engine), len(oracle))
+    assert m >= min(n, len(oracle))
+    assert engine[:m] == oracle[:m]
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), st.integers(1, 5))
+def test_no_loose_accept_repeats(script, tau, window, k, n_gram):
+    """Through windows and rollbacks; what stands in the prompt may come again."""
+    n = 40
+    engine = run_engine(script, AllOf(Margin(tau), NoRepeat(n_gram)), window, k, n)
+    oracle = Oracle(script, tau, window, k, 4096, n_gram=n_gram).run(n)
     m = min(len(engine), len(oracle))
     assert m >= min(n, len(oracle))
     assert engine[:m] == oracle[:m]

@@ -21,6 +21,7 @@ from pyfly_cpp import (
     ExactFirst,
     Fuzzy,
     Margin,
+    NoRepeat,
     Overshoot,
     PromptLookup,
     Ratio,
@@ -104,6 +105,7 @@ def test_unreadable_gates(text):
         lambda: ExactFirst(-1),
         lambda: ExactFirst(2.0),
         lambda: Budget(math.inf),
+        lambda: NoRepeat(0),
         lambda: AllOf(),
         lambda: AnyOf(3),
         lambda: Window(-1),
@@ -145,6 +147,7 @@ gates = st.recursive(
         st.builds(Overshoot, st.floats(1, 9)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99)),
         st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
+        st.builds(lambda n: AllOf(Exact(), NoRepeat(n)), st.integers(1, 99)),
     ),
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)]))

@@ -18,6 +18,7 @@ from pyfly_cpp import (
     ExactFirst,
     Fuzzy,
     Margin,
+    NoRepeat,
     NotFiniteError,
     Overshoot,
     Ratio,
@@ -61,7 +62,7 @@ def divergence(gate, lp, lq):
     }[gate.kind]()
 
 
-def measure(gate, lp, draft, answered=0, given=0.0, lq=None, region="prose"):
+def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
     """The gate's verdict and how far it is from flipping (nats or, normalised, a share)."""
     if isinstance(gate, Regions):
         return measure(getattr(gate, region), lp, draft, answered, given, lq, region)
@@ -87,10 +88,14 @@ def measure(gate, lp, draft, answered=0, given=0.0, lq=None, region="prose"):
         value = divergence(gate, lp, lq)
         return value <= gate.threshold, far(value, gate.threshold)
     if isinstance(gate, ExactFirst):
-        return answered >= gate.n, math.inf
+        return len(answered) >= gate.n, math.inf
     if isinstance(gate, Budget):
-        allowed = gate.nats / 100 * (answered + 1)
+        allowed = gate.nats / 100 * (len(answered) + 1)
         return given + margin < allowed, far(given + margin, allowed)
+    if isinstance(gate, NoRepeat):
+        text = (*answered, draft)
+        grams = [text[i : i + gate.n] for i in range(len(text) - gate.n + 1)]
+        return grams[-1:] not in [[gram] for gram in grams[:-1]], math.inf
     if isinstance(gate, Entropy):
         h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
         return h >= gate.theta, abs(h - gate.theta)
@@ -99,13 +104,14 @@ def measure(gate, lp, draft, answered=0, given=0.0, lq=None, region="prose"):
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
 
-def oracle(rows, draft, gate, window, protected, answered=0, given=0.0, draft_rows=None, regions=None):
+def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_rows=None, regions=None):
     """Reasons of all positions, each judged on its own; None where float32 and float64 may disagree."""
     k, tokens = len(draft), rows.argmax(axis=1)
     gated = []
     for i, d in enumerate(draft):
         lp = log_softmax(rows[i])
-        defers, slack = measure(gate, lp, d, answered + i, given, log_softmax(draft_rows[i]), regions[i])
+        before = (*answered, *draft[:i])
+        defers, slack = measure(gate, lp, d, before, given, log_softmax(draft_rows[i]), regions[i])
         if slack < 1e-4:
             return None
         forbidden = d in protected or tokens[i] in protected or np.isneginf(lp[d])
@@ -137,6 +143,7 @@ def oracle(rows, draft, gate, window, protected, answered=0, given=0.0, draft_ro
     return out
 
 
+UNREPEATED = AllOf(Margin(), NoRepeat())
 gates = st.recursive(
     st.one_of(
         st.just(Exact()),
@@ -155,7 +162,7 @@ gates = st.recursive(
     ),
     max_leaves=4,
 )
-guards = st.integers(0, 12).map(ExactFirst) | st.floats(0, 300).map(Budget)
+guards = st.integers(0, 12).map(ExactFirst) | st.floats(0, 300).map(Budget) | st.integers(1, 4).map(NoRepeat)
 gates = gates | st.builds(lambda gate, guard: AllOf(gate, *guard), gates, st.lists(guards, min_size=1, max_size=2))
 windows = st.builds(
     Window, size=st.integers(0, 7), rule=st.sampled_from(["agree", "reconverge"]),
@@ -174,11 +181,15 @@ def test_verify_equals_the_oracle(gate, window, k, v, seed):
     # Half of the drafts match, so that windows hold now and then.
     draft = np.where(rng.random(k) < 0.6, rows[:k].argmax(axis=1), rng.integers(0, v, k))
     protected = frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist())
-    before = {"n_answered": int(rng.integers(0, 9)), "given_away": float(rng.choice([0.0, 1.0]))}
+    n_answered, given = int(rng.integers(0, 9)), float(rng.choice([0.0, 1.0]))
+    answered = rng.integers(0, min(v, 4), n_answered).tolist()
     draft_rows = (rows[:k] + rng.normal(scale=rng.choice([0.1, 1.0]), size=(k, v))).astype(np.float32)
     regions = rng.choice(REGIONS, k).tolist()
-    expected = oracle(rows, draft, gate, window, protected, *before.values(), draft_rows, regions)
-    result = verify(rows, draft, gate, window, protected, draft_logits=draft_rows, regions=regions, **before)
+    expected = oracle(rows, draft, gate, window, protected, answered, given, draft_rows, regions)
+    result = verify(
+        rows, draft, gate, window, protected, draft_logits=draft_rows, regions=regions, answered=answered,
+        given_away=given,
+    )  # fmt: skip
     if expected is None:
         return
     assert [d.reason for d in result.decisions] == expected
@@ -211,6 +222,23 @@ def test_draft_rows_without_a_distribution_are_errors(bad, gate):
         verify(rows, [draft], Margin(0.1), draft_logits=draft_rows)  # nobody looks at them
 
 
+def test_what_is_no_repeat():
+    """Tokens of the round itself count, as the draft has them, and n-grams that overlap."""
+    gate, window = AllOf(Margin(9.0), NoRepeat(3)), Window(0)
+    rows = np.zeros((3, 6), dtype=np.float32)
+    rows[:, 5] = 1.0  # the target's choice everywhere
+
+    def reasons(draft, answered):
+        return [d.reason for d in verify(rows, draft, gate, window, answered=answered).decisions]
+
+    assert reasons([3, 4], [1, 2, 3, 0, 1, 2]) == ["gate", "loose"]
+    assert reasons([3, 1], [1, 2, 3, 1, 2]) == ["gate", "gate"]  # 2 3 1, too
+    assert reasons([2, 2], [2, 2]) == ["loose", "gate"]
+    assert reasons([2, 2], [3, 2]) == ["loose", "loose"]
+    assert reasons([5, 5], [5, 5, 5]) == ["match", "match"]  # what the target repeats stands
+    assert reasons([3, 3], []) == ["loose", "loose"]
+
+
 def test_target_tokens_replace_the_argmax():
     rows = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]], dtype=np.float32)
     assert verify(rows, [2], target_tokens=[2, 1]).tokens == [2, 1]
@@ -228,6 +256,9 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
     [
         ({"logits": np.zeros((1, 3)), "draft": [], "n_answered": -1}, "numbers >= 0"),
         ({"logits": np.zeros((1, 3)), "draft": [], "given_away": math.nan}, "numbers >= 0"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "answered": [3]}, "answered token 3 is outside the vocabulary of 3"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "answered": 3}, "answered must be a one-dim"),
+        ({"logits": np.zeros((2, 3)), "draft": [1], "n_answered": 1, "gate": UNREPEATED}, "give its tokens"),
         ({"logits": np.zeros((1, 3)), "draft": [], "gate": Budget(1)}, r"only restricts.*all\(margin:0.3,budget:1\)"),
         ({"logits": np.zeros((2, 3)), "draft": [0, 1]}, r"logits must have shape \[3, \*\]"),
         ({"logits": np.zeros(3), "draft": []}, "must have shape"),

@@ -112,13 +112,14 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
     PYFLY_GATE_OVERSHOOT = 17, /* defers when q(draft) <= threshold * p(draft), q being the draft's row; >= 1 */
+    PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; STOCHASTIC: 0..2; ALL, ANY: operands,
-                         >= 1; REGION: bits, 0..31; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; NO_REPEAT: >= 1; STOCHASTIC: 0..2;
+                         ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -161,9 +162,9 @@ typedef struct pyfly_decision {
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
  * target_tokens[n_draft + 1] or NULL for the argmax of each row; regions[n_draft], the pyfly_region of each position,
  * or NULL where no rule needs them; protected_tokens[n_protected] are never accepted loosely. What came before in the
- * answer: n_answered >= 0 tokens, and given_away >= 0, the nats of margin of the loosely accepted ones among them; here
- * those that the gate defers count. Out: decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must
- * be 0: one round is all there is here.
+ * answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats
+ * of margin of the loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
+ * tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
  * softmax(logits) then stands for the target's distribution after all that forbids, truncates and scales, and q =
@@ -172,9 +173,9 @@ typedef struct pyfly_decision {
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, int64_t n_answered, double given_away,
-                          uint64_t seed, pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens,
-                          pyfly_error * error);
+                          const int32_t * protected_tokens, size_t n_protected, const int32_t * answered,
+                          int64_t n_answered, double given_away, uint64_t seed, pyfly_decision * decisions,
+                          int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 

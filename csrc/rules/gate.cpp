@@ -34,6 +34,7 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
                 "the rules of a gate must draw the target's choices in one way");
         sampling_ = std::max(sampling_, rule.sampling());
         looks_at_regions_ = looks_at_regions_ || rule.looks_at_region();
+        looks_at_answer_ = looks_at_answer_ || rule.looks_at_answer();
         depth++;
     }
     require(depth == 1, "a gate expression must leave exactly one verdict");

@@ -37,6 +37,7 @@ class Gate {
     bool needs_draft_rows() const { return needs_draft_rows_; }
 
     bool looks_at_regions() const { return looks_at_regions_; }
+    bool looks_at_answer() const { return looks_at_answer_; }
 
   private:
     struct Node {
@@ -47,7 +48,7 @@ class Gate {
 
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
-    bool needs_draft_rows_ = false, looks_at_regions_ = false;
+    bool needs_draft_rows_ = false, looks_at_regions_ = false, looks_at_answer_ = false;
     Sampling sampling_ = Sampling::alone;
 };
 

@@ -17,12 +17,13 @@ struct Evidence {
                              // top-n for the rule's n_top()
     const float * row;       // [n_vocab], this row
     size_t n_vocab;
-    int32_t drafted;         // token
-    float drafted_logit;     // in the target's row; -inf if it is forbidden
-    const float * draft_row; // [n_vocab], the drafter's own; null if it has none
-    int64_t n_answered;      // tokens of this answer before it, >= 0
-    double given_away;       // nats: the margins of the loosely accepted ones among them, >= 0
-    pyfly_region region;     // what is being written; prose where no rule looks at it
+    int32_t drafted;          // token
+    float drafted_logit;      // in the target's row; -inf if it is forbidden
+    const float * draft_row;  // [n_vocab], the drafter's own; null if it has none
+    const int32_t * answered; // [n_answered], the tokens of this answer before it; null where no rule looks at them
+    int64_t n_answered;       // >= 0
+    double given_away;        // nats: the margins of the loosely accepted ones among them, >= 0
+    pyfly_region region;      // what is being written; prose where no rule looks at it
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
@@ -45,6 +46,7 @@ class Rule {
     // How the target's choices are made where it is asked.
     virtual Sampling sampling() const { return Sampling::alone; }
     virtual bool looks_at_region() const { return false; }
+    virtual bool looks_at_answer() const { return false; } // at its tokens
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().
     virtual bool reports_top_entropy() const { return false; }

@@ -18,7 +18,7 @@ from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import Fuzzy
 from pyfly_cpp.rules.gate import REGIONS, Gate, GateNode
-from pyfly_cpp.rules.guards import Budget, ExactFirst
+from pyfly_cpp.rules.guards import Budget, ExactFirst, NoRepeat
 from pyfly_cpp.rules.regions import Regions, regions_of
 from pyfly_cpp.rules.stochastic import Stochastic
 from pyfly_cpp.rules.written import (
@@ -45,6 +45,7 @@ __all__ = [
     "Gate",
     "GateNode",
     "Margin",
+    "NoRepeat",
     "Overshoot",
     "Ratio",
     "Regions",

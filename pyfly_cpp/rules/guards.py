@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyfly_cpp.ranges import require_integer, require_number
-from pyfly_cpp.rules.gate import BUDGET, EXACT_FIRST, Gate, GateNode, written
+from pyfly_cpp.rules.gate import BUDGET, EXACT_FIRST, NO_REPEAT, Gate, GateNode, written
 
 
 class Guard(Gate):
@@ -52,3 +52,21 @@ class Budget(Guard):
 
     def __str__(self) -> str:
         return f"budget:{written(self.nats)}"
+
+
+@dataclass(frozen=True)
+class NoRepeat(Guard):
+    """A guard: no n tokens of an answer come again by a loose accept, as in a loop that the target would leave. What
+    the target repeats itself stands. `AllOf(Margin(0.3), NoRepeat(8))`."""
+
+    n: int = 8
+    """Tokens, >= 1."""
+
+    def __post_init__(self) -> None:
+        require_integer("n", self.n, 1, 2**31 - 1)
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode(NO_REPEAT, self.n),)
+
+    def __str__(self) -> str:
+        return f"no-repeat:{self.n}"

@@ -11,7 +11,7 @@ from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.rules.gate import REGIONS, Gate
-from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard
+from pyfly_cpp.rules.guards import Budget, ExactFirst, Guard, NoRepeat
 from pyfly_cpp.rules.regions import Regions
 from pyfly_cpp.rules.stochastic import Stochastic
 from pyfly_cpp.windows import Window
@@ -57,6 +57,7 @@ FORMS = (
     Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
+    Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
     Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),

@@ -165,13 +165,15 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 8 : 5)) {
+    switch (random_int(0, has_rows ? 9 : 6)) {
+        case 6:
+            return {PYFLY_GATE_NO_REPEAT, random_int(1, 9), 0.0, 0.0};
         case 5:
             return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
-        case 6:
         case 7:
-            return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 8:
+            return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
+        case 9:
             return {PYFLY_GATE_OVERSHOOT, 0, 2.0, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
@@ -414,7 +416,8 @@ void test_divergences() {
                     int32_t tokens[2];
                     size_t n_tokens = 0;
                     assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
-                                        nullptr, 0, 0, 0.0, 0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
+                                        nullptr, 0, nullptr, 0, 0.0, 0, &decision, tokens, &n_tokens,
+                                        &error) == PYFLY_OK);
                     return decision.reason == PYFLY_REASON_LOOSE;
                 };
                 const double value = reference_divergence(kind, p, q), slack = std::max(1e-5 * value, 2e-8);
@@ -436,8 +439,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, 0, 0.0, 0,
-                                            decisions, tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0,
+                                            0.0, 0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -478,8 +481,9 @@ void test_speculative_sampling() {
         std::vector<int32_t> tokens(n_draft + 1);
         size_t n_tokens = 0;
         assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, round % 2 ? draft_logits.data() : nullptr,
-                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, 0, 0.0, static_cast<uint64_t>(round),
-                            decisions.data(), tokens.data(), &n_tokens, &error) == PYFLY_OK);
+                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, 0.0,
+                            static_cast<uint64_t>(round), decisions.data(), tokens.data(), &n_tokens,
+                            &error) == PYFLY_OK);
         assert(n_tokens >= 1 && n_tokens <= n_draft + 1);
         for (size_t i = 0; i < n_tokens; i++) {
             assert(logits[i * n_vocab + static_cast<size_t>(tokens[i])] != -inf);

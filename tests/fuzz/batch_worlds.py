@@ -22,6 +22,7 @@ from pyfly_cpp import (
     ExactFirst,
     Fuzzy,
     Margin,
+    NoRepeat,
     PromptLookup,
     Ratio,
     Relaxed,
@@ -137,6 +138,8 @@ class Request:
             twice = Entropy(0.5, two_draws=True)
             self.gate = other.choice([Stochastic(), Stochastic(block=True), *residual, twice])
             self.window = self.window if self.gate is twice else Window(0)
+        elif not world.is_adaptive and not self.gate.is_lossless and other.random() < 0.2:
+            self.gate = AllOf(self.gate, NoRepeat(other.randrange(1, 6)))
         self.penalty = rng.choice([1.0, 1.3])
         self.options = {
             "trace": rng.random() < 0.3,
