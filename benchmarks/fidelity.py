@@ -2,13 +2,16 @@
 
     python benchmarks/fidelity.py record --target Q4_K_M --draft Q2_K --data FOLDER --records FOLDER \\
         --allow-code-execution --minutes 240
+    python benchmarks/fidelity.py derive --records FOLDER --rules "all(margin:0.3,no-repeat:8)"
     python benchmarks/fidelity.py pack   --records FOLDER
     python benchmarks/fidelity.py report --records FOLDER --page benchmarks/fidelity.md --picture benchmarks/fidelity.png
     python benchmarks/fidelity.py check  --target Q4_K_M --data FOLDER --records FOLDER
 
 `record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
-`pack` compresses what was recorded. `report` writes the generated part of the page. `check` evaluates some answers
-anew: what no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not depend on how busy the machine is, and no times are taken.
+`derive` takes over the answers of a rule to which a guard `no-repeat` makes no difference (study/deriving.py). `pack`
+compresses what was recorded. `report` writes the generated part of the page. `check` evaluates some answers anew: what
+no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not
+depend on how busy the machine is, and no times are taken.
 """  # noqa: E501 - a command
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from resumable import markdown, model_conditions
 from study import plan
 from study.comparing import Answers
+from study.deriving import derive
 from study.forcing import force, sample
 from study.machines import DEFAULT, read_machines
 from study.picture import draw
@@ -29,7 +33,7 @@ from study.recording import Progress, Recorder, n_missing
 from study.records import Records, pack
 from study.report import Report, update_page
 
-from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp import DraftModel, FlyLlama, parse_gate
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import Drafters, load_batch
 from pyfly_cpp.evaluation.files import DataError
@@ -72,6 +76,16 @@ def record(args: argparse.Namespace) -> None:
     for name, n_left_out in recorder.left_out.items():
         print(f"{n_left_out} items of {name} do not fit into {args.ctx} tokens; raise --ctx", file=sys.stderr)
     print(f"{n_new} answers recorded, {n - n_new} are missing; the same command goes on", file=sys.stderr)
+
+
+def take_over(args: argparse.Namespace) -> None:
+    """Says for each rule what was added."""
+    gates = [parse_gate(rule) for rule in args.rules]
+    records = Records(args.records)
+    with records.writing(records.conditions):
+        for gate in gates:
+            n_added, n_changed = derive(records, gate)
+            print(f"{gate}: {n_added} answers taken over, {n_changed} would be others; record those")
 
 
 def make_report(args: argparse.Namespace) -> None:
@@ -127,13 +141,16 @@ def main() -> None:
     one.add_argument("--best", nargs="+", default=[], help="rules for the stages guards and again")
     one.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts of the stages")
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items than the plan's")
-    one.add_argument("--minutes", type=float, help="end when so many minutes have passed")
+    one.add_argument("--minutes", type=float, help="begin no item when so many minutes have passed")
     one.add_argument("--parallel", type=int, default=16, help="texts at once (default 16)")
     one.add_argument("--ctx", type=int, default=1280, help="tokens of one text, at most (default 1280)")
     one.add_argument("--max-tokens", type=int, help="shorten answers (to try things)")
     one.add_argument("--threads", type=int, help="threads (default: auto)")
     one.add_argument("--allow-code-execution", action="store_true", help="humaneval and mbpp run what the model writes")
     one.add_argument("--dry-run", action="store_true", help="say how much is missing, and decode nothing")
+    five = commands.add_parser("derive", help="take over answers to which a guard no-repeat makes no difference")
+    five.add_argument("--records", type=Path, required=True)
+    five.add_argument("--rules", nargs="+", required=True, help="with the guard")
     two = commands.add_parser("pack", help="compress what was recorded")
     two.add_argument("--records", type=Path, required=True)
     three = commands.add_parser("report", help="read the records into a page")
@@ -154,6 +171,8 @@ def main() -> None:
     try:
         if args.command == "record":
             record(args)
+        elif args.command == "derive":
+            take_over(args)
         elif args.command == "check":
             check(args)
         elif args.command == "pack":

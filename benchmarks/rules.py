@@ -106,7 +106,7 @@ def _percent(
 
 def page(records: Records, k: int) -> str:
     """All of it, in Markdown; raises DataError where nothing is recorded."""
-    answers = Answers(records)
+    answers = Answers(records, takes_all=True)
     sections = []
     for kind in KINDS:
         lines = Table(records, answers, kind).lines(k)

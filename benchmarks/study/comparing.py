@@ -28,10 +28,14 @@ Pair = tuple[Row, Row]
 class Answers:
     """The answers of records, by way."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, takes_all: bool = False) -> None:
+        """Ways whose answers were taken over by others (deriving.py) are left out, since they are there, unless
+        `takes_all`."""
         self._of: dict[Way, dict[tuple[str, str], Row]] = {}
+        replaced = {row.get("derived") for row in records.rows} - {None}
         for row in records.rows:
-            self._of.setdefault(parse_way(row["way"]), {})[row["part"], row["item"]] = row
+            if takes_all or row["way"] not in replaced:
+                self._of.setdefault(parse_way(row["way"]), {})[row["part"], row["item"]] = row
         self.text = records.text
 
     @property

@@ -154,6 +154,8 @@ ALL_RULES = (
     "regions(prose=margin:0.3)",
     "regions(prose=all(margin:0.3,exact-first:8,budget:2))",
     "regions(prose=all(margin:0.15,exact-first:8,budget:1))",
+    "regions(prose=all(margin:0.3,exact-first:8,budget:2,no-repeat:8))",
+    "regions(prose=all(margin:0.15,exact-first:8,budget:1,no-repeat:8))",
 )
 """Every rule that greedy decoding tells apart, for rules.py."""
 

@@ -55,10 +55,19 @@ class Recorder:
         generator.llm.trace = True
 
     def run(self, jobs: Sequence[Job], is_over: Callable[[], bool] = lambda: False) -> int:
-        """Records what is missing of the jobs, in their order, until `is_over` says so after an answer; what is being
-        decoded then is given up. The records must be open for writing. Returns the number of new answers."""
+        """Records what is missing of the jobs, in their order. When `is_over` says so after an answer, no item is begun
+        any more; those that were are finished, for what is quick to decode is not like the rest (loops, which are easy
+        to draft). The records must be open for writing. Returns the number of new answers."""
         n = 0
-        made = self._generator.generate_all(self._orders(jobs), self._base, n_at_once=self._generator.n_parallel)
+        ends = False
+
+        def orders() -> Iterator[Order]:
+            for order in self._orders(jobs):
+                if ends:
+                    return
+                yield order
+
+        made = self._generator.generate_all(orders(), self._base, n_at_once=self._generator.n_parallel)
         with contextlib.closing(made):
             for order, generated in made:
                 part, item, way = order.key
@@ -68,8 +77,7 @@ class Recorder:
                 llm = self._generator.llm
                 self._records.add(row, {token: llm.detokenize([token], special=True) for token in tokens})
                 n += 1
-                if is_over():
-                    break
+                ends = ends or is_over()
         return n
 
     def _orders(self, jobs: Sequence[Job]) -> Iterator[Order]:

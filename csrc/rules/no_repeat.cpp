@@ -16,7 +16,7 @@ class NoRepeat : public Rule {
         require(n >= 1, "the number of tokens that must not come again must be >= 1");
     }
 
-    // Takes time linear in the answer, at worst (where it repeats itself) times n; once for each mismatch.
+    // Takes time linear in the answer, at worst (where it repeats itself) times n.
     bool defers(const Evidence & evidence) const override {
         const int32_t * begin = evidence.answered;
         const int32_t * end = begin + evidence.n_answered;

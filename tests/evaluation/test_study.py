@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import rules  # noqa: E402
 from study import plan  # noqa: E402
 from study.comparing import Answers, Comparison, choose, find, frontier, noise, runs_of  # noqa: E402
+from study.deriving import derive, repeated, split  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.forcing import force, sample  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
@@ -28,7 +29,7 @@ from study.recording import Recorder, n_missing  # noqa: E402
 from study.records import LIVE, Records, pack  # noqa: E402
 from study.report import BEGIN, END, Report, update_page  # noqa: E402
 
-from pyfly_cpp import FlyLlama  # noqa: E402
+from pyfly_cpp import FlyLlama, parse_gate  # noqa: E402
 from pyfly_cpp.evaluation.files import DataError  # noqa: E402
 from pyfly_cpp.evaluation.registry import get_task  # noqa: E402
 from pyfly_cpp.evaluation.task import Where  # noqa: E402
@@ -229,17 +230,17 @@ def test_what_no_loose_accept_chose_is_the_target_s_choice(generators, jobs, tin
     llm.close()
 
 
-def test_a_stop_loses_only_what_was_being_decoded(generators, jobs, tmp_path):
+def test_a_stop_finishes_the_items_that_were_begun(generators, jobs, tmp_path):
     _, parallel = generators
-    jobs = [(*job[:2], WAYS[:3]) for job in jobs[:3]]
-    for n in range(1, 10):
+    jobs = [(*job[:2], WAYS[:3]) for job in jobs]
+    begun = [3 * min(parallel.n_parallel, len(jobs) - i) for i in range(0, len(jobs), parallel.n_parallel)]
+    for n in begun:
         records = Records(tmp_path)
         with records.writing({}):
-            assert recorder(parallel, records).run(jobs, lambda: True) == 1
-        assert len(Records(tmp_path).rows) == n
+            assert recorder(parallel, records).run(jobs, lambda: True) == n
         with open(tmp_path / LIVE, "ab") as file:  # as a killed run leaves it
             file.write(b'{"part": "gsm')
-    assert n_missing(jobs, Records(tmp_path)) == 0
+    assert len(begun) > 1 and n_missing(jobs, Records(tmp_path)) == 0
 
 
 def test_packed_records_are_the_same_records(generators, jobs, tmp_path):
@@ -587,6 +588,28 @@ def test_the_page_of_rules(records):
     assert "nan" not in text
     with pytest.raises(DataError, match="no answers with 3 drafts"):
         rules.page(records, 3)
+
+
+def test_answers_to_which_a_guard_makes_no_difference(tmp_path):
+    loop = (1, 2, 3, 4, 1, 2, 3, 4)
+    loose = [[[2, 3, 9, 0.1, 0.5, 0.4]], [[2, 3, 9, 0.1, 0.5, 0.4], [7, 4, 9, 0.1, 0.5, 0.4]], []]
+    assert [repeated(loop, place) for place in (2, 4, 7)] == [0, 1, 4]
+    rows = [answer(i, LOOSE_8, True, loop, loose=accepts) for i, accepts in enumerate(loose)]
+    written(tmp_path, rows + [answer(i, EXACT_8, True, loop) for i in range(3)])
+    for n, n_kept in ((4, 2), (5, 3)):
+        gate = parse_gate(f"all(margin:0.3,no-repeat:{n})")
+        records = Records(tmp_path)
+        with records.writing(records.conditions):
+            assert derive(records, gate) == (n_kept, 3 - n_kept)
+            assert derive(records, gate) == (0, 3 - n_kept)
+        answers, way = Answers(Records(tmp_path)), plan.parse_way(f"{gate} k=8")
+        assert [row["answer"] for row in answers.of(way, plan.POOLED)] == n_kept * [list(loop)]
+    assert LOOSE_8 not in answers.ways and LOOSE_8 in Answers(Records(tmp_path), takes_all=True).ways
+    for rule in ("margin:0.3", "regions(prose=all(margin:0.3,no-repeat:8),code=margin:0.3)"):
+        with pytest.raises(ValueError, match=r"name such a rule"), records.writing(records.conditions):
+            derive(records, parse_gate(rule))
+    regions = "regions(prose=all(margin:0.3,exact-first:8,no-repeat:8))"
+    assert split(parse_gate(regions)) == (parse_gate("regions(prose=all(margin:0.3,exact-first:8))"), 8)
 
 
 def test_nothing_to_compare_with(tmp_path):
