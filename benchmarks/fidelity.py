@@ -8,7 +8,7 @@
     python benchmarks/fidelity.py check  --target Q4_K_M --data FOLDER --records FOLDER
 
 `record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
-`derive` takes over the answers of a rule to which a guard `no-repeat` makes no difference (study/deriving.py). `pack`
+`derive` takes over, for a rule, the answers of wider ones in which it accepts the same (study/deriving.py). `pack`
 compresses what was recorded. `report` writes the generated part of the page. `check` evaluates some answers anew: what
 no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not
 depend on how busy the machine is, and no times are taken.
@@ -84,8 +84,8 @@ def take_over(args: argparse.Namespace) -> None:
     records = Records(args.records)
     with records.writing(records.conditions):
         for gate in gates:
-            n_added, n_changed = derive(records, gate)
-            print(f"{gate}: {n_added} answers taken over, {n_changed} would be others; record those")
+            n_added, n_others = derive(records, gate)
+            print(f"{gate}: {n_added} answers taken over; {n_others} would be others, record those")
 
 
 def make_report(args: argparse.Namespace) -> None:
@@ -148,9 +148,9 @@ def main() -> None:
     one.add_argument("--threads", type=int, help="threads (default: auto)")
     one.add_argument("--allow-code-execution", action="store_true", help="humaneval and mbpp run what the model writes")
     one.add_argument("--dry-run", action="store_true", help="say how much is missing, and decode nothing")
-    five = commands.add_parser("derive", help="take over answers to which a guard no-repeat makes no difference")
+    five = commands.add_parser("derive", help="take over answers of wider rules")
     five.add_argument("--records", type=Path, required=True)
-    five.add_argument("--rules", nargs="+", required=True, help="with the guard")
+    five.add_argument("--rules", nargs="+", required=True, help="for which answers are taken over")
     two = commands.add_parser("pack", help="compress what was recorded")
     two.add_argument("--records", type=Path, required=True)
     three = commands.add_parser("report", help="read the records into a page")

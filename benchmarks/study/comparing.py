@@ -18,7 +18,7 @@ from pyfly_cpp.evaluation.statistics import (
 )
 from study.machines import Machine
 from study.means import Means, Paths, Runs, compare_means, compare_paths
-from study.plan import PARTS, K, Way, half, parse_way
+from study.plan import PARTS, SUPERSEDED, K, Way, half, parse_way
 from study.records import Records
 
 Pair = tuple[Row, Row]
@@ -29,13 +29,12 @@ class Answers:
     """The answers of records, by way."""
 
     def __init__(self, records: Records, takes_all: bool = False) -> None:
-        """Ways whose answers were taken over by others (deriving.py) are left out, since they are there, unless
-        `takes_all`."""
+        """`takes_all`: also of rules that others took the place of (`plan.SUPERSEDED`)."""
         self._of: dict[Way, dict[tuple[str, str], Row]] = {}
-        replaced = {row.get("derived") for row in records.rows} - {None}
         for row in records.rows:
-            if takes_all or row["way"] not in replaced:
-                self._of.setdefault(parse_way(row["way"]), {})[row["part"], row["item"]] = row
+            way = parse_way(row["way"])
+            if takes_all or way.rule not in SUPERSEDED:
+                self._of.setdefault(way, {})[row["part"], row["item"]] = row
         self.text = records.text
 
     @property
@@ -73,6 +72,11 @@ class Answers:
             for key, row in self._of.get(way, {}).items()
             if key[0] in parts and key in other and which in (None, half(row["unit"]))
         ]
+
+
+def is_shared(row: Row) -> bool:
+    """Whether an answer was taken over from another rule that stands beside it (deriving.py)."""
+    return "derived" in row and parse_way(row["derived"]).rule not in SUPERSEDED
 
 
 def base_of(way: Way) -> Way:

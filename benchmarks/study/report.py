@@ -34,9 +34,11 @@ from study.comparing import (
     choose,
     find,
     frontier,
+    is_shared,
     noise,
     reference_of,
 )
+from study.deriving import is_part
 from study.flips import CLASSES, Parting, count_classes, partings
 from study.machines import Machine
 from study.means import compare_means, compare_paths
@@ -57,7 +59,8 @@ decoding, as costs say:
 """
 RULES_LEGEND = """## What loose accepts cost, all draft lengths
 
-New items: those that no other loose rule has; a rule that was proposed from the answers of others is judged on these.
+New items: those that no other loose rule has, but for rules that accept a part of what this one does; a rule that was
+proposed from the answers of others is judged on these.
 Answers: without a loose accept; with one, and exact ones on the same path up to it; with one, and none on its path (all
 exact ones of the item stand in). Check: the answers without a loose accept against all exact ones: noise, if they are
 exact ones, too. An interval without width says that no item differed, not that none can.
@@ -159,8 +162,9 @@ class Report:
         rows = []
         for rule in dict.fromkeys(way.rule for way in sorted(ways, key=_place)):
             runs = [way for way in ways if way.rule == rule]
+            gate = runs[0].setting.gate
             mine, exact = self.answers.sides(runs, self.parts)
-            others, _ = self.answers.sides([way for way in ways if way not in runs], self.parts)
+            others, _ = self.answers.sides([way for way in ways if not is_part(way.setting.gate, gate)], self.parts)
             chosen = {"pooled": list(mine), "new items": [key for key in mine if key not in others]}
             chosen |= {part: [key for key in mine if key[0] == part] for part in self.parts}
             if sum(key in exact for key in mine) < self.least:
@@ -278,6 +282,7 @@ class Report:
         for k in self.lengths:
             for way, _ in self.loose(k, self.parts):
                 pairs = self.answers.pairs(way, self.reference, self.parts)
+                pairs = [pair for pair in pairs if not is_shared(pair[0])]
                 found += [(way, parting) for parting in partings(self.answers, pairs)]
                 loose.update(count_classes(self.answers, [row for row, _ in pairs]))
         if not found:

@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import rules  # noqa: E402
 from study import plan  # noqa: E402
 from study.comparing import Answers, Comparison, choose, find, frontier, noise, runs_of  # noqa: E402
-from study.deriving import derive, repeated, split  # noqa: E402
+from study.deriving import asked, derive, repeated  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.forcing import force, sample  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
@@ -590,26 +590,39 @@ def test_the_page_of_rules(records):
         rules.page(records, 3)
 
 
-def test_answers_to_which_a_guard_makes_no_difference(tmp_path):
+def test_answers_that_a_narrower_rule_would_give_too(tmp_path):
     loop = (1, 2, 3, 4, 1, 2, 3, 4)
-    loose = [[[2, 3, 9, 0.1, 0.5, 0.4]], [[2, 3, 9, 0.1, 0.5, 0.4], [7, 4, 9, 0.1, 0.5, 0.4]], []]
     assert [repeated(loop, place) for place in (2, 4, 7)] == [0, 1, 4]
+    loose = [[[2, 3, 9, 0.1, 0.5, 0.4]], [[2, 3, 9, 0.1, 0.5, 0.4], [7, 4, 9, 0.2, 0.5, 0.4]], []]
     rows = [answer(i, LOOSE_8, True, loop, loose=accepts) for i, accepts in enumerate(loose)]
-    written(tmp_path, rows + [answer(i, EXACT_8, True, loop) for i in range(3)])
-    for n, n_kept in ((4, 2), (5, 3)):
-        gate = parse_gate(f"all(margin:0.3,no-repeat:{n})")
+    written(tmp_path, rows + [answer(i, EXACT_8, True, (1, 2, 9)) for i in range(3)])
+    taken = {
+        "all(margin:0.3,no-repeat:4)": [0, 2], "all(margin:0.3,no-repeat:5)": [0, 1, 2], "margin:0.2": [0, 2],
+        "all(margin:0.3,exact-first:2)": [0, 1, 2], "all(exact-first:3,margin:0.3)": [2],
+        "all(margin:0.3,budget:4)": [0, 1, 2], "all(margin:0.3,budget:3.6)": [0, 2], "all(margin:0.3,budget:3)": [2],
+        "margin:0.4": [], "regions(prose=margin:0.3)": [], "margin:0.3": [0, 1, 2],
+    }  # fmt: skip
+    for rule, items in taken.items():
+        gate = parse_gate(rule)
         records = Records(tmp_path)
+        n_others = 0 if rule in ("margin:0.3", "margin:0.4", "regions(prose=margin:0.3)") else 3 - len(items)
+        n_added = 0 if rule == "margin:0.3" else len(items)
         with records.writing(records.conditions):
-            assert derive(records, gate) == (n_kept, 3 - n_kept)
-            assert derive(records, gate) == (0, 3 - n_kept)
-        answers, way = Answers(Records(tmp_path)), plan.parse_way(f"{gate} k=8")
-        assert [row["answer"] for row in answers.of(way, plan.POOLED)] == n_kept * [list(loop)]
-    assert LOOSE_8 not in answers.ways and LOOSE_8 in Answers(Records(tmp_path), takes_all=True).ways
-    for rule in ("margin:0.3", "regions(prose=all(margin:0.3,no-repeat:8),code=margin:0.3)"):
+            assert derive(records, gate) == (n_added, n_others)
+            assert derive(records, gate) == (0, n_others)
+        rows = Answers(Records(tmp_path)).of(plan.parse_way(f"{gate} k=8"), plan.POOLED)
+        assert [row["unit"] for row in rows] == [answer(i, "", True)["unit"] for i in items]
+    for rule in ("exact", "all(entropy:0.3,no-repeat:8)", "regions(prose=margin:0.3,code=margin:0.3)"):
+        assert asked(parse_gate(rule)) is None
         with pytest.raises(ValueError, match=r"name such a rule"), records.writing(records.conditions):
             derive(records, parse_gate(rule))
-    regions = "regions(prose=all(margin:0.3,exact-first:8,no-repeat:8))"
-    assert split(parse_gate(regions)) == (parse_gate("regions(prose=all(margin:0.3,exact-first:8))"), 8)
+    # Of an answer that stands there for several rules, the parting is counted once.
+    tables = [
+        line for line in Report(Records(tmp_path), read_machines()).where().splitlines() if "| 0 to 7 | 2 |" in line
+    ]
+    assert len(tables) == 1
+    regions = asked(parse_gate("regions(prose=all(margin:0.3,exact-first:8,no-repeat:8))"))
+    assert regions == (True, 0.3, 8, float("inf"), 8)
 
 
 def test_nothing_to_compare_with(tmp_path):
@@ -660,6 +673,10 @@ def test_a_rule_that_was_proposed_is_judged_on_new_items(tmp_path):
         ("new items", "30", "-50.0"),
     ]
     assert cells[2][1] == "gsm8k" and not any("margin:0.3` | pooled" in line for line in lines)
+    # The narrower rule takes no items from the wider one.
+    lines = Report(Records(tmp_path), read_machines(), 20).text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `margin:0.3` | ")][:2]
+    assert [line[1:3] for line in cells] == [["pooled", "20"], ["new items", "20"]]
 
 
 def test_margins_behind_the_beginning(tmp_path):
