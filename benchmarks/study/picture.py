@@ -25,26 +25,38 @@ def draw(report: Report, path: Path) -> None:
     lengths = [k for k in report.lengths if points[k]]
     if not lengths:
         raise DataError("nothing can be drawn: no rule has a speed and an accuracy with intervals; record more.")
-    figure, panels = pyplot.subplots(1, len(lengths), figsize=(6.4 * len(lengths), 5), sharey=True, squeeze=False)
+    names = list(dict.fromkeys(way.title.replace("`", "") for k in lengths for way, _ in points[k]))
+    figure, panels = pyplot.subplots(
+        1,
+        len(lengths),
+        figsize=(6.4 * len(lengths), 5 + 0.2 * len(names)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    shown = {}
     for panel, k in zip(panels[0], lengths):
         for goal in _GOALS:
             panel.axhline(goal, color="0.8", linewidth=1, linestyle="--", zorder=0)
         panel.axhline(100, color="0.5", linewidth=1, zorder=0)
         for way, found in points[k]:
             x, y = found.gain, found.recovery
-            colour = "0.5" if way.setting.is_exact else "C0" if way.run == 1 else "C1"
-            panel.errorbar(
+            name = way.title.replace("`", "")
+            shown[name] = panel.errorbar(
                 x.estimate, 100 * y.estimate,
                 xerr=[[x.estimate - x.low], [x.high - x.estimate]],
                 yerr=[[100 * (y.estimate - y.low)], [100 * (y.high - y.estimate)]],
-                fmt="o", color=colour, elinewidth=0.6, markersize=4, alpha=0.8,
+                fmt="o", color="0.5" if way.setting.is_exact else f"C{names.index(name)}", elinewidth=0.8, markersize=5,
             )  # fmt: skip
-            name = way.rule + (f" #{way.run}" if way.run > 1 else "")
-            panel.annotate(name, (x.estimate, 100 * y.estimate), xytext=(4, 4), textcoords="offset points", fontsize=7)
+            panel.annotate(
+                str(names.index(name) + 1), (x.estimate, 100 * y.estimate), xytext=(4, 4), textcoords="offset points"
+            )
         panel.set_xlabel("tokens a round, over exact's")
         panel.set_title(f"{k} drafts a round: {', '.join(report.parts)}")
     panels[0][0].set_ylabel("accuracy, % of exact's")
-    figure.tight_layout()
+    handles = [shown[name] for name in names]
+    titles = [f"{i}  {name}" for i, name in enumerate(names, 1)]
+    figure.legend(handles, titles, loc="outside lower center", fontsize=9, frameon=False)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
 
