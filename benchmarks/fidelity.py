@@ -78,14 +78,16 @@ def record(args: argparse.Namespace) -> None:
     print(f"{n_new} answers recorded, {n - n_new} are missing; the same command goes on", file=sys.stderr)
 
 
-def take_over(args: argparse.Namespace) -> None:
+def take_answers_over(args: argparse.Namespace) -> None:
     """Says for each rule what was added."""
     gates = [parse_gate(rule) for rule in args.rules]
     records = Records(args.records)
+    if not records.rows:
+        raise DataError(f"{args.records} has no answers to take over; name a folder that `record` has written.")
     with records.writing(records.conditions):
         for gate in gates:
             n_added, n_others = derive(records, gate)
-            print(f"{gate}: {n_added} answers taken over; {n_others} would be others, record those")
+            print(f"{gate}: {n_added} answers taken over; in {n_others} the wider rules accepted more: record those")
 
 
 def make_report(args: argparse.Namespace) -> None:
@@ -101,7 +103,7 @@ def make_report(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Teacher forcing: prints for each way how far its exact tokens are from the target's choice."""
-    answers = Answers(Records(args.records))
+    answers = Answers(Records(args.records), takes_all=True)
     ways = [plan.parse_way(text) for text in args.ways] or answers.ways
     parts = [part for part in answers.parts if not args.parts or part in args.parts]
     items = {(part, item.id): item for part in parts for item in plan.read_part(part, args.data)}
@@ -148,9 +150,6 @@ def main() -> None:
     one.add_argument("--threads", type=int, help="threads (default: auto)")
     one.add_argument("--allow-code-execution", action="store_true", help="humaneval and mbpp run what the model writes")
     one.add_argument("--dry-run", action="store_true", help="say how much is missing, and decode nothing")
-    five = commands.add_parser("derive", help="take over answers of wider rules")
-    five.add_argument("--records", type=Path, required=True)
-    five.add_argument("--rules", nargs="+", required=True, help="for which answers are taken over")
     two = commands.add_parser("pack", help="compress what was recorded")
     two.add_argument("--records", type=Path, required=True)
     three = commands.add_parser("report", help="read the records into a page")
@@ -167,12 +166,15 @@ def main() -> None:
     four.add_argument("--parts", nargs="+", choices=list(plan.PARTS), help="only these parts")
     four.add_argument("-n", type=int, default=10, help="answers of a way (default 10)")
     four.add_argument("--ctx", type=int, default=1280, help="tokens of one text, at most (default 1280)")
+    five = commands.add_parser("derive", help="take over answers of wider rules; report when the others are recorded")
+    five.add_argument("--records", type=Path, required=True)
+    five.add_argument("--rules", nargs="+", required=True, help="for which answers are taken over")
     args = parser.parse_args()
     try:
         if args.command == "record":
             record(args)
         elif args.command == "derive":
-            take_over(args)
+            take_answers_over(args)
         elif args.command == "check":
             check(args)
         elif args.command == "pack":

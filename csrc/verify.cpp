@@ -156,7 +156,7 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
     }
     if (gate.looks_at_answer() && answered == nullptr && answer.n(0) > 0 && n_draft > 0) {
-        throw Error(PYFLY_STATUS_INVALID, "the gate looks for repetitions in the answer; give its tokens");
+        throw Error(PYFLY_STATUS_INVALID, "the gate looks for repetitions in the answer; give answered");
     }
     const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;

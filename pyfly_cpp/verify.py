@@ -100,7 +100,7 @@ def verify(
             defers counts as given away.
         seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
         regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
-        answered: int [n], these tokens themselves, for `NoRepeat`.
+        answered: int [n_answered], the tokens of the answer before this round, for `NoRepeat`.
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.

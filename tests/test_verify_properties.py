@@ -258,7 +258,7 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.zeros((1, 3)), "draft": [], "given_away": math.nan}, "numbers >= 0"),
         ({"logits": np.zeros((1, 3)), "draft": [], "answered": [3]}, "answered token 3 is outside the vocabulary of 3"),
         ({"logits": np.zeros((1, 3)), "draft": [], "answered": 3}, "answered must be a one-dim"),
-        ({"logits": np.zeros((2, 3)), "draft": [1], "n_answered": 1, "gate": UNREPEATED}, "give its tokens"),
+        ({"logits": np.zeros((2, 3)), "draft": [1], "n_answered": 1, "gate": UNREPEATED}, "give answered"),
         ({"logits": np.zeros((1, 3)), "draft": [], "gate": Budget(1)}, r"only restricts.*all\(margin:0.3,budget:1\)"),
         ({"logits": np.zeros((2, 3)), "draft": [0, 1]}, r"logits must have shape \[3, \*\]"),
         ({"logits": np.zeros(3), "draft": []}, "must have shape"),

@@ -29,7 +29,7 @@ class Answers:
     """The answers of records, by way."""
 
     def __init__(self, records: Records, takes_all: bool = False) -> None:
-        """`takes_all`: also of rules that others took the place of (`plan.SUPERSEDED`)."""
+        """`takes_all`: also of superseded rules."""
         self._of: dict[Way, dict[tuple[str, str], Row]] = {}
         for row in records.rows:
             way = parse_way(row["way"])
@@ -72,11 +72,6 @@ class Answers:
             for key, row in self._of.get(way, {}).items()
             if key[0] in parts and key in other and which in (None, half(row["unit"]))
         ]
-
-
-def is_shared(row: Row) -> bool:
-    """Whether an answer was taken over from another rule that stands beside it (deriving.py)."""
-    return "derived" in row and parse_way(row["derived"]).rule not in SUPERSEDED
 
 
 def base_of(way: Way) -> Way:

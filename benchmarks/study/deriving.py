@@ -1,9 +1,13 @@
-"""Answers of a rule that are there already, as those of a wider one.
+"""Answers of a rule that a wider rule has given already.
 
-A rule that accepts a part of what another does answers alike where all that the other accepted is of that part: each
-token would have been decided as it was. (What a window took back is the target's choice with either.) So only the other
-answers have to be decoded. Rules are compared here that are a margin and guards; what those ask of an accept, the
+A rule that asks more of an accept than another one answers alike where all that the other accepted meets this, too. So
+only the other answers have to be decoded. Rules are compared here that are a margin and guards; what those ask, the
 records tell.
+
+Three things they do not tell. What a window took back, which may have taken an accept of the narrower rule along; with
+`reconverge`, the window of margins, hardly any window breaks (benchmarks/README.md). What was accepted behind the end
+of an answer, which may have decided a window inside it. And how many rounds the narrower rule would have taken: those
+of the wider one stand there, at worst a few too many.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from pyfly_cpp.evaluation.files import Row
 from study.plan import Way, parse_way
 from study.records import Records, loose_of
 
+ROUNDED = 1e-3
+"""Of a recorded margin, which has four digits, as a share: what is so near to a limit counts as beyond it."""
 
-class Asked(NamedTuple):
+
+class Demands(NamedTuple):
     """What a rule asks of a loose accept."""
 
     is_prose: bool
@@ -33,8 +40,8 @@ class Asked(NamedTuple):
     n_gram: float = math.inf
     """Tokens that must not come again."""
 
-    def is_within(self, other: Asked) -> bool:
-        """Whether it accepts nothing that the other does not."""
+    def is_within(self, other: Demands) -> bool:
+        """Whether it asks at least as much of every accept."""
         return self.is_prose == other.is_prose and (
             self.margin <= other.margin
             and self.n_first >= other.n_first
@@ -49,19 +56,19 @@ class Asked(NamedTuple):
             place, margin = entry["place"], entry["margin"]
             given += margin
             if (
-                margin >= self.margin
+                margin >= self.margin * (1 - ROUNDED)
                 or place < self.n_first
-                or given >= self.nats / 100 * (place + 1)
-                or repeated(row["answer"], place) >= self.n_gram
+                or given >= self.nats / 100 * (place + 1) * (1 - ROUNDED)
+                or (self.n_gram < math.inf and repeated(row["answer"], place) >= self.n_gram)
             ):
                 return False
         return True
 
 
-def asked(gate: Gate) -> Asked | None:
+def demands_of(gate: Gate) -> Demands | None:
     """Of a margin, `all(...)` of one and guards, or `regions(prose=...)` of such; None: it is another rule."""
     if isinstance(gate, Regions):
-        inside = asked(gate.prose) if gate == Regions(prose=gate.prose) else None
+        inside = demands_of(gate.prose) if gate == Regions(prose=gate.prose) else None
         return inside and inside._replace(is_prose=True)
     parts = gate.gates if isinstance(gate, AllOf) else (gate,)
     found: dict[str, float] = {}
@@ -70,12 +77,12 @@ def asked(gate: Gate) -> Asked | None:
         if name is None or name in found:
             return None
         found[name] = getattr(part, {"margin": "tau", "nats": "nats"}.get(name, "n"))
-    return Asked(False, **found) if "margin" in found else None  # type: ignore[arg-type]
+    return Demands(False, **found) if "margin" in found else None  # type: ignore[arg-type]
 
 
 def is_part(gate: Gate, of: Gate) -> bool:
-    """Whether a rule is another one, or surely accepts a part of what that does."""
-    mine, theirs = asked(gate), asked(of)
+    """Whether a rule is another one, or asks at least as much of every accept."""
+    mine, theirs = demands_of(gate), demands_of(of)
     return gate == of or (mine is not None and theirs is not None and mine.is_within(theirs))
 
 
@@ -94,24 +101,31 @@ def derive(records: Records, gate: Gate) -> tuple[int, int]:
     """Adds what can be taken over to the records, which must be open for writing.
 
     Args:
-        gate: A rule, see `asked`. Raises ValueError for others.
+        gate: A rule, see `demands_of`. Raises ValueError for others.
 
     Returns:
-        How many answers were added, and to how many items, or runs of them, wider rules have only others.
+        How many answers were added, and in how many more the wider rule accepted what this one would not.
     """
-    wanted = asked(gate)
+    wanted = demands_of(gate)
     if wanted is None:
         raise ValueError(f"{gate} is no margin with guards, such as all(margin:0.3,no-repeat:8); name such a rule.")
-    n_added = 0
-    others: set[tuple[str, str, str]] = set()
-    for row in list(records.rows):
+    sources: dict[tuple[str, str, str], tuple[float, Row]] = {}  # of each answer, that of the narrowest wider rule
+    for row in records.rows:
         way = parse_way(row["way"])
-        new = str(Way(replace(way.setting, gate=gate), way.run))
-        if not is_part(gate, way.setting.gate) or records.has(row["part"], row["item"], new):
-            continue
+        wide = demands_of(way.setting.gate)
+        key = row["part"], row["item"], str(Way(replace(way.setting, gate=gate), way.run))
+        if wide is not None and wanted.is_within(wide) and not records.has(*key):
+            margin, _ = sources.get(key, (math.inf, row))
+            if wide.margin < margin:
+                sources[key] = wide.margin, row
+    n_added = 0
+    for (_, _, new), (_, row) in sources.items():
         if wanted.accepts(row):
-            records.add({**row, "way": new, "derived": row["way"]}, {})
+            records.add({**row, "way": new, "derived": row.get("derived", row["way"])}, {})
             n_added += 1
-        else:
-            others.add((row["part"], row["item"], new))
-    return n_added, sum(not records.has(*key) for key in others)
+    return n_added, len(sources) - n_added
+
+
+def origin_of(row: Row) -> tuple[str, str, str]:
+    """Part, item, and the way that an answer was decoded with."""
+    return row["part"], row["item"], row.get("derived", row["way"])

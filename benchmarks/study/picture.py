@@ -25,7 +25,8 @@ def draw(report: Report, path: Path) -> None:
     lengths = [k for k in report.lengths if points[k]]
     if not lengths:
         raise DataError("nothing can be drawn: no rule has a speed and an accuracy with intervals; record more.")
-    names = list(dict.fromkeys(way.title.replace("`", "") for k in lengths for way, _ in points[k]))
+    names = list(dict.fromkeys(_name(way) for k in lengths for way, _ in points[k]))
+    colours = pyplot.get_cmap("tab20").colors
     figure, panels = pyplot.subplots(
         1,
         len(lengths),
@@ -41,12 +42,13 @@ def draw(report: Report, path: Path) -> None:
         panel.axhline(100, color="0.5", linewidth=1, zorder=0)
         for way, found in points[k]:
             x, y = found.gain, found.recovery
-            name = way.title.replace("`", "")
+            name = _name(way)
+            colour = "0.5" if way.setting.is_exact else colours[names.index(name) % len(colours)]
             shown[name] = panel.errorbar(
                 x.estimate, 100 * y.estimate,
                 xerr=[[x.estimate - x.low], [x.high - x.estimate]],
                 yerr=[[100 * (y.estimate - y.low)], [100 * (y.high - y.estimate)]],
-                fmt="o", color="0.5" if way.setting.is_exact else f"C{names.index(name)}", elinewidth=0.8, markersize=5,
+                fmt="o", color=colour, elinewidth=0.8, markersize=5,
             )  # fmt: skip
             panel.annotate(
                 str(names.index(name) + 1), (x.estimate, 100 * y.estimate), xytext=(4, 4), textcoords="offset points"
@@ -59,6 +61,10 @@ def draw(report: Report, path: Path) -> None:
     figure.legend(handles, titles, loc="outside lower center", fontsize=9, frameon=False)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _name(way: Way) -> str:
+    return way.title.replace("`", "")
 
 
 def _points(report: Report, k: int) -> list[tuple[Way, Found]]:

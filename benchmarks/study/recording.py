@@ -55,9 +55,9 @@ class Recorder:
         generator.llm.trace = True
 
     def run(self, jobs: Sequence[Job], is_over: Callable[[], bool] = lambda: False) -> int:
-        """Records what is missing of the jobs, in their order. When `is_over` says so after an answer, no item is begun
-        any more; those that were are finished, for what is quick to decode is not like the rest (loops, which are easy
-        to draft). The records must be open for writing. Returns the number of new answers."""
+        """Records what is missing of the jobs, in their order. When `is_over` says so after an answer, no further items
+        are begun, and those that were are finished, because what decodes quickly is not typical: loops are easy to
+        draft. The records must be open for writing. Returns the number of new answers."""
         n = 0
         ends = False
 

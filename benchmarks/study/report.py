@@ -34,11 +34,10 @@ from study.comparing import (
     choose,
     find,
     frontier,
-    is_shared,
     noise,
     reference_of,
 )
-from study.deriving import is_part
+from study.deriving import is_part, origin_of
 from study.flips import CLASSES, Parting, count_classes, partings
 from study.machines import Machine
 from study.means import compare_means, compare_paths
@@ -59,8 +58,8 @@ decoding, as costs say:
 """
 RULES_LEGEND = """## What loose accepts cost, all draft lengths
 
-New items: those that no other loose rule has, but for rules that accept a part of what this one does; a rule that was
-proposed from the answers of others is judged on these.
+New items: those that no other loose rule has, apart from rules that ask more of an accept than this one does; a rule
+that was proposed from the answers of others is judged on these.
 Answers: without a loose accept; with one, and exact ones on the same path up to it; with one, and none on its path (all
 exact ones of the item stand in). Check: the answers without a loose accept against all exact ones: noise, if they are
 exact ones, too. An interval without width says that no item differed, not that none can.
@@ -279,10 +278,12 @@ class Report:
         """Where answers part from exact's."""
         found: list[tuple[Way, Parting]] = []
         loose: Counter[str] = Counter()
+        seen: set[tuple[str, str, str]] = set()  # what several rules share, counts once
         for k in self.lengths:
             for way, _ in self.loose(k, self.parts):
                 pairs = self.answers.pairs(way, self.reference, self.parts)
-                pairs = [pair for pair in pairs if not is_shared(pair[0])]
+                pairs = [(row, base) for row, base in pairs if origin_of(row) not in seen]
+                seen.update(origin_of(row) for row, _ in pairs)
                 found += [(way, parting) for parting in partings(self.answers, pairs)]
                 loose.update(count_classes(self.answers, [row for row, _ in pairs]))
         if not found:

@@ -1,6 +1,6 @@
-// A guard: no n tokens of an answer come again by a loose accept. So looseness never keeps a text in a loop that the
-// target would leave; what the target repeats itself stands. Like no_repeat_ngram_size of other programs, but for loose
-// accepts alone.
+// A guard: no loose accept is the last of n tokens that stand in the answer already. So looseness does not keep a text
+// in a loop that the target would leave; what the target repeats itself stands. Like no_repeat_ngram_size of other
+// programs, but for loose accepts alone.
 
 #include <algorithm>
 

@@ -56,8 +56,8 @@ class Budget(Guard):
 
 @dataclass(frozen=True)
 class NoRepeat(Guard):
-    """A guard: no n tokens of an answer come again by a loose accept, as in a loop that the target would leave. What
-    the target repeats itself stands. `AllOf(Margin(0.3), NoRepeat(8))`."""
+    """A guard: no loosely accepted token is the last of n that stand in the answer already, as in a loop that the
+    target would leave. What the target repeats itself stands. `AllOf(Margin(0.3), NoRepeat(8))`."""
 
     n: int = 8
     """Tokens, >= 1."""
