@@ -144,10 +144,12 @@ class Report:
         for part in self.answers.parts:
             n = [len({row["item"] for row in self.answers.of(way, (part,))}) for way in self.ways]
             counts.append(f"{part} {min(n)}" + (f" to {max(n)}" if min(n) < max(n) else ""))
-        n_all = sum(len(self.answers.of(way, self.answers.parts)) for way in self.answers.ways)
+        every = [row for way in self.answers.ways for row in self.answers.of(way, self.answers.parts)]
+        n_taken = sum("derived" in row for row in every)
+        taken = f" ({n_taken} of them taken over from wider rules)" if n_taken else ""
         return "\n".join(
             [
-                f"{n_all} answers, greedy, in the model's chat format. {self._about}.",
+                f"{len(every)} answers{taken}, greedy, in the model's chat format. {self._about}.",
                 f"Items (of the way with fewest, of the one with most): {', '.join(counts)}. "
                 f"What has fewer than {self.least} is left out.",
                 LEGEND.format(reference=self.reference.title),

@@ -36,8 +36,8 @@ from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
 LOSSLESS = "exact"
-CHAT_GATE = "regions(prose=all(margin:0.15,exact-first:8,budget:1))"
-"""Of the preset `safe`."""
+CHAT_GATE = "regions(prose=all(margin:0.15,exact-first:8,budget:1,no-repeat:8))"
+"""Of the preset `balanced`."""
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
@@ -212,7 +212,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=GateType(), default=gate, show_default=True,
                      help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain "
-                          "decoding. With guards: all(margin:0.3,exact-first:8,budget:2)."),
+                          "decoding. With guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8)."),
         click.option("--window", metavar="N", type=SIZE,
                      help="How many positions (W) decide on a mismatch.  [default: the gate's own]"),
         click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,

@@ -202,19 +202,21 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
     for name in SHIPPED:
         preset = load_preset(name)
         assert preset == load_preset(folder / f"{name}.json")
-        assert not preset.gate.is_lossless and preset.leaves_drafter and preset.model is None
+        assert preset.gate.is_lossless == (name == "safe") and preset.leaves_drafter and preset.model is None
         assert set(preset.claim) == {"about", "measured"}
 
 
-def test_chat_starts_with_the_safe_one():
-    assert str(load_preset("safe").gate) == CHAT_GATE
+def test_chat_starts_with_the_balanced_one():
+    assert str(load_preset("balanced").gate) == CHAT_GATE
 
 
 def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
     got = settings(run, "--preset", "fast", "-m", TARGET, "-d", DRAFT)["settings"]
     assert (got["gate"], got["drafter"], got["adaptive"]) == ("margin:0.3", [f"draft model {DRAFT.name}"], True)
-    got = settings(run, "--preset", "safe", "-m", TARGET, "--draft-max", 2, "--gate", "exact")["settings"]
+    got = settings(run, "--preset", "safe", "-m", TARGET, "--draft-max", 2)["settings"]
     assert (got["gate"], got["draft_max"], got["drafter"]) == ("exact", 2, [f"EAGLE-3 head {HEAD.name}"])
+    got = settings(run, "--preset", "fast", "-m", TARGET, "--gate", "exact")["settings"]
+    assert (got["gate"], got["adaptive"]) == ("exact", True)
     result = run("chat", *QUIET, "-m", TARGET, "--preset", "balanced", "--no-adaptive", stdin="How many apples?\n")
     assert result.code == 0 and f"gate: {load_preset('balanced').gate}" in result.err
 

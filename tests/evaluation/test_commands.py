@@ -393,8 +393,8 @@ def heads(tiny):
 
 
 def test_shipped_presets_are_settings_of_measuring_commands(run, data, tmp_path):
-    gate = str(load_preset("safe").gate)
-    short = ["--preset", "safe", "--max-tokens", 8]
+    gate = str(load_preset("balanced").gate)
+    short = ["--preset", "balanced", "--max-tokens", 8]
     for command, arguments in (
         (bench, ["--limit", 1]),
         (evaluate, ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 2, "-o", tmp_path / "runs"]),
