@@ -203,6 +203,13 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_
             return out[: out.index(EOG) + 1] if EOG in out else out
 
 
+def require_same(engine, oracle, n):
+    """The engine committed what the oracle did, as far as both went, and n tokens where the oracle has as many."""
+    m = min(len(engine), len(oracle))
+    assert m >= min(n, len(oracle))
+    assert engine[:m] == oracle[:m]
+
+
 scripts = st.builds(
     Script, st.integers(0, 2**31), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.sampled_from([-9.0, -1.0, 0.0])
 )
@@ -218,9 +225,7 @@ def test_commits_what_the_oracle_commits(script, tau, window, k):
     n = 25
     engine = run_engine(script, Margin(tau), window, k, n)
     oracle = Oracle(script, tau, window, k, 4096).run(n)
-    m = min(len(engine), len(oracle))
-    assert m >= min(n, len(oracle))
-    assert engine[:m] == oracle[:m]
+    require_same(engine, oracle, n)
 
 
 @settings(max_examples=100, deadline=None)
@@ -229,9 +234,7 @@ def test_the_first_tokens_exact(script, tau, window, k, n_exact):
     n = 25
     engine = run_engine(script, AllOf(Margin(tau), ExactFirst(n_exact)), window, k, n)
     oracle = Oracle(script, tau, window, k, 4096, n_exact=n_exact).run(n)
-    m = min(len(engine), len(oracle))
-    assert m >= min(n, len(oracle))
-    assert engine[:m] == oracle[:m]
+    require_same(engine, oracle, n)
 
 
 @settings(max_examples=100, deadline=None)
@@ -241,9 +244,7 @@ def test_no_loose_accept_repeats(script, tau, window, k, n_gram):
     n = 40
     engine = run_engine(script, AllOf(Margin(tau), NoRepeat(n_gram)), window, k, n)
     oracle = Oracle(script, tau, window, k, 4096, n_gram=n_gram).run(n)
-    m = min(len(engine), len(oracle))
-    assert m >= min(n, len(oracle))
-    assert engine[:m] == oracle[:m]
+    require_same(engine, oracle, n)
 
 
 @settings(max_examples=100, deadline=None)
@@ -253,9 +254,7 @@ def test_fuzzy_commits_what_the_oracle_commits(script, threshold, window, k):
     n = 25
     engine = run_engine(script, Fuzzy("tv", threshold), window, k, n)
     oracle = FuzzyOracle(script, threshold, window, k, 4096).run(n)
-    m = min(len(engine), len(oracle))
-    assert m >= min(n, len(oracle))
-    assert engine[:m] == oracle[:m]
+    require_same(engine, oracle, n)
 
 
 def test_a_drafter_without_rows_cannot_be_compared():

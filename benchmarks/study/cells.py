@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pyfly_cpp.evaluation.statistics import Interval, wilson
 from study.comparing import Found, base_of
@@ -22,21 +22,27 @@ MARGINS = (0.0, 0.05, 0.15, 0.3)
 
 def place_rows(found: Sequence[Parting]) -> list[list[str]]:
     """Of loose partings, by how far into an answer they are."""
-    rows = []
-    for begin, end in zip(PLACES, (*PLACES[1:], math.inf)):
-        name = f"{begin} to {end - 1:.0f}" if end < math.inf else f"{begin} and later"
-        rows.append([name, *class_cells([parting for parting in found if begin <= parting.place < end])])
-    return rows
+    return [
+        [f"{begin} to {end - 1:.0f}" if end < math.inf else f"{begin} and later", *cells]
+        for begin, end, cells in _in_ranges(PLACES, [(parting.place, parting) for parting in found])
+    ]
 
 
 def margin_rows(found: Sequence[Parting]) -> list[list[str]]:
     """Of loose partings behind the first PLACES[1] tokens, by how much less likely the token was than the choice."""
-    late = [parting for parting in found if parting.place >= PLACES[1]]
-    rows = []
-    for begin, end in zip(MARGINS, (*MARGINS[1:], math.inf)):
-        name = f"{begin:g} to {end:g}" if end < math.inf else f"{begin:g} and more"
-        rows.append([name, *class_cells([parting for parting in late if begin <= parting.margin < end])])
-    return rows
+    late = [(parting.margin, parting) for parting in found if parting.place >= PLACES[1]]
+    return [
+        [f"{begin:g} to {end:g}" if end < math.inf else f"{begin:g} and more", *cells]
+        for begin, end, cells in _in_ranges(MARGINS, late)
+    ]
+
+
+def _in_ranges(
+    begins: Sequence[float], found: Sequence[tuple[float, Parting]]
+) -> Iterator[tuple[float, float, list[str]]]:
+    """(begin, end, cells) of each range, which ends where the next begins; `found`: (what is in a range, parting)."""
+    for begin, end in zip(begins, (*begins[1:], math.inf)):
+        yield begin, end, class_cells([parting for value, parting in found if begin <= value < end])
 
 
 def class_cells(found: Sequence[Parting]) -> list[str]:

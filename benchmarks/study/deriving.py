@@ -65,6 +65,15 @@ class Demands(NamedTuple):
         return True
 
 
+_NUMBERS: dict[type[Gate], tuple[str, str]] = {
+    Margin: ("margin", "tau"),
+    ExactFirst: ("n_first", "n"),
+    Budget: ("nats", "nats"),
+    NoRepeat: ("n_gram", "n"),
+}
+"""Of a rule, which of the demands its number is, and its name there."""
+
+
 def demands_of(gate: Gate) -> Demands | None:
     """Of a margin, `all(...)` of one and guards, or `regions(prose=...)` of such; None: it is another rule."""
     if isinstance(gate, Regions):
@@ -73,10 +82,10 @@ def demands_of(gate: Gate) -> Demands | None:
     parts = gate.gates if isinstance(gate, AllOf) else (gate,)
     found: dict[str, float] = {}
     for part in parts:
-        name = {Margin: "margin", ExactFirst: "n_first", Budget: "nats", NoRepeat: "n_gram"}.get(type(part))
-        if name is None or name in found:
+        if type(part) not in _NUMBERS or _NUMBERS[type(part)][0] in found:
             return None
-        found[name] = getattr(part, {"margin": "tau", "nats": "nats"}.get(name, "n"))
+        name, number = _NUMBERS[type(part)]
+        found[name] = getattr(part, number)
     return Demands(False, **found) if "margin" in found else None  # type: ignore[arg-type]
 
 
@@ -113,11 +122,11 @@ def derive(records: Records, gate: Gate) -> tuple[int, int]:
     for row in records.rows:
         way = parse_way(row["way"])
         wide = demands_of(way.setting.gate)
+        if wide is None or not wanted.is_within(wide):
+            continue
         key = row["part"], row["item"], str(Way(replace(way.setting, gate=gate), way.run))
-        if wide is not None and wanted.is_within(wide) and not records.has(*key):
-            margin, _ = sources.get(key, (math.inf, row))
-            if wide.margin < margin:
-                sources[key] = wide.margin, row
+        if not records.has(*key) and (key not in sources or wide.margin < sources[key][0]):
+            sources[key] = wide.margin, row
     n_added = 0
     for (_, _, new), (_, row) in sources.items():
         if wanted.accepts(row):

@@ -7,6 +7,7 @@ full, a prompt is evaluated once for all ways, and whenever it is stopped all wa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import time
@@ -60,14 +61,8 @@ class Recorder:
         draft. The records must be open for writing. Returns the number of new answers."""
         n = 0
         ends = False
-
-        def orders() -> Iterator[Order]:
-            for order in self._orders(jobs):
-                if ends:
-                    return
-                yield order
-
-        made = self._generator.generate_all(orders(), self._base, n_at_once=self._generator.n_parallel)
+        orders = itertools.takewhile(lambda _: not ends, self._orders(jobs))
+        made = self._generator.generate_all(orders, self._base, n_at_once=self._generator.n_parallel)
         with contextlib.closing(made):
             for order, generated in made:
                 part, item, way = order.key
