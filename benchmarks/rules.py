@@ -17,9 +17,10 @@ from pathlib import Path
 from resumable import markdown
 from study.cells import within
 from study.comparing import Answers, Comparison, Pair, base_of
+from study.deriving import repeated
 from study.flips import first_difference
-from study.plan import ALL_RULES, Way, ways
-from study.records import Records
+from study.plan import ALL_RULES, SUPERSEDED, Way, ways
+from study.records import Records, loose_of
 
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.settings import PLAIN
@@ -50,6 +51,12 @@ wherever they stand. Right: the tests pass; the last number is the answer; a sto
 Tokens: of an answer. Loops: answers with a loop in them. `exact #2` is exact decoding once more, with other neighbours
 in its batches, and `plain` the same without drafts: the noise. A rule that has fewer than 20 items here is not to be
 compared with others."""
+
+N_GRAMS = (4, 6, 8, 12, 16)
+REPETITIONS = """## What no-repeat would refuse
+
+Rules without the guard `no-repeat:n`, all draft lengths: answers in which it would have refused a loose accept, and
+how many of these are in a loop. A small n changes answers that are in none, a large one misses loops."""
 
 
 class Table:
@@ -117,7 +124,28 @@ def page(records: Records, k: int) -> str:
     head = (
         f"# Rules compared\n\nMade by `rules.py`: greedy, {k} drafts a round, no governor. {records.about}.\n{LEGEND}"
     )
-    return "\n\n".join([head, *sections])
+    return "\n\n".join(text for text in [head, *sections, repetitions(answers)] if text)
+
+
+def repetitions(answers: Answers) -> str:
+    """What `no-repeat` would refuse of rules without it, for several n: why it has the n that it has. Empty where these
+    rules have no answers."""
+    rows = []
+    for rule in SUPERSEDED:
+        for part in answers.parts:
+            made = [row for way in answers.ways if way.rule == rule for row in answers.of(way, (part,))]
+            if made:
+                loops = [row for row in made if row["loop"]]
+                accepts = sum(len(row["loose"]) for row in made)
+                refused = [f"{_n_refused(made, n)}, {_n_refused(loops, n)}" for n in N_GRAMS]
+                rows.append([f"`{rule}`", part, str(len(made)), str(len(loops)), str(accepts), *refused])
+    head = ["rule", "part", "answers", "in a loop", "loose accepts", *(f"n = {n}" for n in N_GRAMS)]
+    return f"{REPETITIONS}\n\n{markdown(head, rows)}" if rows else ""
+
+
+def _n_refused(rows: Sequence[Row], n: int) -> int:
+    """In how many answers one of the loose accepts repeats n tokens."""
+    return sum(any(repeated(row["answer"], entry["place"]) >= n for entry in loose_of(row)) for row in rows)
 
 
 def main() -> None:

@@ -627,6 +627,18 @@ def test_answers_that_a_narrower_rule_would_give_too(tmp_path):
     assert regions == (True, 0.3, 8, float("inf"), 8)
 
 
+def test_what_a_guard_would_refuse(tmp_path):
+    """Of ten answers with a token that repeats four, three are in a loop; two more repeat one."""
+    way = plan.parse_way(f"{plan.SUPERSEDED[0]} k=3")
+    rows = [answer(3 * i, EXACT_8, True) for i in range(12)]
+    for i in range(12):
+        tokens, place = ((1, 2, 3, 4, 1, 2, 3, 4), 7) if i < 10 else ((1, 2, 1), 2)
+        rows.append(answer(3 * i, way, True, tokens, loose=[[place, tokens[place], 9, 0.1, 0.5, 0.4]], loop=i < 3))
+    text = rules.repetitions(Answers(written(tmp_path, rows), takes_all=True))
+    assert f"| `{way.rule}` | gsm8k | 12 | 3 | 12 | 10, 3 | 0, 0 | 0, 0 | " in text
+    assert rules.repetitions(Answers(Records(tmp_path))) == ""
+
+
 def test_nothing_to_compare_with(tmp_path):
     with pytest.raises(DataError, match="no exact answers"):
         Report(written(tmp_path / "a", [answer(0, LOOSE_8, True)]), [])
