@@ -78,7 +78,7 @@ def verify(
     given_away: float = 0.0,
     seed: int = 0,
     regions: Sequence[str] | None = None,
-    answered: Sequence[int] | None = None,
+    answered: npt.ArrayLike | None = None,
 ) -> Verification:
     """Verifies one round.
 

@@ -48,6 +48,7 @@ def verify(
     draft_rows = None if draft_logits is None else floats("draft_logits", draft_logits, (n_draft, rows.shape[1]))
     where = None if regions is None else tokens("regions", regions, n_draft)
     before = None if answered is None else tokens("answered", answered)
+    n_before = n_answered if before is None else before.shape[0]
     decisions = ffi.new("pyfly_decision[]", max(n_draft, 1))
     emitted = ffi.new("int32_t[]", n_draft + 1)
     n_emitted = ffi.new("size_t *")
@@ -57,7 +58,7 @@ def verify(
         ffi.NULL if choices is None else token_pointer(choices), ffi.NULL if where is None else token_pointer(where),
         gate_array(gate), len(gate),
         ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
-        *((ffi.NULL, n_answered) if before is None else (token_pointer(before), before.shape[0])), given_away, seed,
+        ffi.NULL if before is None else token_pointer(before), n_before, given_away, seed,
         decisions, emitted, n_emitted,
     )  # fmt: skip
     judged = [RawDecision(d.reason, d.choice, d.entropy, d.margin) for d in decisions[0:n_draft]]
