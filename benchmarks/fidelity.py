@@ -4,12 +4,13 @@
         --allow-code-execution --minutes 240
     python benchmarks/fidelity.py derive --records FOLDER --rules "all(margin:0.3,no-repeat:8)"
     python benchmarks/fidelity.py pack   --records FOLDER
-    python benchmarks/fidelity.py report --records FOLDER --page benchmarks/fidelity.md --picture benchmarks/fidelity.png
+    python benchmarks/fidelity.py report --records FOLDER --page benchmarks/fidelity.md \\
+        --tables benchmarks/fidelity_tables.md --picture benchmarks/fidelity.png
     python benchmarks/fidelity.py check  --target Q4_K_M --data FOLDER --records FOLDER
 
 `record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
 `derive` takes over, for a rule, the answers of wider ones in which it accepts the same (study/deriving.py). `pack`
-compresses what was recorded. `report` writes the generated part of the page. `check` evaluates some answers anew: what
+compresses what was recorded. `report` writes the generated parts of the page and of its tables. `check` evaluates some answers anew: what
 no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not
 depend on how busy the machine is, and no times are taken.
 """  # noqa: E501 - a command
@@ -28,10 +29,11 @@ from study.comparing import Answers
 from study.deriving import derive
 from study.forcing import force, sample
 from study.machines import DEFAULT, read_machines
+from study.page import summary, update_page
 from study.picture import draw
 from study.recording import Progress, Recorder, n_missing
 from study.records import Records, pack
-from study.report import Report, update_page
+from study.report import Report
 
 from pyfly_cpp import DraftModel, FlyLlama, parse_gate
 from pyfly_cpp.errors import PyflyError
@@ -91,12 +93,13 @@ def take_answers_over(args: argparse.Namespace) -> None:
 
 
 def make_report(args: argparse.Namespace) -> None:
-    """Writes page and picture."""
+    """Writes page, tables and picture."""
     report = Report(Records(args.records), read_machines(args.machines), args.least)
-    if args.page is None:
-        print(report.text())
-    else:
-        update_page(args.page, report.text())
+    for path, text in ((args.page, summary), (args.tables, Report.text)):
+        if path is not None:
+            update_page(path, text(report))
+    if args.page is None and args.tables is None:
+        print(f"{summary(report)}\n\n{report.text()}")
     if args.picture is not None:
         draw(report, args.picture)
 
@@ -154,7 +157,8 @@ def main() -> None:
     two.add_argument("--records", type=Path, required=True)
     three = commands.add_parser("report", help="read the records into a page")
     three.add_argument("--records", type=Path, required=True)
-    three.add_argument("--page", type=Path, help="Markdown whose generated part is written (default: print it)")
+    three.add_argument("--page", type=Path, help="Markdown whose generated part is written: a line for each rule")
+    three.add_argument("--tables", type=Path, help="the same for all tables (with neither, both are printed)")
     three.add_argument("--least", type=int, default=50, help="leave out rules with fewer items (default 50)")
     three.add_argument("--picture", type=Path, help="PNG of the frontier")
     three.add_argument("--machines", type=Path, default=DEFAULT, help="costs of batches, JSON (default: machines.json)")

@@ -46,7 +46,11 @@ PARTS = {
 }
 POOLED = ("gsm8k", "humaneval", "mbpp")
 """The parts whose accuracies are pooled."""
+PROSE = "writing"
+"""The part that is prose alone."""
 REST = tuple(name for name in PARTS if name not in POOLED)
+OTHER = tuple(name for name in REST if name != PROSE)
+"""Parts with right and wrong answers that are not pooled: does what holds for the pooled ones hold there, too?"""
 
 
 def read_part(name: str, folder: Path, n: int | None = None) -> list[Item]:
@@ -211,7 +215,7 @@ def stages(best: Sequence[str] = (), rules: Sequence[str] = RULES) -> dict[str, 
             out[f"{name}{k}"] = Stage(parts, tuple(ways(rules, k)))
     for k in K:
         guards = [rule for one in best for rule in guarded(one)]
-        out[f"guards{k}"] = Stage((*POOLED, "writing"), tuple(ways(guards, k)))
+        out[f"guards{k}"] = Stage((*POOLED, PROSE), tuple(ways(guards, k)))
     for k in K:
         out[f"again{k}"] = Stage(POOLED, (*ways(("exact",), k, 2), *ways(best, k, 2), *ways(best, k, 3)))
     return out

@@ -129,6 +129,11 @@ class Flips:
     both_wrong: int
 
     @property
+    def n(self) -> int:
+        """Items."""
+        return self.harmful + self.helpful + self.both_right + self.both_wrong
+
+    @property
     def p(self) -> float:
         """McNemar's exact p."""
         return mcnemar_exact(self.harmful, self.helpful)

@@ -24,10 +24,11 @@ from study.forcing import force, sample  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
 from study.machines import Machine, read_machines  # noqa: E402
 from study.means import compare_means, compare_paths  # noqa: E402
+from study.page import BEGIN, END, summary, update_page  # noqa: E402
 from study.picture import draw  # noqa: E402
 from study.recording import Recorder, n_missing  # noqa: E402
 from study.records import LIVE, Records, pack  # noqa: E402
-from study.report import BEGIN, END, Report, update_page  # noqa: E402
+from study.report import Report  # noqa: E402
 
 from pyfly_cpp import FlyLlama, parse_gate  # noqa: E402
 from pyfly_cpp.evaluation.files import DataError  # noqa: E402
@@ -560,6 +561,10 @@ def test_the_page(records, tmp_path):
     assert "| `margin:0.3` | pooled | 200 | 163, 37, 0 | -3.5 (" in text
     assert "| 0 to 7 | 37 | 12 | 5 | 20 | " in text and "| 0.05 to 0.15 | 0 | 0 | 0 | 0 | " in text
     assert "gsm8k, humaneval, mbpp pooled, 8 drafts a round" in text and "nan" not in text
+    first, *rest = [line.split(" | ") for line in summary(report).splitlines() if line.startswith("| `")]
+    assert (first[:2], rest) == (["| `margin:0.3` (preset `fast`)", "200"], [])
+    assert first[4].endswith(" of 200") and first[5] == "-12 +5"
+    assert [cell.strip(" |") for cell in first[-2:]] == ["", ""]
     page = tmp_path / "page.md"
     page.write_text(f"# By hand\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n")
     update_page(page, text)
@@ -570,6 +575,17 @@ def test_the_page(records, tmp_path):
     pytest.importorskip("matplotlib")
     draw(report, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_other_parts_stand_apart(tmp_path):
+    rows = []
+    for i in range(10):
+        more = {"part": "mgsm", "item": f"mgsm-{i}", "unit": f"mgsm-{i}"} if i >= 6 else {}
+        rows.append(answer(i, EXACT_8, True, **more))
+        rows.append(answer(i, LOOSE_8, i != 9, (1, 3), loose=[[1, 3, 2, 0.1, 0.6, 0.3]], **more))
+    costs = Report(written(tmp_path, rows), read_machines()).costs["margin:0.3"]
+    known = {name: (means.n, paths.means.difference.estimate) for name, (means, paths) in costs.items()}
+    assert known["pooled"] == known["new items"] == (6, 0) and known["other parts"] == (4, -0.25)
 
 
 def test_the_page_of_rules(records):
