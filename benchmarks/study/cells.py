@@ -10,10 +10,12 @@ from pyfly_cpp.evaluation.statistics import Interval, wilson
 from study.comparing import Found, base_of
 from study.flips import Parting
 from study.means import Means, Paths
-from study.plan import Way
+from study.plan import PARTS, Way
 
 CELLS = ("of them first", "harmful", "helpful", "neither", "harmful, %", "margin", "entropy", "second, %")
 """Of partings of one kind."""
+PART_CELLS = ("part", "by a loose accept: harmful", "helpful", "neither", "by noise: harmful", "helpful", "neither")
+"""Of partings of one part."""
 PLACES = (0, 8, 32, 96)
 """Where in an answer, tokens, ranges begin for which partings are counted."""
 MARGINS = (0.0, 0.05, 0.15, 0.3)
@@ -43,6 +45,14 @@ def _in_ranges(
     """(begin, end, cells) of each range, which ends where the next begins; `found`: (what is in a range, parting)."""
     for begin, end in zip(begins, (*begins[1:], math.inf)):
         yield begin, end, class_cells([parting for value, parting in found if begin <= value < end])
+
+
+def part_rows(found: Sequence[Parting]) -> list[list[str]]:
+    """Of every part, by whether a loose accept is where the answers part, or noise (or an end)."""
+    counts = Counter((parting.part, parting.is_loose, parting.kind) for parting in found)
+    kinds = [(is_loose, kind) for is_loose in (True, False) for kind in ("harmful", "helpful", "neither")]
+    parts = [part for part in PARTS if any(parting.part == part for parting in found)]
+    return [[part, *(str(counts[part, is_loose, kind]) for is_loose, kind in kinds)] for part in parts]
 
 
 def class_cells(found: Sequence[Parting]) -> list[str]:

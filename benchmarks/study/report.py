@@ -12,6 +12,7 @@ from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.statistics import Flips, wilson
 from study.cells import (
     CELLS,
+    PART_CELLS,
     PLACES,
     class_cells,
     flip_cells,
@@ -21,6 +22,7 @@ from study.cells import (
     mean_cells,
     number,
     part_cell,
+    part_rows,
     path_cell,
     place_rows,
     quoted,
@@ -308,16 +310,17 @@ class Report:
 
     def where(self) -> str:
         """Where answers part from exact's."""
-        found: list[tuple[Way, Parting]] = []
+        every: list[tuple[Way, Parting]] = []
         loose: Counter[str] = Counter()
         seen: set[tuple[str, str, str]] = set()  # what several rules share, counts once
         for k in self.lengths:
             for way, _ in self.loose(k, self.parts):
-                pairs = self.answers.pairs(way, self.reference, self.parts)
+                pairs = self.answers.pairs(way, self.reference, (*self.parts, *OTHER))
                 pairs = [(row, base) for row, base in pairs if origin_of(row) not in seen]
                 seen.update(origin_of(row) for row, _ in pairs)
-                found += [(way, parting) for parting in partings(self.answers, pairs)]
-                loose.update(count_classes(self.answers, [row for row, _ in pairs]))
+                every += [(way, parting) for parting in partings(self.answers, pairs)]
+                loose.update(count_classes(self.answers, [row for row, _ in pairs if row["part"] in self.parts]))
+        found = [entry for entry in every if entry[1].part in self.parts]
         if not found:
             return ""
         rows = []
@@ -335,7 +338,8 @@ class Report:
         places = markdown(["first difference at token", *CELLS], place_rows(loosely))
         margins = markdown([f"margin, from token {PLACES[1]} on", *CELLS], margin_rows(loosely))
         examples = self.examples([entry for entry in found if entry[1].kind == "harmful"])
-        return "\n\n".join([text, places, margins, examples])
+        by_part = f"Of all parts:\n\n{markdown(list(PART_CELLS), part_rows([parting for _, parting in every]))}"
+        return "\n\n".join([text, places, margins, by_part, examples])
 
     def examples(self, harmful: Sequence[tuple[Way, Parting]]) -> str:
         """Harmful partings, each token in its place once."""

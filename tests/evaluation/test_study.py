@@ -583,9 +583,11 @@ def test_other_parts_stand_apart(tmp_path):
         more = {"part": "mgsm", "item": f"mgsm-{i}", "unit": f"mgsm-{i}"} if i >= 6 else {}
         rows.append(answer(i, EXACT_8, True, **more))
         rows.append(answer(i, LOOSE_8, i != 9, (1, 3), loose=[[1, 3, 2, 0.1, 0.6, 0.3]], **more))
-    costs = Report(written(tmp_path, rows), read_machines()).costs["margin:0.3"]
+    report = Report(written(tmp_path, rows), read_machines())
+    costs = report.costs["margin:0.3"]
     known = {name: (means.n, paths.means.difference.estimate) for name, (means, paths) in costs.items()}
     assert known["pooled"] == known["new items"] == (6, 0) and known["other parts"] == (4, -0.25)
+    assert "| mgsm | 1 | 0 | 3 | 0 | 0 | 0 |" in report.where()
 
 
 def test_the_page_of_rules(records):
