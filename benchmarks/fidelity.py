@@ -10,10 +10,10 @@
 
 `record` decodes what is missing, stage by stage (study/plan.py), and can be stopped at any moment and started again.
 `derive` takes over, for a rule, the answers of wider ones in which it accepts the same (study/deriving.py). `pack`
-compresses what was recorded. `report` writes the generated parts of the page and of its tables. `check` evaluates some answers anew: what
-no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan names. Counts do not
-depend on how busy the machine is, and no times are taken.
-"""  # noqa: E501 - a command
+compresses what was recorded. `report` writes the generated parts of the page and of its tables. `check` evaluates some
+answers anew: what no loose accept chose has to be the target's choice. FOLDER of --data has the files that the plan
+names. Counts do not depend on how busy the machine is, and no times are taken.
+"""
 
 from __future__ import annotations
 

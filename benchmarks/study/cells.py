@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pyfly_cpp.evaluation.statistics import Interval, wilson
-from study.comparing import Found, base_of
+from pyfly_cpp.evaluation.statistics import Flips, Interval, wilson
+from study.comparing import Comparison, Found, base_of
 from study.flips import Parting
 from study.means import Means, Paths
 from study.plan import PARTS, Way
@@ -71,10 +71,20 @@ def class_cells(found: Sequence[Parting]) -> list[str]:
     return cells
 
 
+def flips_cell(flips: Flips) -> str:
+    """What became wrong, and what right."""
+    return f"-{flips.harmful} +{flips.helpful}"
+
+
 def flip_cells(found: Found) -> list[str]:
     """Flips and p."""
     flips = found.against.flips
-    return [f"-{flips.harmful} +{flips.helpful}", f"{flips.p:.2g}"]
+    return [flips_cell(flips), f"{flips.p:.2g}"]
+
+
+def loops_cell(comparison: Comparison) -> str:
+    """Loops that only the way has, and that only its baseline has."""
+    return f"+{comparison.new_loops} -{comparison.lost_loops}"
 
 
 def mean_cells(means: Means | None) -> list[str]:
@@ -128,7 +138,7 @@ def part_cell(way: Way, found: Found | None, is_reference: bool) -> str:
         pace = f"{c.per_round:.2f}"
     elif found.pace.n and not way.setting.is_plain:
         pace = f"{found.gain.estimate:.2f} x"
-    return f"{difference} ({flip_cells(found)[0]}) {pace}".strip()
+    return f"{difference} ({flips_cell(c.flips)}) {pace}".strip()
 
 
 def median(values: Sequence[float]) -> float:

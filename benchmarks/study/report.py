@@ -16,8 +16,10 @@ from study.cells import (
     PLACES,
     class_cells,
     flip_cells,
+    flips_cell,
     gain_cells,
     half_cells,
+    loops_cell,
     margin_rows,
     mean_cells,
     number,
@@ -220,7 +222,7 @@ class Report:
                     *(["", ""] if way.setting.is_plain or way == base_of(way) else gain_cells(found)),
                     f"{c.loose:.1f}",
                     f"{c.length:.0f}",
-                    "" if way == self.reference else f"+{c.new_loops} -{c.lost_loops}",
+                    "" if way == self.reference else loops_cell(c),
                     *(f"{c.speed(machine):.2f}" for machine in self.machines),
                 ]
             )
@@ -237,7 +239,7 @@ class Report:
             cells = [part_cell(way, of[part].get(way), way == self.reference) for part in self.answers.parts]
             if any(cells):
                 c = self.find(way, tuple(self.answers.parts)).against
-                cells.append("" if way == self.reference else f"+{c.new_loops} -{c.lost_loops} of {c.n}")
+                cells.append("" if way == self.reference else f"{loops_cell(c)} of {c.n}")
                 rows.append([way.title, *cells])
         if not rows:
             return ""
@@ -251,7 +253,7 @@ class Report:
         if not found:
             return ""
         rows = [
-            [f"`{first}`", f"`{second}`", str(counts.n), f"-{counts.harmful} +{counts.helpful}",
+            [f"`{first}`", f"`{second}`", str(counts.n), flips_cell(counts),
              within(wilson(counts.harmful + counts.helpful, counts.n), 100, 1)]
             for first, second, counts in found
             if first == found[0][0]
@@ -269,7 +271,7 @@ class Report:
         first, second, counts = max(found, key=lambda entry: entry[2].n)
         return (
             f"Exact decoding against itself: {share:.1f} flips of 100 items over all {len(found)} pairs of exact runs; "
-            f"`{first}` against `{second}` -{counts.harmful} +{counts.helpful} of {counts.n}."
+            f"`{first}` against `{second}` {flips_cell(counts)} of {counts.n}."
         )
 
     def halves(self) -> str:
@@ -297,7 +299,7 @@ class Report:
                 text.append(
                     f"Chosen for a recovery of at least {100 * least:.0f} % there: `{way.rule}`; judged: recovery "
                     f"{within(found.recovery, 100, 1)} %, {within(found.gain, 1, 2)} x the tokens a round, flips "
-                    f"{flip_cells(found)[0]}."
+                    f"{flips_cell(found.against.flips)}."
                 )
             sections.append("\n\n".join(text))
         if not sections:

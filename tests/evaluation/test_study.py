@@ -578,16 +578,29 @@ def test_the_page(records, tmp_path):
 
 
 def test_other_parts_stand_apart(tmp_path):
+    """Six pooled items, four of MGSM, of which the last is harmed, and two stories, of which the last loops."""
     rows = []
-    for i in range(10):
-        more = {"part": "mgsm", "item": f"mgsm-{i}", "unit": f"mgsm-{i}"} if i >= 6 else {}
+    for i in range(12):
+        part = "mgsm" if i < 10 else "writing"
+        more = {"part": part, "item": f"{part}-{i}", "unit": f"{part}-{i}"} if i >= 6 else {}
         rows.append(answer(i, EXACT_8, True, **more))
-        rows.append(answer(i, LOOSE_8, i != 9, (1, 3), loose=[[1, 3, 2, 0.1, 0.6, 0.3]], **more))
-    report = Report(written(tmp_path, rows), read_machines())
+        rows.append(answer(i, plan.parse_way("exact k=8 #2"), i != 0, (1, 2) if i else (7,), **more))
+        loose = [[1, 3, 2, 0.1, 0.6, 0.3]]
+        rows.append(answer(i, LOOSE_8, i != 9, (1, 3, 3, 4), 1, loose=loose, **{**more, "loop": i == 11}))
+    report = Report(written(tmp_path / "records", rows), read_machines())
     costs = report.costs["margin:0.3"]
     known = {name: (means.n, paths.means.difference.estimate) for name, (means, paths) in costs.items()}
     assert known["pooled"] == known["new items"] == (6, 0) and known["other parts"] == (4, -0.25)
     assert "| mgsm | 1 | 0 | 3 | 0 | 0 | 0 |" in report.where()
+    text = summary(report)
+    cells = next(line for line in text.splitlines() if "margin:0.3" in line).split(" | ")
+    assert cells[-2] == "2.00, +1 -0 of 2" and cells[-1] == "-25.0 of 4 |"
+    assert text.endswith("all 1 pairs of exact runs; `exact k=8` against `exact k=8 #2` -1 +0 of 6.")
+    page, tables = tmp_path / "page.md", tmp_path / "tables.md"
+    command = [sys.executable, ROOT / "benchmarks" / "fidelity.py", "report", "--records", tmp_path / "records"]
+    command += ["--least", "1", "--page", page, "--tables", tables]
+    subprocess.run(list(map(str, command)), check=True, timeout=120)
+    assert text in page.read_text() and report.text() in tables.read_text()
 
 
 def test_the_page_of_rules(records):
