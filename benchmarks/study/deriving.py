@@ -135,6 +135,19 @@ def derive(records: Records, gate: Gate) -> tuple[int, int]:
     return n_added, len(sources) - n_added
 
 
+def undecoded(records: Records) -> dict[str, int]:
+    """Of each way that took answers over: how many items its wider ways have answers to, but it has none, since the
+    wider rule accepted more. As long as there are any, its answers are those with fewer loose accepts."""
+    sources: dict[str, set[str]] = {}
+    items: dict[str, set[tuple[str, str]]] = {}
+    for row in records.rows:
+        items.setdefault(row["way"], set()).add((row["part"], row["item"]))
+        if "derived" in row:
+            sources.setdefault(row["way"], set()).add(row["derived"])
+    found = {way: set().union(*(items.get(wide, ()) for wide in wider)) for way, wider in sources.items()}
+    return {way: n for way, keys in found.items() if (n := len(keys - items[way]))}
+
+
 def origin_of(row: Row) -> tuple[str, str, str]:
     """Part, item, and the way that an answer was decoded with."""
     return row["part"], row["item"], row.get("derived", row["way"])

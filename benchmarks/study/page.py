@@ -37,7 +37,7 @@ def summary(report: Report) -> str:
     head = ["rule", "items", "points", "recovery, %"]
     head += [text for k in report.lengths for text in (f"K = {k}: recovery, %", "flips", "x exact")]
     head += ["prose: x exact, loops", "other parts: points"]
-    return "\n\n".join(text for text in (markdown(head, rows), report.noise_in_all()) if text)
+    return "\n\n".join(text for text in (markdown(head, rows), report.noise_in_all(), report.unfinished()) if text)
 
 
 def _way(report: Report, rule: str, k: int) -> Way | None:

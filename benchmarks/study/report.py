@@ -41,7 +41,7 @@ from study.comparing import (
     noise,
     reference_of,
 )
-from study.deriving import is_part, origin_of
+from study.deriving import is_part, origin_of, undecoded
 from study.flips import CLASSES, Parting, count_classes, partings
 from study.machines import Machine
 from study.means import Means, Paths, compare_means, compare_paths
@@ -98,6 +98,7 @@ class Report:
         """`least`: ways with fewer items are left out. Raises DataError where nothing can be compared."""
         self.answers = Answers(records)
         self._about = records.about
+        self._undecoded = undecoded(records)
         self.machines = machines
         self._found: dict[tuple[Way, tuple[str, ...], str | None], Found] = {}
         reference = reference_of(self.answers)
@@ -186,10 +187,20 @@ class Report:
             [
                 f"{len(every)} answers{taken}, greedy, in the model's chat format. {self._about}.",
                 f"Items (of the way with fewest, of the one with most): {', '.join(counts)}. "
-                f"What has fewer than {self.least} is left out.",
+                f"What has fewer than {self.least} is left out.{self.unfinished(' ')}",
                 LEGEND.format(reference=self.reference.title),
                 *(f"- {machine.name}: {machine.about}" for machine in self.machines),
             ]
+        )
+
+    def unfinished(self, before: str = "") -> str:
+        """A sentence, behind `before`, on rules that took answers over and lack the others; empty where none does."""
+        lacking = [f"`{way}` lacks {n}" for way, n in self._undecoded.items()]
+        if not lacking:
+            return ""
+        return (
+            f"{before}Answers in which a wider rule accepted more must still be recorded, or too few loose accepts are "
+            f"counted: {', '.join(lacking)}."
         )
 
     def rules(self) -> str:

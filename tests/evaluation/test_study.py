@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import rules  # noqa: E402
 from study import plan  # noqa: E402
 from study.comparing import Answers, Comparison, choose, find, frontier, noise, runs_of  # noqa: E402
-from study.deriving import demands_of, derive, repeated  # noqa: E402
+from study.deriving import demands_of, derive, repeated, undecoded  # noqa: E402
 from study.flips import CLASSES, classify, count_classes, most_rank, partings  # noqa: E402
 from study.forcing import force, sample  # noqa: E402
 from study.instructions import CHECKS, Instructions, fits, holds  # noqa: E402
@@ -647,6 +647,12 @@ def test_answers_that_a_narrower_rule_would_give_too(tmp_path):
         assert demands_of(parse_gate(rule)) is None
         with pytest.raises(ValueError, match=r"name such a rule"), records.writing(records.conditions):
             derive(records, parse_gate(rule))
+    lacking = {f"{rule} k=8": 3 - len(items) for rule, items in taken.items() if 0 < len(items) < 3}
+    assert undecoded(Records(tmp_path)) == lacking
+    said = [f"`{way}` lacks {n}" for way, n in lacking.items()]
+    sentence = Report(Records(tmp_path), read_machines()).unfinished()
+    assert sorted(sentence.rpartition(": ")[2].rstrip(".").split(", ")) == sorted(said)
+    assert sentence in summary(Report(Records(tmp_path), read_machines()))
     # An answer that stands there for several rules is counted once, whichever of them are in the report.
     records = Records(tmp_path)
     assert {row.get("derived") for row in records.rows} == {None, str(LOOSE_8)}
