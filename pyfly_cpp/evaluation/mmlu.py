@@ -16,6 +16,7 @@ class Mmlu(ChoiceTask):
     name = "mmlu"
     title = "MMLU, four choices, reasoned and read from the text"
     n_choices = 4
+    max_tokens = 600  # a model of 1.5B weighs all four choices in turn; 300 tokens cut half of its answers
     hub = (HubSplit("cais/mmlu", "all", "test"),)
     hub_examples = HubSplit("cais/mmlu", "all", "dev")
 
