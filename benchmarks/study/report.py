@@ -279,10 +279,15 @@ class Report:
             return ""
         n_flips = sum(counts.harmful + counts.helpful for _, _, counts in found)
         share = 100 * n_flips / sum(counts.n for _, _, counts in found)
-        first, second, counts = max(found, key=lambda entry: entry[2].n)
+        elsewhere = noise(self.answers, self.ways, OTHER)
+        most = [max(pairs, key=lambda entry: entry[2].n) for pairs in (found, elsewhere) if pairs]
+        largest = [
+            f"`{first}` against `{second}` {flips_cell(counts)} of {counts.n}{where}"
+            for (first, second, counts), where in zip(most, ("", " in the other parts"))
+        ]
         return (
             f"Exact decoding against itself: {share:.1f} flips of 100 items over all {len(found)} pairs of exact runs; "
-            f"`{first}` against `{second}` {flips_cell(counts)} of {counts.n}."
+            f"{', '.join(largest)}."
         )
 
     def halves(self) -> str:

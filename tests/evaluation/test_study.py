@@ -595,7 +595,8 @@ def test_other_parts_stand_apart(tmp_path):
     text = summary(report)
     cells = next(line for line in text.splitlines() if "margin:0.3" in line).split(" | ")
     assert cells[-2] == "2.00, +1 -0 of 2" and cells[-1] == "-25.0 of 4 |"
-    assert text.endswith("all 1 pairs of exact runs; `exact k=8` against `exact k=8 #2` -1 +0 of 6.")
+    against = "`exact k=8` against `exact k=8 #2`"
+    assert text.endswith(f"all 1 pairs of exact runs; {against} -1 +0 of 6, {against} -0 +0 of 4 in the other parts.")
     page, tables = tmp_path / "page.md", tmp_path / "tables.md"
     command = [sys.executable, ROOT / "benchmarks" / "fidelity.py", "report", "--records", tmp_path / "records"]
     command += ["--least", "1", "--page", page, "--tables", tables]
