@@ -19,7 +19,7 @@ from pyfly_cpp.cli.chat_settings import changed, options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.loading import context_words, load, reading
-from pyfly_cpp.cli.options import CHAT_GATE, Options, shared_options
+from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named, file_text
@@ -54,11 +54,11 @@ write //."""
 )
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
-@shared_options(gate=CHAT_GATE)
+@shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
 
-    Answers are decoded loosely unless you say --gate exact.
+    Answers are those of plain decoding unless you accept others: --preset balanced, --preset fast, or --gate.
     """
     llm = load(options, trace=show_drafts)
     try:

@@ -11,7 +11,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.loading import context_words, load, reading
-from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
+from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import TEXT, file_text, piped_text
 from pyfly_cpp.drafters import require_drafters
@@ -35,7 +35,7 @@ from pyfly_cpp.response_format import schema_grammar
 @click.option("--prompt-cache", metavar="FILE", help="Keep the evaluated prompt here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
-@shared_options(gate=LOSSLESS)
+@shared_options
 def command(
     options: Options,
     prompt: str | None,

@@ -35,9 +35,6 @@ from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
-LOSSLESS = "exact"
-CHAT_GATE = "regions(prose=all(margin:0.15,exact-first:8,budget:1,no-repeat:8))"
-"""Of the preset `balanced`."""
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
@@ -188,12 +185,8 @@ def _drafter_option(option: Option) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
-def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command the shared options; it gets them as one argument, `options: Options`.
-
-    Args:
-        gate: The default of --gate, in its written form.
-    """
+def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the shared options; it gets them as one argument, `options: Options`."""
     options: list[Callable[[Any], Any]] = [
         click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                      "[default: the demo model]"),
@@ -210,7 +203,7 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
                      help="Draft only what pays here, as measured on the way. Without it every round drafts in full."),
         click.option("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
         *(_drafter_option(option) for option in DRAFTER_OPTIONS),
-        click.option("--gate", type=GateType(), default=gate, show_default=True,
+        click.option("--gate", type=GateType(), default="exact", show_default=True,
                      help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain "
                           "decoding. With guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8)."),
         click.option("--window", metavar="N", type=SIZE,
@@ -252,20 +245,17 @@ def shared_options(*, gate: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),
     ]  # fmt: skip
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(**given: Any) -> Any:
-            own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
-            own["where"] = Where.take(given)
-            own["drafting"] = {option.name: given.pop(option.name) for option in DRAFTER_OPTIONS}
-            if own["preset"] is not None:
-                source = click.get_current_context().get_parameter_source
-                own = _with_preset(own, lambda name: source(name) is not ParameterSource.DEFAULT)
-            return function(options=Options(**own), **given)
+    @functools.wraps(function)
+    def wrapper(**given: Any) -> Any:
+        own = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+        own["where"] = Where.take(given)
+        own["drafting"] = {option.name: given.pop(option.name) for option in DRAFTER_OPTIONS}
+        if own["preset"] is not None:
+            source = click.get_current_context().get_parameter_source
+            own = _with_preset(own, lambda name: source(name) is not ParameterSource.DEFAULT)
+        return function(options=Options(**own), **given)
 
-        decorated: Callable[..., Any] = wrapper
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
-
-    return decorate
+    decorated: Callable[..., Any] = wrapper
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated

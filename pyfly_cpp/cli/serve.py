@@ -11,7 +11,7 @@ import click
 
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT
 from pyfly_cpp.cli.loading import load_batch, model_path
-from pyfly_cpp.cli.options import LOSSLESS, Options, shared_options
+from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.serve.settings import Limits, Settings
 from pyfly_cpp.threads import AUTO
@@ -138,7 +138,7 @@ _LIMITS = Limits()
     show_default=True,
     help="Largest request in bytes.",
 )
-@shared_options(gate=LOSSLESS)
+@shared_options
 def command(
     options: Options,
     host: str,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, MultiLevel, PromptLookup, Window, presets
-from pyfly_cpp.cli.options import CHAT_GATE
 from pyfly_cpp.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -204,10 +203,6 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
         assert preset == load_preset(folder / f"{name}.json")
         assert preset.gate.is_lossless == (name == "safe") and preset.leaves_drafter and preset.model is None
         assert set(preset.claim) == {"about", "measured"}
-
-
-def test_chat_starts_with_the_balanced_one():
-    assert str(load_preset("balanced").gate) == CHAT_GATE
 
 
 def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
