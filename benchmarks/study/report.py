@@ -63,7 +63,7 @@ RULES_LEGEND = """## What loose accepts cost, all draft lengths
 
 New items: those that no other loose rule has, apart from rules that ask more of an accept than this one does; a rule
 that was proposed from the answers of others is judged on these.
-Other parts: {other} together, which are not among the pooled ones.
+Other parts: {other} together, which are not among the pooled ones; below, those with enough items alone.
 Answers: without a loose accept; with one, and exact ones on the same path up to it; with one, and none on its path (all
 exact ones of the item stand in). Check: the answers without a loose accept against all exact ones: noise, if they are
 exact ones, too. An interval without width says that no item differed, not that none can.
@@ -137,7 +137,8 @@ class Report:
     @cached_property
     def costs(self) -> dict[str, dict[str, tuple[Means, Paths]]]:
         """Of each loose rule with enough items, all draft lengths as runs of it, on which what is accepted hardly
-        hangs: pooled, new items, each part, other parts together. What has no items is left out."""
+        hangs: pooled, new items, each part, other parts together, and those of them that have enough items. What has
+        no items is left out."""
         out: dict[str, dict[str, tuple[Means, Paths]]] = {}
         ways = [way for way in self.answers.ways if not way.setting.is_exact]
         for rule in dict.fromkeys(way.rule for way in sorted(ways, key=_place)):
@@ -149,6 +150,8 @@ class Report:
             chosen = {POOLED_NAME: pooled, "new items": [key for key in pooled if key not in others]}
             chosen |= {part: [key for key in mine if key[0] == part] for part in self.parts}
             chosen[OTHER_NAME] = [key for key in mine if key[0] in OTHER]
+            others_alone = {part: [key for key in mine if key[0] == part and key in exact] for part in OTHER}
+            chosen |= {part: keys for part, keys in others_alone.items() if len(keys) >= self.least}
             if sum(key in exact for key in pooled) < self.least:
                 continue
             out[rule] = {}

@@ -590,7 +590,9 @@ def test_other_parts_stand_apart(tmp_path):
     report = Report(written(tmp_path / "records", rows), read_machines())
     costs = report.costs["margin:0.3"]
     known = {name: (means.n, paths.means.difference.estimate) for name, (means, paths) in costs.items()}
-    assert known["pooled"] == known["new items"] == (6, 0) and known["other parts"] == (4, -0.25)
+    assert known["pooled"] == known["new items"] == (6, 0)
+    assert known["other parts"] == known["mgsm"] == (4, -0.25)
+    assert "mgsm" not in Report(Records(tmp_path / "records"), read_machines(), least=5).costs["margin:0.3"]
     assert "| mgsm | 1 | 0 | 3 | 0 | 0 | 0 |" in report.where()
     text = summary(report)
     cells = next(line for line in text.splitlines() if "margin:0.3" in line).split(" | ")
