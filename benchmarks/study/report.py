@@ -216,7 +216,8 @@ class Report:
         if not rows:
             return ""
         head = ["rule", "part", "items", "answers", "same paths", "recovery, %", "all runs", "runs", "check"]
-        return f"{RULES_LEGEND.format(other=', '.join(OTHER))}\n{markdown(head, rows)}"
+        other = ", ".join(part for part in OTHER if part in self.answers.parts) or "none yet"
+        return f"{RULES_LEGEND.format(other=other)}\n{markdown(head, rows)}"
 
     def pooled(self, k: int) -> str:
         """The accuracy parts together."""
