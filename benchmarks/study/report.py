@@ -216,8 +216,8 @@ class Report:
         if not rows:
             return ""
         head = ["rule", "part", "items", "answers", "same paths", "recovery, %", "all runs", "runs", "check"]
-        other = ", ".join(part for part in OTHER if part in self.answers.parts) or "none yet"
-        return f"{RULES_LEGEND.format(other=other)}\n{markdown(head, rows)}"
+        other = [part for part in OTHER if part in self.answers.parts] or OTHER
+        return f"{RULES_LEGEND.format(other=', '.join(other))}\n{markdown(head, rows)}"
 
     def pooled(self, k: int) -> str:
         """The accuracy parts together."""

@@ -594,6 +594,7 @@ def test_other_parts_stand_apart(tmp_path):
     assert known["other parts"] == known["mgsm"] == (4, -0.25)
     assert "mgsm" not in Report(Records(tmp_path / "records"), read_machines(), least=5).costs["margin:0.3"]
     assert "| mgsm | 1 | 0 | 3 | 0 | 0 | 0 |" in report.where()
+    assert "Other parts: mgsm together" in report.rules()  # those that have no answers are not named
     text = summary(report)
     cells = next(line for line in text.splitlines() if "margin:0.3" in line).split(" | ")
     assert cells[-2] == "2.00, +1 -0 of 2" and cells[-1] == "-25.0 of 4 |"
