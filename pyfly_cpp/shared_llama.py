@@ -51,13 +51,19 @@ class SharedLlama(FlyLlama):
         kwargs.pop("logits_all", None)  # log-probabilities do not need it
         model_path = model_file(model_path)
         require_gguf(model_path)
-        n_ctx = n_ctx or _native.inspect_model(model_path).n_ctx_train or _CELLS
+        info = _native.inspect_model(model_path)
+        n_ctx = n_ctx or info.n_ctx_train or _CELLS
         self._n_ctx_of_text = _rounded_up(n_ctx)
         least = self._n_ctx_of_text
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
         if n_all >= 2**31:
             raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
         self._n_cells = _rounded_up(n_all)
+        if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
+            # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
+            key = f"{info.architecture}.rope.scaling.original_context_length"
+            kwargs["kv_overrides"] = {key: self._n_cells, **(kwargs.get("kv_overrides") or {})}
+            kwargs["yarn_orig_ctx"] = kwargs.get("yarn_orig_ctx") or info.n_ctx_short
         self._bytes_of_text: int | None = None
         try:
             super().__init__(model_path, n_ctx=self._n_cells, **kwargs)

@@ -21,6 +21,7 @@ from concurrent.futures import CancelledError
 import llama_cpp
 import numpy as np
 import pytest
+from gguf_edit import edit_gguf
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
@@ -103,6 +104,26 @@ def same(a, b):
         assert a == pytest.approx(b, abs=1e-3)
     else:
         assert a == b
+
+
+@pytest.mark.parametrize("n_ctx", [256, 512])
+def test_rope_scaling_goes_by_the_size_of_one_text(n_ctx, tiny_target_f32, tmp_path):
+    """A model with two scalings, for contexts up to 256 tokens and longer ones (LongRoPE)."""
+    n_pairs = 32
+
+    def with_factors(arrays):
+        arrays["rope_factors_short.weight"] = np.ones(n_pairs, dtype=np.float32)
+        arrays["rope_factors_long.weight"] = np.full(n_pairs, 3, dtype=np.float32)
+
+    fields = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.original_context_length": 256}
+    path = edit_gguf(tiny_target_f32, tmp_path / "longrope.gguf", fields, with_factors)
+    options = {**EXACT, "n_ctx": n_ctx}
+    alone = FlyLlama(path, **options)
+    expected = [alone(prompt, logprobs=1, **GREEDY) for prompt in PROMPTS]
+    alone.close()
+    with FlyBatch(path, 4, **options) as batch:
+        for found, wanted in zip(batch.complete(PROMPTS, logprobs=1, **GREEDY), expected):
+            same(found["choices"], wanted["choices"])
 
 
 def test_more_requests_than_slots(batch, alone):
