@@ -112,9 +112,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 raise self._load_failure from None
             self._placement.require_alive()
             if "Failed to create llama_context" in str(error):
+                flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+                remedy = ", leave out flash_attn" if flash else ""  # some graphs lack it
                 raise ValueError(
                     f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-                    "file is damaged; lower n_ctx or n_batch, or let verbose=True show why."
+                    f"file is damaged; lower n_ctx or n_batch{remedy}, or let verbose=True show why."
                 ) from error
             if "Failed to load model" in str(error):
                 raise ValueError(

@@ -68,7 +68,7 @@ class SharedLlama(FlyLlama):
         try:
             super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
         except ValueError as error:
-            if self._bytes_of_text is None or "could not make a context" not in str(error):
+            if not self._bytes_of_text or "could not make a context" not in str(error):
                 raise
             raise ValueError(
                 f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
@@ -100,7 +100,12 @@ class SharedLlama(FlyLlama):
         """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
         end the process."""
 
-        n = memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+        n = self._simulated(params)
+        if n is None and self._may_choose_attention:
+            # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            n = self._simulated(params)
+            self._may_choose_attention = n is None
         n_needed, n_free = n or 0, memory.available()
         self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
@@ -109,6 +114,9 @@ class SharedLlama(FlyLlama):
                 f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
                 "n_parallel, n_ctx or n_cells."
             )
+
+    def _simulated(self, params: Any) -> int | None:
+        return memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
 
 
 def _rounded_up(n: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from heads import LLAMA, N_VOCAB
 
 N, N_FF = 64, 96  # width of the model, and of its feed-forward layers
+OUTPUT = {"output": (N_VOCAB, N), "output_norm": (N,)}
 FEED_FORWARD = {"ffn_norm": (N,), "ffn_gate": (N_FF, N), "ffn_up": (N_FF, N), "ffn_down": (N, N_FF)}
 
 
@@ -23,7 +22,7 @@ def lfm2(destination, n_swa):
         "shortconv.l_cache": 3,
     }  # fmt: skip
     layers = [attention | FEED_FORWARD, convolution | FEED_FORWARD]
-    return _write(destination, "lfm2", fields, layers, {"token_embd_norm": (N,)})
+    return _write(destination, "lfm2", fields, layers, {"output": (N_VOCAB, N), "token_embd_norm": (N,)})
 
 
 def rwkv6qwen2(destination):
@@ -39,7 +38,7 @@ def rwkv6qwen2(destination):
         "attention.head_count": 2, "attention.head_count_kv": 2, "wkv.head_size": N // 2, "token_shift_count": 1,
         "time_mix_extra_dim": n_mix, "time_decay_extra_dim": n_decay,
     }  # fmt: skip
-    return _write(destination, "rwkv6qwen2", fields, [layer, layer], {"output_norm": (N,)})
+    return _write(destination, "rwkv6qwen2", fields, [layer, layer], OUTPUT)
 
 
 def plamo2(destination):
@@ -59,7 +58,22 @@ def plamo2(destination):
         "attention.head_count": [2, 0], "attention.head_count_kv": [2, 0], "ssm.conv_kernel": 4,
         "ssm.inner_size": n_inner, "ssm.state_size": n_state, "ssm.time_step_rank": 2, "ssm.group_count": 0,
     }  # fmt: skip
-    return _write(destination, "plamo2", fields, [common | attention, common | space], {"output_norm": (N,)})
+    return _write(destination, "plamo2", fields, [common | attention, common | space], OUTPUT)
+
+
+def plm(destination):
+    """Latent attention, of which llama.cpp has no graph with flash attention."""
+    n_rank, n_rope, n_key, n_value = 32, 8, 24, 16
+    layer = {
+        "attn_norm": (N,), "attn_q": (2 * n_key, N), "attn_kv_a_mqa": (n_rank + n_rope, N), "attn_kv_a_norm": (n_rank,),
+        "attn_kv_b": (2 * (n_key - n_rope + n_value), n_rank), "attn_output": (N, 2 * n_value), "ffn_norm": (N,),
+        "ffn_up": (N_FF, N), "ffn_down": (N, N_FF),
+    }  # fmt: skip
+    fields = {
+        "attention.head_count": 2, "attention.head_count_kv": 2, "attention.kv_lora_rank": n_rank,
+        "attention.key_length": n_key, "attention.value_length": n_value, "rope.dimension_count": n_rope,
+    }  # fmt: skip
+    return _write(destination, "plm", fields, [layer, layer], {"output_norm": (N,)})
 
 
 def _write(destination, architecture, fields, layers, tensors):
@@ -75,7 +89,7 @@ def _write(destination, architecture, fields, layers, tensors):
     for name, value in (sizes | fields).items():
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{architecture}.{name}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    shapes = {"token_embd": (N_VOCAB, N), "output": (N_VOCAB, N), **tensors}
+    shapes = {"token_embd": (N_VOCAB, N), **tensors}
     shapes |= {f"blk.{i}.{name}": shape for i, layer in enumerate(layers) for name, shape in layer.items()}
     for name, shape in shapes.items():
         values = np.ones(shape) if "norm" in name else rng.normal(size=shape) / np.sqrt(shape[-1])
@@ -85,4 +99,4 @@ def _write(destination, architecture, fields, layers, tensors):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return str(Path(destination))
+    return str(destination)

@@ -21,6 +21,7 @@ from concurrent.futures import CancelledError
 import llama_cpp
 import numpy as np
 import pytest
+import random_models
 from gguf_edit import edit_gguf
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
@@ -104,6 +105,15 @@ def same(a, b):
         assert a == pytest.approx(b, abs=1e-3)
     else:
         assert a == b
+
+
+def test_a_model_without_a_graph_for_flash_attention(tmp_path):
+    path = random_models.plm(tmp_path / "plm.gguf")
+    with FlyBatch(path, 2, **OPTIONS) as batch:
+        assert text_of(batch.submit("Once", **GREEDY).result())
+    for make in (FlyBatch, FlyLlama):
+        with pytest.raises(ValueError, match="leave out flash_attn"):
+            make(path, flash_attn=True, **OPTIONS)
 
 
 @pytest.mark.parametrize("n_ctx", [256, 512])
