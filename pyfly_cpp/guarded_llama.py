@@ -22,6 +22,7 @@ from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
+from pyfly_cpp.processes import Process
 from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 from pyfly_cpp.tokenizing import tokenized
@@ -127,6 +128,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 ) from error
             raise
         self._placement.require_alive()  # llama.cpp does not notice
+        if max(self.n_threads, self.n_threads_batch) > 1:
+            self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
@@ -243,13 +246,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
 
     def close(self) -> None:
-        """Frees the model, the draft and everything else; a second call does nothing.
+        """Frees the model, the draft and everything else; a second call does nothing, nor does a call in a fork that
+        cannot use the object.
 
         Raises:
             BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
                 generation.
         """
-        if not hasattr(self, "_stack") or self._access.is_closed:  # without the first, nothing was loaded
+        if not hasattr(self, "_stack"):  # nothing was loaded
+            return
+        if self._access.is_closed or self._access.is_elsewhere:
             return
         with self._access.exclusive():
             self._access.is_closed = True

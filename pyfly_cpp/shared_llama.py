@@ -11,6 +11,7 @@ from pyfly_cpp import _native, memory
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import model_file
+from pyfly_cpp.processes import Process
 from pyfly_cpp.ranges import require_integer
 
 _CELLS = 256  # llama.cpp's caches are multiples of it
@@ -74,6 +75,7 @@ class SharedLlama(FlyLlama):
                 f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
                 f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
             ) from error
+        self._access.process = Process(self._public_name)  # also with one thread: others step and read
 
     @property
     def context_params(self) -> Any:
