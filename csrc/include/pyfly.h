@@ -274,6 +274,29 @@ typedef struct pyfly_memory {
 } pyfly_memory;
 pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out, pyfly_error * error);
 
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+/* Instruction set of the products of packed weights: "avx512vnni", "avxvnni", "avx2", or "none" where this machine has
+ * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
+const char * pyfly_kernels_isa(void);
+
+/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them yet. PYFLY_STATUS_NATIVE with why
+ * that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they need, or a
+ * model was loaded before. */
+pyfly_status pyfly_kernels_install(pyfly_error * error);
+
+/* Weights of models that are loaded on this thread from now on are packed for our kernels where their type's bit,
+ * 1 << ggml_type, is set and their shape allows it. 0, and without pyfly_kernels_install: none are. */
+void pyfly_kernels_take(uint64_t types);
+
+/* Types that there are kernels for, as such bits. */
+uint64_t pyfly_kernels_types(void);
+
+/* Multiplies a small matrix of a type with n_rows >= 1 rows by the CPU backend, is_packed 1: by our kernels. *out
+ * receives the largest difference from the product of the dequantised weights, as a share of the sum of magnitudes:
+ * about 1e-3 where activations are quantised. PYFLY_STATUS_INVALID for a type without kernels. */
+pyfly_status pyfly_kernels_error(int32_t type, int32_t n_rows, int32_t is_packed, double * out, pyfly_error * error);
+
 /* ---- RPC servers ------------------------------------------------------------------------------------------------- */
 
 /* A connection to an rpc-server of llama.cpp. All of this process share it; it ends when the last of them is freed and

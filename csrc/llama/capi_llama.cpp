@@ -13,6 +13,8 @@
 #include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
+#include "kernels/products.h"
+#include "packed_buffers.h"
 #include "rpc_server.h"
 
 using pyfly::Error;
@@ -94,6 +96,42 @@ pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memo
             (ggml_backend_buft_is_host(type) ? out->host : out->device) +=
                 static_cast<int64_t>(data.context + data.compute);
         }
+    });
+}
+
+const char * pyfly_kernels_isa(void) {
+    return pyfly::kernels::instruction_set();
+}
+
+pyfly_status pyfly_kernels_install(pyfly_error * error) {
+    return guard(error, [&] {
+        const std::string why_not = pyfly::PackedBuffers::install();
+        if (!why_not.empty()) {
+            throw Error(PYFLY_STATUS_NATIVE, why_not);
+        }
+    });
+}
+
+void pyfly_kernels_take(uint64_t types) {
+    pyfly::PackedBuffers::take(types);
+}
+
+uint64_t pyfly_kernels_types(void) {
+    uint64_t types = 0;
+    for (int32_t type = 0; type < 64; type++) {
+        if (pyfly::kernels::products(static_cast<pyfly::kernels::WeightType>(type)) != nullptr) {
+            types |= uint64_t{1} << type;
+        }
+    }
+    return types;
+}
+
+pyfly_status pyfly_kernels_error(int32_t type, int32_t n_rows, int32_t is_packed, double * out, pyfly_error * error) {
+    return guard(error, [&] {
+        if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0 || n_rows < 1) {
+            throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
+        }
+        *out = pyfly::PackedBuffers::error_of(static_cast<pyfly::kernels::WeightType>(type), n_rows, is_packed != 0);
     });
 }
 
