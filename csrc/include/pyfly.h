@@ -280,22 +280,35 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
  * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);
 
-/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them yet. PYFLY_STATUS_NATIVE with why
+/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them by that. PYFLY_STATUS_NATIVE with why
  * that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they need, or a
  * model was loaded before. */
 pyfly_status pyfly_kernels_install(pyfly_error * error);
 
-/* Weights of models that are loaded on this thread from now on are packed for our kernels where their type's bit,
- * 1 << ggml_type, is set and their shape allows it. 0, and without pyfly_kernels_install: none are. */
-void pyfly_kernels_take(uint64_t types);
-
-/* Types that there are kernels for, as such bits. */
+/* Types that there are kernels for: of ggml type t the bit 1 << t. 0 where there is no instruction set for them. */
 uint64_t pyfly_kernels_types(void);
 
-/* Multiplies a small matrix of a type with n_rows >= 1 rows by the CPU backend, is_packed 1: by our kernels. *out
- * receives the largest difference from the product of the dequantised weights, as a share of the sum of magnitudes:
- * about 1e-3 where activations are quantised. PYFLY_STATUS_INVALID for a type without kernels. */
-pyfly_status pyfly_kernels_error(int32_t type, int32_t n_rows, int32_t is_packed, double * out, pyfly_error * error);
+/* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the shape
+ * allows it, and no others. Nothing is packed without pyfly_kernels_install. */
+typedef struct pyfly_kernels_taking pyfly_kernels_taking;
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t types);
+void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread, in reverse order */
+
+/* The same for all other models of the process from now on, also those that somebody else loads. */
+void pyfly_kernels_take_everywhere(uint64_t types);
+
+/* What a multiplication by the CPU backend gave. */
+typedef struct pyfly_kernels_trial {
+    double error; /* largest difference from the product of the dequantised weights, as a share of the sum of magnitudes:
+                     about 1e-3 where activations are quantised, 1e-6 where not */
+    double us;    /* the shortest of the times, microseconds */
+} pyfly_kernels_trial;
+
+/* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times; n_out
+ * is a multiple of 64. is_packed 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does without them.
+ * PYFLY_STATUS_INVALID for a type without kernels or a number out of range. */
+pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error);
 
 /* ---- RPC servers ------------------------------------------------------------------------------------------------- */
 

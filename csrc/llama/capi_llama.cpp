@@ -24,6 +24,10 @@ struct pyfly_rpc_server {
     std::shared_ptr<pyfly::RpcServer> impl;
 };
 
+struct pyfly_kernels_taking {
+    pyfly::PackedBuffers::Taking impl;
+};
+
 extern "C" {
 
 pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_texts,
@@ -112,8 +116,16 @@ pyfly_status pyfly_kernels_install(pyfly_error * error) {
     });
 }
 
-void pyfly_kernels_take(uint64_t types) {
-    pyfly::PackedBuffers::take(types);
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t types) {
+    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(types)};
+}
+
+void pyfly_kernels_restore(pyfly_kernels_taking * taking) {
+    delete taking;
+}
+
+void pyfly_kernels_take_everywhere(uint64_t types) {
+    pyfly::PackedBuffers::take_everywhere(types);
 }
 
 uint64_t pyfly_kernels_types(void) {
@@ -126,12 +138,21 @@ uint64_t pyfly_kernels_types(void) {
     return types;
 }
 
-pyfly_status pyfly_kernels_error(int32_t type, int32_t n_rows, int32_t is_packed, double * out, pyfly_error * error) {
+pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error) {
     return guard(error, [&] {
-        if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0 || n_rows < 1) {
+        if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0) {
             throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
         }
-        *out = pyfly::PackedBuffers::error_of(static_cast<pyfly::kernels::WeightType>(type), n_rows, is_packed != 0);
+        if (n_out < 64 || n_out % 64 != 0 || n_rows < 1 || n_threads < 1 || n_repeats < 1) {
+            throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs, and rows, threads and repeats");
+        }
+        if (is_packed != 0 && !pyfly::PackedBuffers::install().empty()) {
+            throw Error(PYFLY_STATUS_INVALID, "the kernels are not installed");
+        }
+        const pyfly::PackedBuffers::Trial trial = pyfly::PackedBuffers::multiply(
+            static_cast<pyfly::kernels::WeightType>(type), n_out, n_rows, n_threads, n_repeats, is_packed != 0);
+        *out = {trial.error, trial.us};
     });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -36,7 +37,8 @@ struct Library { // what of it is called
     AddChunk add_chunk;
 } library;
 
-thread_local uint64_t taken_types = 0;
+std::atomic<uint64_t> taken_everywhere = 0;
+thread_local std::optional<uint64_t> taken_here;
 
 BufferType * packed_type(); // null: not installed
 
@@ -257,7 +259,7 @@ class PackedExtra : public ExtraBufferType {
             return false;
         }
         // llama.cpp asks with an empty buffer where it would put weights.
-        return ggml_backend_buffer_get_size(weights->buffer) > 0 || (taken_types >> weights->type & 1) != 0;
+        return ggml_backend_buffer_get_size(weights->buffer) > 0 || (taken_here.value_or(taken_everywhere) >> weights->type & 1) != 0;
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
@@ -400,6 +402,30 @@ std::string try_to_install() {
     return {};
 }
 
+// Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
+ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights) {
+    for (ggml_backend_buffer_type_t type : library.extra_buffer_types != nullptr
+                                               ? library.extra_buffer_types()
+                                               : std::vector<ggml_backend_buffer_type_t>()) {
+        BufferType * own = reinterpret_cast<BufferType *>(type);
+        if (own == installed || own->context == nullptr) {
+            continue;
+        }
+        Buffer empty = {{}, type, nullptr, 0, GGML_BACKEND_BUFFER_USAGE_WEIGHTS};
+        ggml_tensor placed = *weights, x = *weights, product = *weights;
+        placed.buffer = reinterpret_cast<ggml_backend_buffer_t>(&empty);
+        x.type = GGML_TYPE_F32;
+        x.buffer = nullptr;
+        product.op = GGML_OP_MUL_MAT;
+        product.src[0] = &placed;
+        product.src[1] = &x;
+        if (static_cast<ExtraBufferType *>(own->context)->supports_op(own->device, &product)) {
+            return type;
+        }
+    }
+    return ggml_backend_cpu_buffer_type();
+}
+
 } // namespace
 
 std::string PackedBuffers::install() {
@@ -407,36 +433,51 @@ std::string PackedBuffers::install() {
     return why_not;
 }
 
-void PackedBuffers::take(uint64_t types) {
-    taken_types = installed != nullptr ? types : 0;
+PackedBuffers::Taking::Taking(uint64_t types) : before_(taken_here) {
+    taken_here = types;
 }
 
-double PackedBuffers::error_of(WeightType type, int32_t n_rows, bool is_packed) {
-    constexpr int64_t n_in = 512, n_out = 64;
+PackedBuffers::Taking::~Taking() {
+    taken_here = before_;
+}
+
+void PackedBuffers::take_everywhere(uint64_t types) {
+    taken_everywhere = types;
+}
+
+PackedBuffers::Trial PackedBuffers::multiply(WeightType type, int64_t n_out, int32_t n_rows, int32_t n_threads,
+                                             int32_t n_repeats, bool is_packed) {
+    constexpr int64_t n_in = 512, n_own = 64; // rows of weights that are not copies of others
     const ggml_type own = static_cast<ggml_type>(type);
-    const auto fail = [] { throw Error(PYFLY_STATUS_NATIVE, "ggml could not multiply a matrix to try the kernels"); };
+    const auto require = [](bool is_done) {
+        if (!is_done) {
+            throw Error(PYFLY_STATUS_NATIVE, "ggml could not multiply a matrix to try the kernels");
+        }
+    };
     std::mt19937 random(1);
     const auto fill = [&](std::vector<float> & values) {
         for (float & value : values) {
             value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
         }
     };
-    std::vector<float> values(n_in * n_out), x(static_cast<size_t>(n_in * n_rows)), weights(values.size());
+    std::vector<float> values(n_in * n_own), x(static_cast<size_t>(n_in * n_rows)), weights(values.size());
     fill(values);
     fill(x);
-    std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * n_out);
+    std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * static_cast<size_t>(n_own));
     const std::vector<float> importance(n_in, 1.0f);
-    ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_out, n_in, importance.data());
-    ggml_get_type_traits(own)->to_float(quantised.data(), weights.data(), n_in * n_out);
+    ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
+    ggml_get_type_traits(own)->to_float(quantised.data(), weights.data(), n_in * n_own);
+    const size_t n_bytes = quantised.size();
+    for (int64_t copy = 1; copy < n_out / n_own; copy++) {
+        quantised.insert(quantised.end(), quantised.begin(), quantised.begin() + static_cast<std::ptrdiff_t>(n_bytes));
+    }
 
     const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_weights(ggml_init(params), ggml_free);
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_rest(ggml_init(params), ggml_free);
     const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_cpu_init(), ggml_backend_free);
-    if (!of_weights || !of_rest || !backend) {
-        fail();
-    }
-    ggml_backend_cpu_set_n_threads(backend.get(), 2);
+    require(of_weights && of_rest && backend);
+    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
     ggml_tensor * w = ggml_new_tensor_2d(of_weights.get(), own, n_in, n_out);
     ggml_tensor * rows = ggml_new_tensor_2d(of_rest.get(), GGML_TYPE_F32, n_in, n_rows);
     ggml_tensor * product = ggml_mul_mat(of_rest.get(), w, rows);
@@ -445,36 +486,39 @@ double PackedBuffers::error_of(WeightType type, int32_t n_rows, bool is_packed) 
             ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type), ggml_backend_buffer_free);
     };
     const auto w_buffer = buffer_of(of_weights.get(), is_packed ? reinterpret_cast<ggml_backend_buffer_type_t>(installed)
-                                                                : ggml_backend_cpu_buffer_type());
+                                                                : stock_type(w));
     const auto buffer = buffer_of(of_rest.get(), ggml_backend_cpu_buffer_type());
-    if (!w_buffer || !buffer) {
-        fail();
-    }
+    require(w_buffer && buffer);
     ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
     ggml_backend_tensor_set(rows, x.data(), 0, x.size() * sizeof(float));
     ggml_cgraph * graph = ggml_new_graph(of_rest.get());
     ggml_build_forward_expand(graph, product);
-    if (!ggml_backend_supports_op(backend.get(), product) ||
-        ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
-        fail();
+    require(ggml_backend_supports_op(backend.get(), product));
+    Trial trial = {0.0, INFINITY};
+    for (int32_t i = 0; i < n_repeats; i++) {
+        const auto begin = std::chrono::steady_clock::now();
+        require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
+        const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
+        trial.us = std::min(trial.us, time.count());
     }
     std::vector<float> out(static_cast<size_t>(n_out * n_rows));
     ggml_backend_tensor_get(product, out.data(), 0, out.size() * sizeof(float));
-
-    double worst = 0.0;
     for (size_t r = 0; r < static_cast<size_t>(n_rows); r++) {
-        for (size_t o = 0; o < n_out; o++) {
+        for (size_t o = 0; o < static_cast<size_t>(n_own); o++) {
             double right = 0.0, magnitude = 0.0;
             for (size_t i = 0; i < n_in; i++) {
                 const double one = static_cast<double>(weights[o * n_in + i]) * x[r * n_in + i];
                 right += one;
                 magnitude += std::abs(one);
             }
-            const double error = std::abs(out[r * n_out + o] - right) / std::max(magnitude, 1e-30);
-            worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
+            for (size_t copy = o; copy < static_cast<size_t>(n_out); copy += n_own) {
+                const double difference = out[r * static_cast<size_t>(n_out) + copy] - right;
+                const double error = std::abs(difference) / std::max(magnitude, 1e-30);
+                trial.error = std::isfinite(error) ? std::max(trial.error, error) : INFINITY;
+            }
         }
     }
-    return worst;
+    return trial;
 }
 
 } // namespace pyfly
