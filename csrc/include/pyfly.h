@@ -350,6 +350,7 @@ typedef struct pyfly_draft_model_config {
     int32_t flash_attn;      /* 0: off; 1: on; -1: where the backend has it */
     int32_t offload_kqv;     /* 0 or 1 */
     int32_t use_extra_bufts; /* 1: the CPU may repack weights, for AMX and others; 0: it may not */
+    uint64_t kernel_types;   /* weights of these types are packed for our kernels, see pyfly_kernels_take */
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
     int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
     double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */
