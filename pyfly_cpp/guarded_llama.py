@@ -223,7 +223,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernel_types, *where)
+            changes = (
+                self.kv_overrides,
+                self.tensor_split,
+                self.lora_path,
+                self.lora_scale,
+                self._kernel_types,
+                *where,
+            )
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose

@@ -1,8 +1,9 @@
 """Products of quantised weights that make several tokens in a batch nearly as cheap as one, on x86-64 CPUs.
 
-For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times as
-long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own graph,
-threads and memory: weights are packed for them while a model is loaded. A product is the same bits whatever the batch.
+For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
+as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
+graph, threads and memory: weights are packed for them while a model is loaded. A product is the same bits whatever the
+batch.
 
 They are used if you ask for them: `FlyLlama(..., kernels="auto")`, `PYFLY_KERNELS=auto`, or `install()` for every model
 of the process. "auto" packs the types that this machine computes right, and faster than llama.cpp does. Both are tried

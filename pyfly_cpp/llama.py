@@ -98,9 +98,9 @@ class FlyLlama(CompletingLlama):
             devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
                 server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
                 `DraftModel(devices=...)`.
-            kernels: "auto": weights are packed for our own products where those are faster on this machine, which makes
-                batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the environment
-                variable PYFLY_KERNELS says, else "stock". The same holds for the draft model.
+            kernels: "auto": weights are packed for our own products where those are faster on this machine, which
+                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the
+                environment variable PYFLY_KERNELS says, else "stock". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.

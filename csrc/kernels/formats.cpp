@@ -66,29 +66,25 @@ void read_scales_and_mins(const uint8_t * from, DecodedBlock & out) {
 
 } // namespace
 
-template <>
-void decode_block<WeightType::q4_0>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q4_0>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = read_16(block);
     out.m = 0;
     read_nibbles(block + 2, out.q);
 }
 
-template <>
-void decode_block<WeightType::iq4_nl>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::iq4_nl>(const uint8_t * block, DecodedBlock & out) {
     decode_block<WeightType::q4_0>(block, out);
 }
 
-template <>
-void decode_block<WeightType::q4_1>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q4_1>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = read_16(block);
     out.m = read_16(block + 2) ^ 0x8000; // it is added
     read_nibbles(block + 4, out.q);
 }
 
-template <>
-void decode_block<WeightType::q5_0>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q5_0>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = read_16(block);
     out.m = 0;
@@ -96,8 +92,7 @@ void decode_block<WeightType::q5_0>(const uint8_t * block, DecodedBlock & out) {
     add_fifth_bits(block + 2, out.q);
 }
 
-template <>
-void decode_block<WeightType::q5_1>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q5_1>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = read_16(block);
     out.m = read_16(block + 2) ^ 0x8000;
@@ -105,24 +100,21 @@ void decode_block<WeightType::q5_1>(const uint8_t * block, DecodedBlock & out) {
     add_fifth_bits(block + 4, out.q);
 }
 
-template <>
-void decode_block<WeightType::q8_0>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q8_0>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = read_16(block);
     out.m = 0;
     std::memcpy(out.q, block + 2, 32);
 }
 
-template <>
-void decode_block<WeightType::mxfp4>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::mxfp4>(const uint8_t * block, DecodedBlock & out) {
     set_one_scale(out);
     out.d = block[0];
     out.m = 0;
     read_nibbles(block + 1, out.q);
 }
 
-template <>
-void decode_block<WeightType::q2_k>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q2_k>(const uint8_t * block, DecodedBlock & out) {
     for (int i = 0; i < 16; i++) {
         out.scales[i] = static_cast<int8_t>(block[i] & 15);
         out.mins[i] = block[i] >> 4;
@@ -132,8 +124,7 @@ void decode_block<WeightType::q2_k>(const uint8_t * block, DecodedBlock & out) {
     out.m = read_16(block + 82);
 }
 
-template <>
-void decode_block<WeightType::q3_k>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q3_k>(const uint8_t * block, DecodedBlock & out) {
     const uint8_t * scales = block + 96;
     for (int i = 0; i < 16; i++) {
         const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
@@ -149,16 +140,14 @@ void decode_block<WeightType::q3_k>(const uint8_t * block, DecodedBlock & out) {
     out.m = 0;
 }
 
-template <>
-void decode_block<WeightType::q4_k>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q4_k>(const uint8_t * block, DecodedBlock & out) {
     out.d = read_16(block);
     out.m = read_16(block + 2);
     read_scales_and_mins(block + 4, out);
     read_nibbles_k(block + 16, out.q);
 }
 
-template <>
-void decode_block<WeightType::q5_k>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q5_k>(const uint8_t * block, DecodedBlock & out) {
     out.d = read_16(block);
     out.m = read_16(block + 2);
     read_scales_and_mins(block + 4, out);
@@ -166,8 +155,7 @@ void decode_block<WeightType::q5_k>(const uint8_t * block, DecodedBlock & out) {
     add_fifth_bits_k(block + 16, out.q);
 }
 
-template <>
-void decode_block<WeightType::q6_k>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::q6_k>(const uint8_t * block, DecodedBlock & out) {
     for (int i = 0; i < 256; i++) {
         const int half = i / 128, quarter = i % 128 / 32, at = i % 32;
         const uint8_t low = block[half * 64 + quarter % 2 * 32 + at];
@@ -180,8 +168,7 @@ void decode_block<WeightType::q6_k>(const uint8_t * block, DecodedBlock & out) {
     out.m = 0;
 }
 
-template <>
-void decode_block<WeightType::iq4_xs>(const uint8_t * block, DecodedBlock & out) {
+template <> void decode_block<WeightType::iq4_xs>(const uint8_t * block, DecodedBlock & out) {
     const int high = read_16(block + 2);
     for (int i = 0; i < 8; i++) {
         const int low = block[4 + i / 2] >> (i % 2 * 4) & 15;

@@ -30,8 +30,7 @@ Sizes sizes_of(WeightType type) {
 }
 
 // Puts parts of `n_bits` bits, from bit `first` on, of the quads of a unit into n_bits vectors.
-template <int n_bits>
-void pack_bits(const uint8_t (*quads)[vector], int first, uint8_t * out) {
+template <int n_bits> void pack_bits(const uint8_t (*quads)[vector], int first, uint8_t * out) {
     constexpr int n_quads = 8 / n_bits; // in a vector
     for (int v = 0; v < n_bits; v++, out += vector) {
         std::memset(out, 0, vector);
@@ -43,8 +42,7 @@ void pack_bits(const uint8_t (*quads)[vector], int first, uint8_t * out) {
     }
 }
 
-template <WeightType type>
-void pack(size_t n_in, const uint8_t * rows, uint8_t * out) {
+template <WeightType type> void pack(size_t n_in, const uint8_t * rows, uint8_t * out) {
     using F = Format<type>;
     using P = PackedBlock<F>;
     DecodedBlock block;

@@ -1,5 +1,5 @@
-// The products, written once for all types and instruction sets. Every product_<level>.cpp includes simd_<level>.h, which
-// defines `Simd`, and then this file, and is compiled for its instruction set.
+// The products, written once for all types and instruction sets. Every product_<level>.cpp includes simd_<level>.h,
+// which defines `Simd`, and then this file, and is compiled for its instruction set.
 //
 // Activations come quantised to signed bytes, d * q with |q| <= 127: one d for each block of the weights' type (as in
 // ggml's Q8_K and Q8_0). A block's dot products are sums of integers, and blocks are added in their order by one fused
@@ -30,14 +30,14 @@ using V = Simd::F; // lanes of float
 constexpr int parts = panel / Simd::lanes; // a panel is computed in this many parts
 constexpr int part_bytes = vector / parts;
 
-// ---- Activations -----------------------------------------------------------------------------------------------------
+// ---- Activations
+// -----------------------------------------------------------------------------------------------------
 
 // Activations of m rows, a strip, are interleaved by row, so that a product has one pointer with constant offsets. For
-// each block of the weights' type: [block / 4][m] quads of bytes; then with groups [n_pairs][m] pairs of int16, the sums
-// of groups 2p and 2p + 1; without, [m] the block's sum times the type's offset; then [m] floats d; then, where the type
-// has minima but no groups, [m] floats, d times the sum. All are four bytes wide.
-template <class F>
-struct Strip {
+// each block of the weights' type: [block / 4][m] quads of bytes; then with groups [n_pairs][m] pairs of int16, the
+// sums of groups 2p and 2p + 1; without, [m] the block's sum times the type's offset; then [m] floats d; then, where
+// the type has minima but no groups, [m] floats, d times the sum. All are four bytes wide.
+template <class F> struct Strip {
     static constexpr int n_sums = F::has_groups ? PackedBlock<F>::n_pairs : 1;
     static constexpr int sums = F::block / 4;
     static constexpr int d = sums + n_sums;
@@ -46,8 +46,7 @@ struct Strip {
 };
 
 // x[block] as bytes, and d.
-template <int block>
-PYFLY_INLINE float quantise_block(const float * x, int8_t * q) {
+template <int block> PYFLY_INLINE float quantise_block(const float * x, int8_t * q) {
     __m256 most = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
     for (int i = 0; i < block; i += 8) {
@@ -85,11 +84,9 @@ PYFLY_INLINE int sum_of(const int8_t * q, int n) {
 }
 
 // The unsigned form of a type's weights is multiplied, unless the instruction set prefers the signed one.
-template <class F, int most>
-constexpr int offset_of = Simd::template prefers_signed<most> ? 0 : F::offset;
+template <class F, int most> constexpr int offset_of = Simd::template prefers_signed<most> ? 0 : F::offset;
 
-template <WeightType type>
-void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
+template <WeightType type> void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     using F = Format<type>;
     using S = Strip<F>;
     int8_t q[F::block];
@@ -117,11 +114,11 @@ void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     }
 }
 
-// ---- Weights ---------------------------------------------------------------------------------------------------------
+// ---- Weights
+// ---------------------------------------------------------------------------------------------------------
 
 // Parts of n_bits bits of quad `i` of a unit, moved to bit `to`.
-template <int n_bits, int to>
-PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
+template <int n_bits, int to> PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
     constexpr int n_quads = 8 / n_bits;
     const I v = Simd::load(vectors + i / n_quads * vector);
     if constexpr (n_bits == 8) {
@@ -132,13 +129,12 @@ PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
 }
 
 // Quad `i` of a unit of packed weights: bytes, in the form that the instruction set multiplies.
-template <WeightType type>
-PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
+template <WeightType type> PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
     using F = Format<type>;
     constexpr int offset = offset_of<F, largest<type>()>;
     I q = bits_of<F::low, 0>(vectors, i);
     if constexpr (F::high > 0) {
-        q = Simd::or_bits(q, bits_of<F::high == 0 ? 1 : F::high, F::low>(vectors + F::low * vector, i));
+        q = Simd::or_bits(q, bits_of < F::high == 0 ? 1 : F::high, F::low > (vectors + F::low * vector, i));
     }
     if constexpr (F::values == Values::table) {
         return Simd::look_up(F::table, offset, q);
@@ -150,8 +146,7 @@ PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
 }
 
 // Where the weights of a block come from: unpacked as they are used, or unpacked before, which pays for many rows.
-template <WeightType type>
-struct Packed {
+template <WeightType type> struct Packed {
     const uint8_t * units;
     PYFLY_INLINE I quad(int u, int i) const {
         return unpack_quad<type>(units + u * unit_vectors<Format<type>> * vector, i);
@@ -163,7 +158,8 @@ struct Unpacked {
     PYFLY_INLINE I quad(int u, int i) const { return Simd::load(quads + (u * unit_quads + i) * vector); }
 };
 
-// ---- Products --------------------------------------------------------------------------------------------------------
+// ---- Products
+// --------------------------------------------------------------------------------------------------------
 
 // Adds to sums of m rows the products of a block of one part of a panel.
 template <WeightType type, int m, class Weights>
@@ -276,8 +272,7 @@ void add_unpacked(const uint8_t * block, const uint8_t * quads, const int32_t * 
     }
 }
 
-template <WeightType type>
-void unpack_block(const uint8_t * block, uint8_t * quads) {
+template <WeightType type> void unpack_block(const uint8_t * block, uint8_t * quads) {
     using F = Format<type>;
     for (int part = 0; part < parts; part++) {
         const Packed<type> packed = {block + PackedBlock<F>::units + part * part_bytes};
@@ -330,7 +325,8 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
     }
 }
 
-// ---- Weights that are floats -----------------------------------------------------------------------------------------
+// ---- Weights that are floats
+// -----------------------------------------------------------------------------------------
 
 // Four sums of every fourth input, added at the end: one alone would wait for itself.
 constexpr int n_chains = 4;
@@ -355,9 +351,8 @@ void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * 
             }
         }
         for (int c = 0; c < m; c++) {
-            Simd::store(out[c] + part * Simd::lanes,
-                        Simd::add_floats(Simd::add_floats(sums[0][c], sums[1][c]),
-                                         Simd::add_floats(sums[2][c], sums[3][c])));
+            Simd::store(out[c] + part * Simd::lanes, Simd::add_floats(Simd::add_floats(sums[0][c], sums[1][c]),
+                                                                      Simd::add_floats(sums[2][c], sums[3][c])));
         }
     }
 }
@@ -382,8 +377,7 @@ void interleave(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     }
 }
 
-template <WeightType type>
-constexpr size_t words(size_t n_in) {
+template <WeightType type> constexpr size_t words(size_t n_in) {
     return n_in / Format<type>::block * Strip<Format<type>>::width;
 }
 

@@ -10,15 +10,14 @@ struct Simd : Lanes256 {
     static constexpr size_t strip_rows = 4, dense_strip_rows = 3, worth_unpacking = 11;
 
     // Products of large unsigned bytes do not fit in 16 bits; those of magnitudes do.
-    template <int most>
-    static constexpr bool prefers_signed = most > 128;
+    template <int most> static constexpr bool prefers_signed = most > 128;
 
     PYFLY_LANES I no_scale() { return _mm256_set1_epi16(1); }
 
     // The scale of group h of each pair, twice.
     PYFLY_LANES I scale_of(I pairs, int h) {
-        const I first = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8,
-                                         9, 12, 13, 12, 13);
+        const I first = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8,
+                                         9, 8, 9, 12, 13, 12, 13);
         return _mm256_shuffle_epi8(pairs, h == 0 ? first : _mm256_add_epi8(first, _mm256_set1_epi8(2)));
     }
 

@@ -29,7 +29,9 @@ struct Lanes256 {
     PYFLY_LANES I shift_right_16(I a, int n) { return n >= 0 ? _mm256_srli_epi16(a, n) : _mm256_slli_epi16(a, -n); }
 
     // Times a power of two.
-    PYFLY_LANES I shift_left(I a, int factor) { return _mm256_slli_epi32(a, __builtin_ctz(static_cast<unsigned>(factor))); }
+    PYFLY_LANES I shift_left(I a, int factor) {
+        return _mm256_slli_epi32(a, __builtin_ctz(static_cast<unsigned>(factor)));
+    }
 
     // table[q] + offset for each byte q < 16.
     PYFLY_LANES I look_up(const int8_t * table, int offset, I q) {
@@ -39,8 +41,7 @@ struct Lanes256 {
     }
 
     // Eight pairs of bytes as pairs of int16.
-    template <bool is_signed>
-    PYFLY_LANES I load_pairs(const uint8_t * p) {
+    template <bool is_signed> PYFLY_LANES I load_pairs(const uint8_t * p) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
         return is_signed ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
     }

@@ -25,7 +25,8 @@ struct Lanes512 {
     PYFLY_LANES I and_bytes(I a, int byte) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(byte))); }
     PYFLY_LANES I flip_sign(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-128)); }
     PYFLY_LANES I shift_right_16(I a, int n) {
-        return n >= 0 ? _mm512_srli_epi16(a, static_cast<unsigned>(n)) : _mm512_slli_epi16(a, static_cast<unsigned>(-n));
+        return n >= 0 ? _mm512_srli_epi16(a, static_cast<unsigned>(n))
+                      : _mm512_slli_epi16(a, static_cast<unsigned>(-n));
     }
     PYFLY_LANES I shift_left(I a, int factor) {
         return _mm512_slli_epi32(a, static_cast<unsigned>(__builtin_ctz(static_cast<unsigned>(factor))));
@@ -35,8 +36,7 @@ struct Lanes512 {
                                          _mm_set1_epi8(static_cast<char>(offset)));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), q);
     }
-    template <bool is_signed>
-    PYFLY_LANES I load_pairs(const uint8_t * p) {
+    template <bool is_signed> PYFLY_LANES I load_pairs(const uint8_t * p) {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
         return is_signed ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes);
     }

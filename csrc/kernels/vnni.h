@@ -6,12 +6,10 @@ namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
 // `Own` has what differs by width: dot(sum, a, b), multiply_32(a, b) and shift_right_32(a, n), which keeps the sign.
-template <class Lanes, class Own>
-struct Vnni : Lanes {
+template <class Lanes, class Own> struct Vnni : Lanes {
     using I = typename Lanes::I;
 
-    template <int most>
-    static constexpr bool prefers_signed = false;
+    template <int most> static constexpr bool prefers_signed = false;
 
     PYFLY_LANES I no_scale() { return Lanes::zero(); }
 

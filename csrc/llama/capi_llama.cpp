@@ -10,10 +10,10 @@
 #include "draft_context.h"
 #include "guard.h"
 #include "handles.h"
+#include "kernels/products.h"
 #include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
-#include "kernels/products.h"
 #include "packed_buffers.h"
 #include "rpc_server.h"
 

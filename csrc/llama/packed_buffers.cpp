@@ -54,7 +54,8 @@ WeightType type_of(const ggml_tensor * weights) {
 // Whether these weights are packed: matrices, or matrices of experts.
 bool can_pack(const ggml_tensor * weights) {
     return weights->ne[3] == 1 && weights->view_src == nullptr && kernels::products(type_of(weights)) != nullptr &&
-           kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]), static_cast<size_t>(weights->ne[1]));
+           kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
+                             static_cast<size_t>(weights->ne[1]));
 }
 
 size_t matrix_bytes(const ggml_tensor * weights) {
@@ -62,12 +63,13 @@ size_t matrix_bytes(const ggml_tensor * weights) {
            static_cast<size_t>(weights->ne[1] / kernels::panel);
 }
 
-// ---- Multiplying -----------------------------------------------------------------------------------------------------
+// ---- Multiplying
+// -----------------------------------------------------------------------------------------------------
 
 // Where row r of a batch is, counted over three dimensions.
-template <class Byte>
-Byte * row_at(Byte * data, const ggml_tensor * tensor, int64_t r) {
-    const int64_t i1 = r % tensor->ne[1], i2 = r / tensor->ne[1] % tensor->ne[2], i3 = r / (tensor->ne[1] * tensor->ne[2]);
+template <class Byte> Byte * row_at(Byte * data, const ggml_tensor * tensor, int64_t r) {
+    const int64_t i1 = r % tensor->ne[1], i2 = r / tensor->ne[1] % tensor->ne[2],
+                  i3 = r / (tensor->ne[1] * tensor->ne[2]);
     return data + static_cast<size_t>(i1) * tensor->nb[1] + static_cast<size_t>(i2) * tensor->nb[2] +
            static_cast<size_t>(i3) * tensor->nb[3];
 }
@@ -110,8 +112,7 @@ void multiply_panels(const Products & products, const uint8_t * weights, size_t 
 }
 
 // Cuts n_panels * n_matrices panels into chunks that threads take in turns. A thread that is behind takes fewer.
-template <class Work>
-void share(const ComputeParams & params, size_t n_panels, size_t n_matrices, Work work) {
+template <class Work> void share(const ComputeParams & params, size_t n_panels, size_t n_matrices, Work work) {
     const size_t n_threads = static_cast<size_t>(params.n_threads);
     const size_t size = std::max(n_panels * n_matrices / (n_threads * 8), size_t{1});
     const size_t n_each = (n_panels + size - 1) / size; // chunks of a matrix
@@ -158,21 +159,20 @@ class PackedTraits : public TensorTraits {
         }
         begin_chunks(params);
         const size_t panel_bytes = kernels::panel_bytes(type_of(weights), n_in);
-        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), 1,
-              [&](size_t, size_t begin, size_t end) {
-                  multiply_panels(products, static_cast<const uint8_t *>(weights->data), panel_bytes, n_in, strips, n,
-                                  begin, end, [&](size_t r) {
-                                      return reinterpret_cast<float *>(
-                                          row_at(static_cast<char *>(op->data), op, static_cast<int64_t>(r)));
-                                  });
-              });
+        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), 1, [&](size_t, size_t begin, size_t end) {
+            multiply_panels(products, static_cast<const uint8_t *>(weights->data), panel_bytes, n_in, strips, n, begin,
+                            end, [&](size_t r) {
+                                return reinterpret_cast<float *>(
+                                    row_at(static_cast<char *>(op->data), op, static_cast<int64_t>(r)));
+                            });
+        });
     }
 
-    // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds where
-    // each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert, [n], row r
-    // being token r / n_used and its expert r % n_used; and their strips.
+    // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
+    // where each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert,
+    // [n], row r being token r / n_used and its expert r % n_used; and their strips.
     static void multiply_experts(const ComputeParams & params, ggml_tensor * op) {
-        const ggml_tensor * weights = op->src[0], * x = op->src[1], * ids = op->src[2];
+        const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
         const Products & products = *kernels::products(type_of(weights));
         const size_t n_in = static_cast<size_t>(weights->ne[0]), n_experts = static_cast<size_t>(weights->ne[2]);
         const int64_t n_used = ids->ne[0];
@@ -231,12 +231,11 @@ class PackedTraits : public TensorTraits {
         share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), n_busy,
               [&](size_t k, size_t begin, size_t end) {
                   const size_t e = static_cast<size_t>(busy[k]), first = static_cast<size_t>(begins[e]);
-                  multiply_panels(products, static_cast<const uint8_t *>(weights->data) + e * expert_bytes, panel_bytes,
-                                  n_in, strips + first * words, static_cast<size_t>(begins[e + 1]) - first, begin, end,
-                                  [&](size_t i) {
-                                      return reinterpret_cast<float *>(
-                                          row_at(static_cast<char *>(op->data), op, rows[first + i]));
-                                  });
+                  multiply_panels(
+                      products, static_cast<const uint8_t *>(weights->data) + e * expert_bytes, panel_bytes, n_in,
+                      strips + first * words, static_cast<size_t>(begins[e + 1]) - first, begin, end, [&](size_t i) {
+                          return reinterpret_cast<float *>(row_at(static_cast<char *>(op->data), op, rows[first + i]));
+                      });
               });
     }
 
@@ -252,23 +251,26 @@ class PackedTraits : public TensorTraits {
 class PackedExtra : public ExtraBufferType {
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
-        const ggml_tensor * weights = op->src[0], * x = op->src[1];
-        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || weights == nullptr || !is_packed(weights->buffer) ||
-            !can_pack(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1) || x->type != GGML_TYPE_F32 ||
-            (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
+        const ggml_tensor *weights = op->src[0], *x = op->src[1];
+        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || weights == nullptr ||
+            !is_packed(weights->buffer) || !can_pack(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1) ||
+            x->type != GGML_TYPE_F32 || (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
             return false;
         }
         // llama.cpp asks with an empty buffer where it would put weights.
-        return ggml_backend_buffer_get_size(weights->buffer) > 0 || (taken_here.value_or(taken_everywhere) >> weights->type & 1) != 0;
+        return ggml_backend_buffer_get_size(weights->buffer) > 0 ||
+               (taken_here.value_or(taken_everywhere) >> weights->type & 1) != 0;
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
-        const bool is_ours = (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
+        const bool is_ours =
+            (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
         return is_ours ? &traits : nullptr;
     }
 } extra;
 
-// ---- The buffer type -------------------------------------------------------------------------------------------------
+// ---- The buffer type
+// -------------------------------------------------------------------------------------------------
 
 constexpr size_t worth_a_thread = size_t{1} << 20; // bytes
 
@@ -326,7 +328,8 @@ ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
     return buffer;
 }
 
-// ---- Installing ------------------------------------------------------------------------------------------------------
+// ---- Installing
+// ------------------------------------------------------------------------------------------------------
 
 BufferType * installed = nullptr;
 
@@ -334,8 +337,7 @@ BufferType * packed_type() {
     return installed;
 }
 
-template <class Function>
-bool look_up(Function & out, const char * name) {
+template <class Function> bool look_up(Function & out, const char * name) {
 #ifdef _WIN32
     (void) name;
     out = nullptr;
@@ -389,8 +391,8 @@ std::string try_to_install() {
     if (list == nullptr) {
         return "this build of llama.cpp has no extra buffer types";
     }
-    auto * type = new BufferType{{type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device,
-                                 static_cast<ExtraBufferType *>(&extra)};
+    auto * type = new BufferType{
+        {type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device, static_cast<ExtraBufferType *>(&extra)};
     std::vector<ggml_backend_buffer_type_t> & types = library.extra_buffer_types();
     types.insert(types.begin(), reinterpret_cast<ggml_backend_buffer_type_t>(type));
     if (list(device)[0] != types.front()) { // it is read once
@@ -475,7 +477,8 @@ PackedBuffers::Trial PackedBuffers::multiply(WeightType type, int64_t n_out, int
     const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_weights(ggml_init(params), ggml_free);
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_rest(ggml_init(params), ggml_free);
-    const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_cpu_init(), ggml_backend_free);
+    const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_cpu_init(),
+                                                                              ggml_backend_free);
     require(of_weights && of_rest && backend);
     ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
     ggml_tensor * w = ggml_new_tensor_2d(of_weights.get(), own, n_in, n_out);
@@ -485,8 +488,8 @@ PackedBuffers::Trial PackedBuffers::multiply(WeightType type, int64_t n_out, int
         return std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>(
             ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type), ggml_backend_buffer_free);
     };
-    const auto w_buffer = buffer_of(of_weights.get(), is_packed ? reinterpret_cast<ggml_backend_buffer_type_t>(installed)
-                                                                : stock_type(w));
+    const auto w_buffer = buffer_of(
+        of_weights.get(), is_packed ? reinterpret_cast<ggml_backend_buffer_type_t>(installed) : stock_type(w));
     const auto buffer = buffer_of(of_rest.get(), ggml_backend_cpu_buffer_type());
     require(w_buffer && buffer);
     ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());

@@ -51,8 +51,8 @@ def take_kernels_everywhere(types: int) -> None:
 
 
 def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_packed: bool) -> KernelTrial:
-    """Multiplies a matrix of ggml type `kind`, 512 x n_out (a multiple of 64), with n_rows rows, by these products or as
-    llama.cpp does without them. Raises ValueError for a number out of range, NativeError where ggml refuses."""
+    """Multiplies a matrix of ggml type `kind`, 512 x n_out (a multiple of 64), with n_rows rows, by these products or
+    as llama.cpp does without them. Raises ValueError for a number out of range, NativeError where ggml refuses."""
     out = ffi.new("pyfly_kernels_trial *")
     check(lib.pyfly_kernels_try, kind, n_out, n_rows, n_threads, n_repeats, int(is_packed), out)
     return KernelTrial(out.error, out.us)
