@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 
-from pyfly_cpp import _native, extra_buffers, states
+from pyfly_cpp import _native, extra_buffers, kernels, states
 from pyfly_cpp.access import CLOSED, Access
 from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
@@ -69,6 +69,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         rpc_servers: Sequence[str],
         devices: Sequence[str] | None,
         protected: Iterable[int],
+        kernel_choice: str | None,
         on_load: Callable[[float], None] | None,
         **kwargs: Any,
     ) -> None:
@@ -83,6 +84,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
                 n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
@@ -98,6 +100,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._adapts = fill_thread_counts(kwargs)
+        self._kernel_choice = kernel_choice
+        self._kernel_types = kernels.types_for(kernel_choice)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
@@ -106,7 +110,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         # The base class assigns to draft_model.
         self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
-            with _native.load_guard():
+            with _native.load_guard(), _native.kernels_taken(self._kernel_types):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             if self._load_failure is not None:
@@ -147,6 +151,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
+                "kernel_types": self._kernel_types,
             },
         )
         self._stack.callback(self._decoder.close)
@@ -201,6 +206,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
             "logits_all": bool(self._logits_all),
             **self._where,
+            "kernels": self._kernel_choice,
         }
 
     @property
@@ -220,7 +226,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, *where)
+            changes = (
+                self.kv_overrides,
+                self.tensor_split,
+                self.lora_path,
+                self.lora_scale,
+                self._kernel_types,
+                *where,
+            )
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
