@@ -104,6 +104,15 @@ def verdict() -> Verdict:
     return Verdict(tuple(types), f"{len(types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}")
 
 
+def describe() -> str:
+    """For people: which kernels models get that do not say. Tries nothing that is not wanted."""
+    if _WHY_NOT is not None:
+        return f"llama.cpp's own; {_WHY_NOT}"
+    if require_choice(None) == "stock":
+        return f"llama.cpp's own; {VARIABLE}=auto tries ours ({_native.kernels_isa()})"
+    return verdict().reason
+
+
 def _bits(found: Verdict) -> int:
     return sum(1 << kind for kind in found.types)
 

@@ -281,16 +281,16 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
  * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);
 
-/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them by that. PYFLY_STATUS_NATIVE with why
- * that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they need, or a
- * model was loaded before. */
+/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them by that. PYFLY_STATUS_NATIVE
+ * with why that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they
+ * need, or a model was loaded before. */
 pyfly_status pyfly_kernels_install(pyfly_error * error);
 
 /* Types that there are kernels for: of ggml type t the bit 1 << t. 0 where there is no instruction set for them. */
 uint64_t pyfly_kernels_types(void);
 
-/* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the shape
- * allows it, and no others. Nothing is packed without pyfly_kernels_install. */
+/* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the
+ * shape allows it, and no others. Nothing is packed without pyfly_kernels_install. */
 typedef struct pyfly_kernels_taking pyfly_kernels_taking;
 pyfly_kernels_taking * pyfly_kernels_take(uint64_t types);
 void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread, in reverse order */
@@ -300,14 +300,14 @@ void pyfly_kernels_take_everywhere(uint64_t types);
 
 /* What a multiplication by the CPU backend gave. */
 typedef struct pyfly_kernels_trial {
-    double error; /* largest difference from the product of the dequantised weights, as a share of the sum of magnitudes:
-                     about 1e-3 where activations are quantised, 1e-6 where not */
+    double error; /* largest difference from the product of the dequantised weights, as a share of the sum of
+                     magnitudes: about 1e-3 where activations are quantised, 1e-6 where not */
     double us;    /* the shortest of the times, microseconds */
 } pyfly_kernels_trial;
 
-/* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times; n_out
- * is a multiple of 64. is_packed 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does without them.
- * PYFLY_STATUS_INVALID for a type without kernels or a number out of range. */
+/* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times;
+ * n_out is a multiple of 64. is_packed 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does
+ * without them. PYFLY_STATUS_INVALID for a type without kernels or a number out of range. */
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error);
 
