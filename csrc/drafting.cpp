@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <string>
 
 #include "error.h"
@@ -176,7 +177,7 @@ void Drafting::prepare(Text & t) {
                 break;
             }
         }
-    } catch (...) {
+    } catch (const std::exception &) {
         t.stop(true);
     }
     t.sequence.stats().us_prefill += us;
@@ -246,7 +247,7 @@ void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
                 }
             }
         }
-    } catch (...) {
+    } catch (const std::exception &) {
         if (requests.size() == 1) {
             requests.front().out->tokens.clear();
             texts_[static_cast<size_t>(requests.front().text)].stop(true);
@@ -280,7 +281,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         try {
             while (is_governed && catch_up(t, drafter) > 0) {
             }
-        } catch (...) {
+        } catch (const std::exception &) {
             t.stop(true);
             continue;
         }
