@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
-from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
+from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -73,6 +73,7 @@ class Options:
     seed: int | None
     max_tokens: int
     verbose: bool
+    kernels: str | None = None
     where: Where = Where()  # noqa: RUF009 - frozen
     preset: str | None = None
     """A preset file; what it says stands in the fields above already, where no option said otherwise."""
@@ -222,6 +223,7 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *WHERE_OPTIONS,
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
+        KERNELS_OPTION,
         click.option("--lora", metavar="FILE", help="LoRA adapter of the model."),
         click.option("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
                      help="Type of the K cache."),
