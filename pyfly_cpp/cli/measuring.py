@@ -20,7 +20,7 @@ from pyfly_cpp.cli.kinds import THREAD_COUNT, Int, Renamed
 from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format, silence, warn_of_long_context
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
-from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
+from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
@@ -51,7 +51,7 @@ class Models:
     """A number, or "auto"."""
     gpu_layers: int
     chat_format: str | None
-    kernels: str | None = None
+    kernels: str | None
     preset: Preset | None = None
     where: Where = Where()  # noqa: RUF009 - frozen
 
@@ -102,8 +102,8 @@ class Models:
     def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Setting], n: int) -> T:
         return load(
             self.model, drafters, settings, n, n_ctx=self.n_ctx, n_threads=self.threads,
-            n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, kernels=self.kernels,
-            verbose=False, **self.where.arguments(),
+            n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format,
+            kernels=self.kernels, verbose=False, **self.where.arguments(),
         )  # fmt: skip
 
     def _open(self, settings: Sequence[Setting], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
