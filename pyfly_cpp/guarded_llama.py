@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 
-from pyfly_cpp import _native, extra_buffers, states
+from pyfly_cpp import _native, extra_buffers, kernels, states
 from pyfly_cpp.access import CLOSED, Access
 from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
@@ -22,6 +22,7 @@ from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
+from pyfly_cpp.processes import Process
 from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 from pyfly_cpp.tokenizing import tokenized
@@ -68,6 +69,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         rpc_servers: Sequence[str],
         devices: Sequence[str] | None,
         protected: Iterable[int],
+        kernel_choice: str | None,
         on_load: Callable[[float], None] | None,
         **kwargs: Any,
     ) -> None:
@@ -82,6 +84,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
                 n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
@@ -97,6 +100,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._adapts = fill_thread_counts(kwargs)
+        self._kernel_choice = kernel_choice
+        self._kernel_types = kernels.types_for(kernel_choice)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
@@ -105,16 +110,18 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         # The base class assigns to draft_model.
         self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
-            with _native.load_guard():
+            with _native.load_guard(), _native.kernels_taken(self._kernel_types):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             if self._load_failure is not None:
                 raise self._load_failure from None
             self._placement.require_alive()
             if "Failed to create llama_context" in str(error):
+                flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+                remedy = ", leave out flash_attn" if flash else ""  # some graphs lack it
                 raise ValueError(
                     f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-                    "file is damaged; lower n_ctx or n_batch, or let verbose=True show why."
+                    f"file is damaged; lower n_ctx or n_batch{remedy}, or let verbose=True show why."
                 ) from error
             if "Failed to load model" in str(error):
                 raise ValueError(
@@ -125,6 +132,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 ) from error
             raise
         self._placement.require_alive()  # llama.cpp does not notice
+        if max(self.n_threads, self.n_threads_batch) > 1:
+            self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
@@ -142,6 +151,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
+                "kernel_types": self._kernel_types,
             },
         )
         self._stack.callback(self._decoder.close)
@@ -196,6 +206,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
             "logits_all": bool(self._logits_all),
             **self._where,
+            "kernels": self._kernel_choice,
         }
 
     @property
@@ -215,7 +226,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, *where)
+            changes = (
+                self.kv_overrides,
+                self.tensor_split,
+                self.lora_path,
+                self.lora_scale,
+                self._kernel_types,
+                *where,
+            )
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
@@ -241,13 +259,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
 
     def close(self) -> None:
-        """Frees the model, the draft and everything else; a second call does nothing.
+        """Frees the model, the draft and everything else; a second call does nothing, nor does a call in a fork that
+        cannot use the object.
 
         Raises:
             BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
                 generation.
         """
-        if not hasattr(self, "_stack") or self._access.is_closed:  # without the first, nothing was loaded
+        if not hasattr(self, "_stack"):  # nothing was loaded
+            return
+        if self._access.is_closed or self._access.is_elsewhere:
             return
         with self._access.exclusive():
             self._access.is_closed = True
