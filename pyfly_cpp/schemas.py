@@ -30,7 +30,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return str(super()._add_primitive(name, own))
 
     def _format_literal(self, text: str) -> str:
-        return _literal(_json(json.loads(text)))  # it is given JSON, always
+        return _literal(as_json(json.loads(text)))  # it is given JSON, always
 
     def _visit_pattern(self, pattern: str, name: str) -> str:
         return str(self._add_rule(name, rf'"\"" ({pattern_rule(pattern)}) "\"" space'))
@@ -63,7 +63,7 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not part of JSON")
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
     """A value as JSON: characters as they are, but halves of surrogate pairs, which no text can hold."""
     text = json.dumps(value, ensure_ascii=False)
     return json.dumps(value) if re.search("[\ud800-\udfff]", text) else text
