@@ -76,6 +76,7 @@ def read(pieces, one_alone=False):
             f"{OPEN}<function=add><parameter=s>{CLOSE}",
             [{"a": 1}],
         ),
+        (xml(a=1).replace(OPEN, "").replace(CLOSE, ""), "", [{"a": 1}]),
         # Arguments.
         (f'{OPEN}{{"name": "add"}}{CLOSE}', "", [{}]),
         (f'{OPEN}{{"name": "add", "arguments": null}}{CLOSE}', "", [{}]),
@@ -133,6 +134,13 @@ def test_no_call_is_lost(answers, cuts):
     text, calls = read(cut(answer, cuts))
     assert calls == expected
     assert text.split() == said.split()
+
+
+def test_halves_of_surrogate_pairs_stay_escaped():
+    reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
+    reader.add(call(s="x").replace("x", "\\ud83d"))
+    (got,) = reader.calls
+    assert json.loads(got.arguments) == {"s": "\ud83d"} and got.arguments.isascii()
 
 
 def test_the_first_alone():
