@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,6 +36,7 @@ from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
+_SEEDS = 2**32 - 1  # the largest 32-bit number asks llama.cpp for a seed of its own
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
@@ -123,9 +125,11 @@ class Options:
         return gate.window.but(**given) if given else None
 
     def sampling(self) -> dict[str, Any]:
-        """Keyword arguments of `create_completion` and `create_chat_completion`."""
+        """Keyword arguments of `create_completion` and `create_chat_completion`, for one request: without --seed each
+        that samples gets another seed."""
         names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
-        return {**{name: getattr(self, name) for name in names}, "seed": self.seed, "max_tokens": self.max_tokens}
+        seed = secrets.randbelow(_SEEDS) if self.seed is None and self.temperature > 0 else self.seed
+        return {**{name: getattr(self, name) for name in names}, "seed": seed, "max_tokens": self.max_tokens}
 
     def as_dict(self) -> dict[str, Any]:
         """All of them, fit for JSON."""
@@ -241,7 +245,8 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
         click.option("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
         click.option("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--seed", metavar="N", type=SEED, help="Seed of the sampling."),
+        click.option("--seed", metavar="N", type=SEED,
+                     help="Seed of the sampling.  [default: another for each answer]"),
         click.option("-n", "--max-tokens", metavar="N", type=SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),
         click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),
