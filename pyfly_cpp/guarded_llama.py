@@ -20,6 +20,7 @@ from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
 from pyfly_cpp.response_format import with_grammar
@@ -31,6 +32,7 @@ _MOST_SNAPSHOTS = 16
 # llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
 _logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
+_DEFAULT_N_CTX = inspect.signature(llama_cpp.Llama.__init__).parameters["n_ctx"].default
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -44,6 +46,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
     n_tokens: int
+    _n_ctx: int
     n_batch: int
     model_path: str
     verbose: bool
@@ -95,7 +98,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
         self._load_failure: BaseException | None = None
-        _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
+        n_positions = _native.inspect_model(model_path, has_own_head).n_positions  # refuses what would end the process
+        if n_positions:
+            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", _DEFAULT_N_CTX))
+            self._n_ctx_of_text = _within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
@@ -129,6 +135,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
+        if n_positions:
+            self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
@@ -275,9 +283,18 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return super()._scores if self._logits_all else self._rows
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation."""
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation.
+
+        Raises:
+            ContextFullError: they do not fit in the context; nothing was evaluated.
+        """
         with self._access.exclusive():
             self._supersede()
+            if self.n_tokens + len(tokens) > self._n_ctx:
+                raise ContextFullError(
+                    f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
+                    f"{self._n_ctx}; reset() it or raise n_ctx."
+                )
             super().eval(tokens)
             self._placement.require_alive()
 
@@ -309,6 +326,17 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         with self._access.exclusive():
             states.load_state(self, state, bool(self._logits_all), before=self._supersede)
+
+
+def _within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
+    """Most tokens of a text of n_ctx, 0: as many as there can be, where the embeddings of positions are learned; behind
+    the last one llama.cpp ends the process. Raises ValueError where n_ctx is more."""
+    if n_ctx > n_positions:
+        raise ValueError(
+            f"n_ctx is {n_ctx}, but {model_path!r} has learned embeddings of {n_positions} positions and no more; "
+            f"lower n_ctx to at most {n_positions}."
+        )
+    return n_ctx or n_positions
 
 
 class _Missing:

@@ -248,6 +248,7 @@ void pyfly_load_guard(int32_t is_on);
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */
     int64_t n_ctx_train;   /* positions it was trained on; 0: the header does not say */
+    int64_t n_positions;   /* positions that it can be given, where their embeddings are learned; 0: any */
     int32_t n_nextn;       /* appended NextN (MTP) blocks */
     int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
                               it */

@@ -19,6 +19,7 @@ class ModelInfo(NamedTuple):
 
     architecture: str
     n_ctx_train: int
+    n_positions: int
     n_nextn: int
     mtp_draft_max: int
 
@@ -29,7 +30,8 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     info = ffi.new("pyfly_model_info *")
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
-    return ModelInfo(architecture, int(info.n_ctx_train), int(info.n_nextn), int(info.mtp_draft_max))
+    numbers = (info.n_ctx_train, info.n_positions, info.n_nextn, info.mtp_draft_max)
+    return ModelInfo(architecture, *map(int, numbers))
 
 
 def companion_word(target: str, path: str) -> str:
