@@ -1,6 +1,7 @@
 #include "batch.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "error.h"
 
@@ -193,7 +194,7 @@ Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
         }
         try {
             plans.push_back({&t, t.sequence.plan_round(std::move(drafts[i]))});
-        } catch (...) {
+        } catch (const std::exception &) {
             if (current_failure().status == PYFLY_STATUS_CONTEXT_FULL && evaluation_.make_room()) {
                 t.sequence.postpone(); // there is room in the next step
             } else {

@@ -338,7 +338,7 @@ pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_
 const float * pyfly_batch_prompt_row(const pyfly_batch * batch, int32_t slot, int32_t position) {
     try {
         return batch->impl.at(slot).prompt_row(position);
-    } catch (...) {
+    } catch (const std::exception &) {
         return nullptr; // the target did not keep it
     }
 }

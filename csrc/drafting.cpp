@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <string>
 
 #include "error.h"
@@ -155,7 +156,7 @@ void Drafting::prepare(Text & t) {
                 break;
             }
         }
-    } catch (...) {
+    } catch (const std::exception &) {
         t.stop(true);
     }
     t.sequence.stats().us_prefill += us;
@@ -225,7 +226,7 @@ void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
                 }
             }
         }
-    } catch (...) {
+    } catch (const std::exception &) {
         if (requests.size() == 1) {
             requests.front().out->tokens.clear();
             texts_[static_cast<size_t>(requests.front().text)].stop(true);
@@ -259,7 +260,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         try {
             while (is_governed && catch_up(t, drafter) > 0) {
             }
-        } catch (...) {
+        } catch (const std::exception &) {
             t.stop(true);
             continue;
         }

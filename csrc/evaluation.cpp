@@ -1,6 +1,7 @@
 #include "evaluation.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "stopwatch.h"
 
@@ -86,7 +87,7 @@ std::optional<int64_t> Evaluation::attempt(const Plans & planned) {
     try {
         const Stopwatch stopwatch(us);
         evaluate(spans);
-    } catch (...) {
+    } catch (const std::exception &) {
         try_again(plans);
         return std::nullopt;
     }
@@ -133,7 +134,7 @@ void Evaluation::take(const Plans & plans, int64_t us) {
                 t.had_round();
                 drafting_.learn(t);
             }
-        } catch (...) {
+        } catch (const std::exception &) {
             t.stop(true);
         }
     }

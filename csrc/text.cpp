@@ -16,8 +16,6 @@ Failure current_failure() {
         return {PYFLY_STATUS_NO_MEMORY, "out of memory"};
     } catch (const std::exception & e) {
         return {PYFLY_STATUS_INTERNAL, e.what()};
-    } catch (...) {
-        return {PYFLY_STATUS_INTERNAL, "an unknown exception"};
     }
 }
 

@@ -15,7 +15,7 @@ struct Failure {
     std::string message;
 };
 
-// What the exception that is being handled says.
+// What the std::exception that is being handled says.
 Failure current_failure();
 
 struct Text {

@@ -13,6 +13,10 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
     return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
 }
 
+// Nats, 32 ln 2: the target's favourite is 2^32 times as likely as the draft token. A logit bias of -100, the usual
+// ban, leaves a token less than that. What the published rules accept (tests/conformance) is within 16 nats.
+constexpr double impossible_margin = 22.18;
+
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
                         const int32_t * answered, pyfly_region region) {
@@ -30,8 +34,10 @@ Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, in
     mismatch.log_sum_exp = stats.log_sum_exp;
     if (!is_safe || std::isinf(draft_logit)) {
         mismatch.rejected = PYFLY_REASON_SAFETY;
+    } else if (!gate.defers(evidence)) {
+        mismatch.rejected = PYFLY_REASON_GATE;
     } else {
-        mismatch.rejected = gate.defers(evidence) ? PYFLY_REASON_LOOSE : PYFLY_REASON_GATE;
+        mismatch.rejected = mismatch.margin < impossible_margin ? PYFLY_REASON_LOOSE : PYFLY_REASON_SAFETY;
     }
     return mismatch;
 }

@@ -23,12 +23,13 @@ struct Mismatch {
 // Of a row, nats: the top-n entropy if the gate measures that, else the full one.
 double reported_entropy(const Gate & gate, const RowStats & stats);
 
-// Safety first, then the gate. `row` is the target's row after everything that forbids tokens and before temperature
-// and truncation; `is_safe` says that neither the draft token nor the target's choice is protected and that the draft
-// token could have been drawn; `draft_row` is the drafter's own, or null; `position` is that of the token, behind what
-// `answer` knows, and `answered` the answer's tokens before it, or null where the gate does not look at them; `region`:
-// what is being written, prose where the gate does not look at it. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row
-// without a distribution.
+// Safety first, then the gate, and what it defers must not be as good as impossible: such a token is unsafe, too, but
+// where the gate rejects it, that is the reason. `row` is the target's row after everything that forbids tokens and
+// before temperature and truncation; `is_safe` says that neither the draft token nor the target's choice is protected
+// and that the draft token could have been drawn; `draft_row` is the drafter's own, or null; `position` is that of the
+// token, behind what `answer` knows, and `answered` the answer's tokens before it, or null where the gate does not look
+// at them; `region`: what is being written, prose where the gate does not look at it. Throws
+// Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
                         const int32_t * answered, pyfly_region region);

@@ -1,4 +1,5 @@
-"""Who may use a FlyLlama: one thread at a time, the newest generation, and nobody when it is closed."""
+"""Who may use a FlyLlama: one thread at a time, the newest generation, no fork of a process with threads, and nobody
+when it is closed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pyfly_cpp.errors import BusyError
+from pyfly_cpp.processes import Process
 
 CLOSED = "this FlyLlama is closed; load the model again."
 
@@ -26,6 +28,9 @@ class Use:
         self._generation = generation
 
     def __enter__(self) -> None:
+        process = self._access.process
+        if process is not None:
+            process.require_current()
         if not self._acquire(False):
             raise BusyError(
                 "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
@@ -46,6 +51,13 @@ class Access:
         self.is_closed = False
         self.generation = 0
         """Counts generations; an older generator finds out that it was superseded."""
+        self.process: Process | None = None
+        """The only one that can use the object; None: a fork can, too."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only another process can use the object."""
+        return self.process is not None and not self.process.is_current
 
     def exclusive(self) -> Use:
         """Around a use of the object: this thread alone.
@@ -53,6 +65,7 @@ class Access:
         Entering raises:
             BusyError: it is in use.
             ValueError: it is closed.
+            PyflyError: it belongs to another process.
         """
         return Use(self, None)
 
@@ -65,7 +78,7 @@ class Access:
     def last_step(self, generation: int) -> Iterator[bool]:
         """Around the end of a generation: whether it is for this generation to clean up. It is not where another one
         was started, or where the object is in use just now: whoever uses it next ends the generation."""
-        if not self.lock.acquire(blocking=False):
+        if self.is_elsewhere or not self.lock.acquire(blocking=False):
             yield False
             return
         try:

@@ -25,7 +25,7 @@ _WHY = {
     "gate": "the gate said strict",
     "window": "its window broke",
     "boundary": "its window did not fit",
-    "safety": "a protected or forbidden token",
+    "safety": "a protected, forbidden or as good as impossible token",
     "bonus": "nothing",
 }
 

@@ -136,6 +136,11 @@ def _cpu() -> dict[str, str]:
     return dict(re.findall(r"^([^\t:]+)\t*: (.*)$", first, re.MULTILINE))
 
 
+def cpu_model() -> str:
+    """The name of the processor, or an empty text where the system does not tell."""
+    return _cpu().get("model name", "")
+
+
 def _library() -> Path:
     """The file that holds ggml's CPU backend, as llama_cpp loaded it. Raises OSError, ImportError, AttributeError."""
     from llama_cpp import _ggml  # not a public module

@@ -14,15 +14,17 @@ import numpy.typing as npt
 from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 
-from pyfly_cpp import _native, extra_buffers, states
+from pyfly_cpp import _native, extra_buffers, kernels, states
 from pyfly_cpp.access import CLOSED, Access
 from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.load_limits import why_not_loaded, within_positions
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
+from pyfly_cpp.processes import Process
 from pyfly_cpp.response_format import with_grammar
 from pyfly_cpp.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 from pyfly_cpp.tokenizing import tokenized
@@ -71,6 +73,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         rpc_servers: Sequence[str],
         devices: Sequence[str] | None,
         protected: Iterable[int],
+        kernel_choice: str | None,
         on_load: Callable[[float], None] | None,
         **kwargs: Any,
     ) -> None:
@@ -85,6 +88,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
                 n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
@@ -101,8 +105,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_positions = _native.inspect_model(model_path, has_own_head).n_positions  # refuses what would end the process
         if n_positions:
             given = self._n_ctx_of_text or int(kwargs.get("n_ctx", _DEFAULT_N_CTX))
-            self._n_ctx_of_text = _within_positions(given, n_positions, model_path)
+            self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
+        self._kernel_choice = kernel_choice
+        self._kernel_types = kernels.types_for(kernel_choice)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
@@ -111,26 +117,20 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         # The base class assigns to draft_model.
         self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
-            with _native.load_guard():
+            with _native.load_guard(), _native.kernels_taken(self._kernel_types):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             if self._load_failure is not None:
                 raise self._load_failure from None
             self._placement.require_alive()
-            if "Failed to create llama_context" in str(error):
-                raise ValueError(
-                    f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-                    "file is damaged; lower n_ctx or n_batch, or let verbose=True show why."
-                ) from error
-            if "Failed to load model" in str(error):
-                raise ValueError(
-                    f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
-                    f"that llama-cpp-python {llama_cpp.__version__} does not know"
-                    f"{', or an RPC server has too little memory' if self._placement.has_servers else ''}; "
-                    "verbose=True shows why."
-                ) from error
+            flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            why = why_not_loaded(error, model_path, has_flash=flash, has_servers=self._placement.has_servers)
+            if why is not None:
+                raise ValueError(why) from error
             raise
         self._placement.require_alive()  # llama.cpp does not notice
+        if max(self.n_threads, self.n_threads_batch) > 1:
+            self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
@@ -150,6 +150,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
+                "kernel_types": self._kernel_types,
             },
         )
         self._stack.callback(self._decoder.close)
@@ -204,6 +205,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
             "logits_all": bool(self._logits_all),
             **self._where,
+            "kernels": self._kernel_choice,
         }
 
     @property
@@ -223,7 +225,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, *where)
+            changes = (
+                self.kv_overrides,
+                self.tensor_split,
+                self.lora_path,
+                self.lora_scale,
+                self._kernel_types,
+                *where,
+            )
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
@@ -249,13 +258,16 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
 
     def close(self) -> None:
-        """Frees the model, the draft and everything else; a second call does nothing.
+        """Frees the model, the draft and everything else; a second call does nothing, nor does a call in a fork that
+        cannot use the object.
 
         Raises:
             BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
                 generation.
         """
-        if not hasattr(self, "_stack") or self._access.is_closed:  # without the first, nothing was loaded
+        if not hasattr(self, "_stack"):  # nothing was loaded
+            return
+        if self._access.is_closed or self._access.is_elsewhere:
             return
         with self._access.exclusive():
             self._access.is_closed = True
@@ -326,17 +338,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         with self._access.exclusive():
             states.load_state(self, state, bool(self._logits_all), before=self._supersede)
-
-
-def _within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
-    """Most tokens of a text of n_ctx, 0: as many as there can be, where the embeddings of positions are learned; behind
-    the last one llama.cpp ends the process. Raises ValueError where n_ctx is more."""
-    if n_ctx > n_positions:
-        raise ValueError(
-            f"n_ctx is {n_ctx}, but {model_path!r} has learned embeddings of {n_positions} positions and no more; "
-            f"lower n_ctx to at most {n_positions}."
-        )
-    return n_ctx or n_positions
 
 
 class _Missing:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
+from pyfly_cpp.processes import Process
 from pyfly_cpp.stats import Record, Stats
 from pyfly_cpp.stepped_text import Text
 from pyfly_cpp.views import View
@@ -34,6 +35,7 @@ class Job:
         self.future: Future[Any] = Future()
         """Done with the response, the list of chunks, or the failure."""
         self.future.set_running_or_notify_cancel()  # an event loop that cancels it must not end it behind our back
+        self._process = Process("FlyBatch")
         self._changed = threading.Condition()
         self._chunks: list[Any] = []
         self._listeners: list[Callable[[], None]] = []
@@ -94,7 +96,9 @@ class Job:
     # ---- Any thread --------------------------------------------------------------------------------------------------
 
     def stop(self, why: str) -> bool:
-        """Ends the request, if it has not ended; whoever waits for it gets a CancelledError."""
+        """Ends the request, if it has not ended; whoever waits for it gets a CancelledError. Not in a fork."""
+        if not self._process.is_current:
+            return False
         failure = CancelledError(why)
         if not self._finish(None, failure):
             return False
@@ -103,15 +107,22 @@ class Job:
             text.interrupt(failure)
         return True
 
+    def to_wait_for(self) -> Future[Any]:
+        """The future; raises PyflyError in a fork, where it would never be done."""
+        self._process.require_current()
+        return self.future
+
     def chunk(self, i: int) -> list[Any]:
         """Waits for chunk i: [chunk], or [] behind the last one. Raises the request's failure behind the last one that
-        came."""
+        came, and PyflyError in a fork."""
+        self._process.require_current()
         with self._changed:
             self._changed.wait_for(lambda: len(self._chunks) > i or self.future.done())
             return self._found(i)
 
     async def chunk_async(self, i: int) -> list[Any]:
         """The same in an event loop."""
+        self._process.require_current()
         loop = asyncio.get_running_loop()
         while True:
             with self._changed:
@@ -164,13 +175,14 @@ class Handle:
         Raises:
             concurrent.futures.TimeoutError: it takes longer than `timeout` seconds; the request goes on.
             concurrent.futures.CancelledError: it was cancelled.
+            PyflyError: this process is a fork of the one that runs it.
             Exception: what the completion raised.
         """
-        return self._job.future.result(timeout)
+        return self._job.to_wait_for().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end: what `result` would raise, None if nothing. Raises TimeoutError as it does."""
-        return self._job.future.exception(timeout)
+        return self._job.to_wait_for().exception(timeout)
 
     def done(self) -> bool:
         """Whether there is a result, or a failure."""
@@ -201,7 +213,7 @@ class Handle:
 
     async def _wait(self) -> Any:
         try:
-            return await asyncio.wrap_future(self._job.future)
+            return await asyncio.wrap_future(self._job.to_wait_for())
         except asyncio.CancelledError:
             self.cancel()
             raise

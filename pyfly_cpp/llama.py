@@ -69,6 +69,7 @@ class FlyLlama(CompletingLlama):
         protected: Iterable[int] = (),
         rpc_servers: Sequence[str] = (),
         devices: Sequence[str] | None = None,
+        kernels: str | None = None,
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
@@ -97,6 +98,9 @@ class FlyLlama(CompletingLlama):
             devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
                 server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
                 `DraftModel(devices=...)`.
+            kernels: "auto": weights are packed for our own products where those are faster on this machine, which
+                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the
+                environment variable PYFLY_KERNELS says, else "stock". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
@@ -142,6 +146,7 @@ class FlyLlama(CompletingLlama):
             rpc_servers=rpc_servers,
             devices=devices,
             protected=self._protected,
+            kernel_choice=kernels,
             on_load=on_load,
             **kwargs,
         )

@@ -40,7 +40,7 @@ class FlyBatch:
 
     Up to `n_parallel` requests run, the others wait for their turn in the order in which they came. Every text is what
     it would be alone, up to the noise of the backend's kernels. Texts that begin alike share what is evaluated of it,
-    and a text that has ended serves later ones that begin like it. All methods may be called by any thread.
+    and a text that has ended serves later ones that begin like it. Any thread may call any method, but not in a fork.
 
         with FlyBatch("target.gguf", n_parallel=8, n_ctx=4096) as batch:
             answers = batch.complete(prompts, max_tokens=200)
@@ -107,7 +107,7 @@ class FlyBatch:
                 all requests, possibly also for a few tokens after a stop string.
 
         Raises:
-            ValueError: an argument is out of range, or the batch is closed.
+            ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork.
             TypeError: the completion has no such argument.
         """
         is_chat, prompt = _understood(prompt)
@@ -144,7 +144,7 @@ class FlyBatch:
         if gate is not None:
             require_gate(gate)
         require_window(window)
-        require_fitting(require_draft_max(draft_max), self._crew.host.n_batch)
+        require_fitting(require_draft_max(draft_max), self._crew.open_host().n_batch)
         crew, chained = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
 
         def start(on_text: Callable[[Text], None]) -> View:
@@ -227,8 +227,8 @@ class FlyBatch:
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancels what runs or waits and frees everything; a second call does nothing. Waits for the step that runs,
-        unless it is called by a callback of a request."""
+        """Cancels what runs or waits and frees everything; a second call does nothing, nor does a call in a fork of the
+        process. Waits for the step that runs, unless it is called by a callback of a request."""
         self._crew.close()  # again where an earlier call could not wait
         self._finalizer.detach()
 
@@ -292,7 +292,7 @@ class _Crew:
         return View(self.host, self.stepper, on_text, seed)
 
     def add(self, job: Job) -> None:
-        """Queues a request. Raises ValueError where the crew is closed or has failed."""
+        """Queues a request. Raises ValueError where the crew is closed or has failed, PyflyError in a fork."""
         with self._lock:
             self.open_host()
             self._jobs.add(job)
@@ -300,7 +300,7 @@ class _Crew:
         job.future.add_done_callback(lambda _: self._jobs.discard(job))
 
     def open_host(self) -> SharedLlama:
-        """The model; raises ValueError where it is closed, or the stepping has failed."""
+        """The model; raises ValueError where it is closed, or the stepping has failed, and PyflyError in a fork."""
         self.stepper.require_open()
         if self._is_closed:
             raise ValueError(CLOSED)
@@ -324,14 +324,14 @@ class _Crew:
             del job  # and with it what the request held
 
     def close(self) -> None:
-        """Ends everything; waits for it unless one of its own threads calls."""
-        with self._lock:
-            self._is_closed = True
-            jobs = list(self._jobs)
-        for job in jobs:
-            job.stop("the FlyBatch was closed.")
-        self.stepper.close()
-        self._join()
+        """Ends everything; waits for it unless one of its own threads calls. Nothing runs in a fork."""
+        if self.stepper.process.is_current:
+            with self._lock:
+                self._is_closed = True
+            for job in list(self._jobs):  # no other is added now
+                job.stop("the FlyBatch was closed.")
+            self.stepper.close()
+            self._join()
 
     def _join(self) -> None:
         if not self.stepper.is_current_thread and threading.current_thread() not in self._workers:

@@ -11,6 +11,7 @@ from pyfly_cpp import _native, memory
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import model_file
+from pyfly_cpp.processes import Process
 from pyfly_cpp.ranges import require_integer
 
 _CELLS = 256  # llama.cpp's caches are multiples of it
@@ -59,16 +60,22 @@ class SharedLlama(FlyLlama):
         if n_all >= 2**31:
             raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
         self._n_cells = _rounded_up(n_all)
+        if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
+            # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
+            key = f"{info.architecture}.rope.scaling.original_context_length"
+            kwargs["kv_overrides"] = {key: self._n_cells, **(kwargs.get("kv_overrides") or {})}
+            kwargs["yarn_orig_ctx"] = kwargs.get("yarn_orig_ctx") or info.n_ctx_short
         self._bytes_of_text: int | None = None
         try:
             super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
         except ValueError as error:
-            if self._bytes_of_text is None or "could not make a context" not in str(error):
+            if not self._bytes_of_text or "could not make a context" not in str(error):
                 raise
             raise ValueError(
                 f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
                 f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
             ) from error
+        self._access.process = Process(self._public_name)  # also with one thread: others step and read
 
     @property
     def context_params(self) -> Any:
@@ -95,7 +102,12 @@ class SharedLlama(FlyLlama):
         """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
         end the process."""
 
-        n = memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+        n = self._simulated(params)
+        if n is None and self._may_choose_attention:
+            # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            n = self._simulated(params)
+            self._may_choose_attention = n is None
         n_needed, n_free = n or 0, memory.available()
         self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
@@ -104,6 +116,9 @@ class SharedLlama(FlyLlama):
                 f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
                 "n_parallel, n_ctx or n_cells."
             )
+
+    def _simulated(self, params: Any) -> int | None:
+        return memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
 
 
 def _rounded_up(n: int) -> int:

@@ -81,7 +81,8 @@ class Stats:
     rejected_boundary: int = 0
     """Mismatches rejected because the window could not be decided before the end of the round."""
     rejected_safety: int = 0
-    """Mismatches rejected because of a protected or forbidden token, or one that cannot be taken."""
+    """Mismatches rejected because of a protected or forbidden token, one that cannot be taken, or one that the gate
+    would take although it is as good as impossible (2^32 times less likely than the target's favourite)."""
     rollbacks: int = 0
     """Times that tokens behind a deferred mismatch were taken back."""
     rolled_back: int = 0

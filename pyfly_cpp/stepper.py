@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pyfly_cpp._native import Batch, Counters
+from pyfly_cpp.processes import Process
 from pyfly_cpp.stepped_text import Text
 
 CLOSED = "this FlyBatch is closed; load the model again."
@@ -42,6 +43,8 @@ class Stepper:
         self._python_seconds = 0.0
         self._is_closing = False
         self._failure: BaseException | None = None  # that ended the thread
+        self.process = Process("FlyBatch")
+        """Where the thread is. In a fork nothing here can be used, not even the locks: the thread may hold them."""
         self._thread = threading.Thread(target=self._run, name="pyfly-stepper", daemon=True)
         self._thread.start()
 
@@ -115,13 +118,15 @@ class Stepper:
         return self._failure is not None
 
     def require_open(self) -> None:
-        """Raises ValueError where the stepper is closed, or has failed and says why."""
+        """Raises ValueError where the stepper is closed, or has failed and says why; PyflyError in a fork."""
+        self.process.require_current()
         if self._failure is not None:
             raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure
         if self._is_closing:
             raise ValueError(CLOSED)
 
     def _command(self, command: Callable[[], None]) -> None:
+        self.process.require_current()
         with self._changed:
             self.require_open()
             self._commands.append(command)

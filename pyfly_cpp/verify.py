@@ -25,7 +25,8 @@ class Decision:
     match: bool
     """Whether the draft is the target's choice."""
     gate: str
-    """`"match"`, `"strict"` or `"defer"`; `"safety"` where a protected or forbidden token forbids the question."""
+    """`"match"`, `"strict"` or `"defer"`; `"safety"` if a protected or forbidden token forbids the question, or if the
+    gate would take a draft token that is as good as impossible: a margin of 22.18 nats or more."""
     window: str
     """What became of a deferred mismatch: `"stands"`, `"broken"`, `"does not fit"`; `""` for other positions."""
     reason: str
@@ -84,7 +85,8 @@ def verify(
 
     Args:
         logits: float32 [K+1, V], the target's rows; row i is its distribution for draft token i, row K for the bonus.
-            -inf is a forbidden token.
+            -inf is a forbidden token. One that is 2^32 times less likely than the row's favourite, as after a bias of
+            -100, is never accepted loosely either.
         draft: int [K], the drafted tokens; K may be 0.
         gate: What may be deferred.
         window: What a deferred mismatch needs; by default the FLy paper's window, for every gate, since there is only

@@ -31,6 +31,9 @@ from pyfly_cpp import (
 from pyfly_cpp.rules import REGIONS
 from pyfly_cpp.rules.fuzzy import KINDS
 
+IMPOSSIBLE = 22.18
+"""Nats of margin from which on no gate accepts a token."""
+
 
 def log_softmax(row):
     row = row.astype(np.float64) - row.max()
@@ -112,11 +115,13 @@ def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_r
         lp = log_softmax(rows[i])
         before = (*answered, *draft[:i])
         defers, slack = measure(gate, lp, d, before, given, log_softmax(draft_rows[i]), regions[i])
-        if slack < 1e-4:
+        margin = lp.max() - lp[d]
+        if slack < 1e-4 or abs(margin - IMPOSSIBLE) < 1e-4:
             return None
         forbidden = d in protected or tokens[i] in protected or np.isneginf(lp[d])
-        gated.append("match" if d == tokens[i] else "safety" if forbidden else "loose" if defers else "gate")
-        given += lp.max() - lp[d] if gated[-1] == "loose" else 0.0
+        unsafe = forbidden or (defers and margin > IMPOSSIBLE)
+        gated.append("match" if d == tokens[i] else "safety" if unsafe else "loose" if defers else "gate")
+        given += margin if gated[-1] == "loose" else 0.0
     agree = window.rule == "agree"
     needed = max(window.tail or 0, window.size if agree else min(window.size, 1))
     fits = [k - 1 - i >= needed for i in range(k)]
@@ -177,6 +182,7 @@ def test_verify_equals_the_oracle(gate, window, k, v, seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(scale=rng.choice([0.3, 1.0, 4.0]), size=(k + 1, v)).astype(np.float32)
     rows[rng.random(rows.shape) < 0.1] = -np.inf
+    rows[rng.random(rows.shape) < 0.1] -= rng.choice([20, 25, 100])  # a logit bias
     rows[np.arange(k + 1), rng.integers(0, v, k + 1)] = 1.0
     # Half of the drafts match, so that windows hold now and then.
     draft = np.where(rng.random(k) < 0.6, rows[:k].argmax(axis=1), rng.integers(0, v, k))

@@ -145,7 +145,8 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved */
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved, or
+                                  because the gate would take one that is as good as impossible: margin >= 22.18 */
 } pyfly_reason;
 
 typedef struct pyfly_decision {
@@ -249,6 +250,8 @@ typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */
     int64_t n_ctx_train;   /* positions it was trained on; 0: the header does not say */
     int64_t n_positions;   /* positions that it can be given, where their embeddings are learned; 0: any */
+    int64_t n_ctx_short;   /* of two RoPE scalings (LongRoPE), contexts of more positions get the long one; 0: there is
+                              one scaling */
     int32_t n_nextn;       /* appended NextN (MTP) blocks */
     int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
                               it */
@@ -272,6 +275,42 @@ typedef struct pyfly_memory {
     int64_t device; /* of the memory of other devices */
 } pyfly_memory;
 pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out, pyfly_error * error);
+
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+/* Instruction set of the products of packed weights: "avx512vnni", "avxvnni", "avx2", or "none" where this machine has
+ * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
+const char * pyfly_kernels_isa(void);
+
+/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them by that. PYFLY_STATUS_NATIVE
+ * with why that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they
+ * need, or a model was loaded before. */
+pyfly_status pyfly_kernels_install(pyfly_error * error);
+
+/* Types that there are kernels for: of ggml type t the bit 1 << t. 0 where there is no instruction set for them. */
+uint64_t pyfly_kernels_types(void);
+
+/* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the
+ * shape allows it, and no others. Nothing is packed without pyfly_kernels_install. */
+typedef struct pyfly_kernels_taking pyfly_kernels_taking;
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t types);
+void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread, in reverse order */
+
+/* The same for all other models of the process from now on, also those that somebody else loads. */
+void pyfly_kernels_take_everywhere(uint64_t types);
+
+/* What a multiplication by the CPU backend gave. */
+typedef struct pyfly_kernels_trial {
+    double error; /* largest difference from the product of the dequantised weights, as a share of the sum of
+                     magnitudes: about 1e-3 where activations are quantised, 1e-6 where not */
+    double us;    /* the shortest of the times, microseconds */
+} pyfly_kernels_trial;
+
+/* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times;
+ * n_out is a multiple of 64. is_packed 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does
+ * without them. PYFLY_STATUS_INVALID for a type without kernels or a number out of range. */
+pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error);
 
 /* ---- RPC servers ------------------------------------------------------------------------------------------------- */
 
@@ -313,6 +352,7 @@ typedef struct pyfly_draft_model_config {
     int32_t flash_attn;      /* 0: off; 1: on; -1: where the backend has it */
     int32_t offload_kqv;     /* 0 or 1 */
     int32_t use_extra_bufts; /* 1: the CPU may repack weights, for AMX and others; 0: it may not */
+    uint64_t kernel_types;   /* weights of these types are packed for our kernels, see pyfly_kernels_take */
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
     int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
     double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */

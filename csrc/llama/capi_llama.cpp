@@ -10,9 +10,11 @@
 #include "draft_context.h"
 #include "guard.h"
 #include "handles.h"
+#include "kernels/products.h"
 #include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
+#include "packed_buffers.h"
 #include "rpc_server.h"
 
 using pyfly::Error;
@@ -20,6 +22,10 @@ using pyfly::guard;
 
 struct pyfly_rpc_server {
     std::shared_ptr<pyfly::RpcServer> impl;
+};
+
+struct pyfly_kernels_taking {
+    pyfly::PackedBuffers::Taking impl;
 };
 
 extern "C" {
@@ -72,6 +78,7 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
         std::snprintf(out->architecture, sizeof(out->architecture), "%s", file.architecture().c_str());
         out->n_ctx_train = file.integer("context_length").value_or(0);
         out->n_positions = file.n_learned_positions();
+        out->n_ctx_short = file.n_ctx_short();
         out->n_nextn = file.n_nextn();
         out->mtp_draft_max = file.mtp_draft_max();
     });
@@ -94,6 +101,59 @@ pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memo
             (ggml_backend_buft_is_host(type) ? out->host : out->device) +=
                 static_cast<int64_t>(data.context + data.compute);
         }
+    });
+}
+
+const char * pyfly_kernels_isa(void) {
+    return pyfly::kernels::instruction_set();
+}
+
+pyfly_status pyfly_kernels_install(pyfly_error * error) {
+    return guard(error, [&] {
+        const std::string why_not = pyfly::PackedBuffers::install();
+        if (!why_not.empty()) {
+            throw Error(PYFLY_STATUS_NATIVE, why_not);
+        }
+    });
+}
+
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t types) {
+    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(types)};
+}
+
+void pyfly_kernels_restore(pyfly_kernels_taking * taking) {
+    delete taking;
+}
+
+void pyfly_kernels_take_everywhere(uint64_t types) {
+    pyfly::PackedBuffers::take_everywhere(types);
+}
+
+uint64_t pyfly_kernels_types(void) {
+    uint64_t types = 0;
+    for (int32_t type = 0; type < 64; type++) {
+        if (pyfly::kernels::products(static_cast<pyfly::kernels::WeightType>(type)) != nullptr) {
+            types |= uint64_t{1} << type;
+        }
+    }
+    return types;
+}
+
+pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error) {
+    return guard(error, [&] {
+        if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0) {
+            throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
+        }
+        if (n_out < 64 || n_out % 64 != 0 || n_rows < 1 || n_threads < 1 || n_repeats < 1) {
+            throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs, and rows, threads and repeats");
+        }
+        if (is_packed != 0 && !pyfly::PackedBuffers::install().empty()) {
+            throw Error(PYFLY_STATUS_INVALID, "the kernels are not installed");
+        }
+        const pyfly::PackedBuffers::Trial trial = pyfly::PackedBuffers::multiply(
+            static_cast<pyfly::kernels::WeightType>(type), n_out, n_rows, n_threads, n_repeats, is_packed != 0);
+        *out = {trial.error, trial.us};
     });
 }
 

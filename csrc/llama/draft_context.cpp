@@ -8,6 +8,7 @@
 #include "abort_guard.h"
 #include "error.h"
 #include "llama_ext.h"
+#include "packed_buffers.h"
 #include "rows.h"
 
 namespace pyfly {
@@ -114,6 +115,7 @@ ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_conf
     ModelPointer model;
     {
         const AbortGuard guard;
+        const PackedBuffers::Taking taking(config.kernel_types);
         model.reset(llama_model_load_from_file(path.c_str(), params));
     }
     if (!model) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.h"
+#include "sequence_trial.h"
 
 namespace pyfly {
 
@@ -32,6 +33,17 @@ LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::strin
     }
     require_servers(); // it may have been lost while the model was loaded
     sequences_.resize(llama_n_seq_max(context));
+    if (n_swa_ > 0 && sequences_.size() > 1) {
+        // llama.cpp looks for the cells of all parts of a batch before it evaluates the first one, and what the windows
+        // leave behind until the last one is gone then. So a batch is one part. The cells that a sequence's own drafts
+        // left behind go to others, too; it does not say which, so snapshots of a recurrent state are no way back (a
+        // checkpoint is, it has the cells).
+        n_batch_ = std::min(n_batch_, static_cast<int32_t>(n_ubatch()));
+        n_snapshots_ = 0;
+    }
+    if (is_recurrent_) {
+        together_ = std::min(find_together(context), n_swa_ > 0 || n_snapshots_ > 0 ? Together::equal : Together::all);
+    }
     for (Sequence & sequence : sequences_) {
         if (is_recurrent_) {
             sequence.rewind.emplace(n_snapshots_);
@@ -56,7 +68,7 @@ void LlamaModel::evaluate(const std::vector<Span> & spans) {
         throw Error(PYFLY_STATUS_INTERNAL, "the " + name_ + " was given " + std::to_string(n) +
                                                " tokens at once, more than its n_batch of " + std::to_string(n_batch_));
     }
-    const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch(), is_recurrent_ && n_snapshots_ > 0);
+    const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch(), together_);
     const bool moves =
         std::any_of(groups.begin(), groups.end(), [](const SpanGroup & group) { return group.size() > 1; });
     if (is_recurrent_ && moves) {

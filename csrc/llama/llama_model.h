@@ -105,10 +105,11 @@ class LlamaModel : public Model {
     size_t input_width_;
     bool inputs_replace_;
     int32_t n_vocab_, n_batch_;
-    int32_t n_positions_;         // that llama.cpp wants of each row of inputs without a token
-    int32_t n_snapshots_;         // of a recurrent state
-    int32_t n_swa_;               // tokens of a sliding window of attention, 0: none
-    bool has_checkpoints_ = true; // until llama.cpp refuses one
+    int32_t n_positions_;               // that llama.cpp wants of each row of inputs without a token
+    int32_t n_snapshots_;               // of a recurrent state that can be gone back to
+    Together together_ = Together::all; // spans in one batch
+    int32_t n_swa_;                     // tokens of a sliding window of attention, 0: none
+    bool has_checkpoints_ = true;       // until llama.cpp refuses one
     std::vector<Sequence> sequences_;
     std::vector<Place> places_; // of the spans of the last evaluate()
 

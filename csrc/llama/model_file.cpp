@@ -143,6 +143,13 @@ std::optional<std::vector<int64_t>> ModelFile::read_integers(const std::string &
     return file ? std::optional(std::move(values)) : std::nullopt;
 }
 
+int64_t ModelFile::n_ctx_short() const {
+    const int64_t n_ctx_train = integer("context_length").value_or(0);
+    return has_tensor("rope_factors_long.weight")
+               ? integer("rope.scaling.original_context_length").value_or(n_ctx_train)
+               : 0;
+}
+
 bool ModelFile::is_split() const {
     const int64_t key = gguf_find_key(gguf_.get(), "split.count");
     return key >= 0 && integer_at(gguf_.get(), key).value_or(0) > 1;

@@ -49,6 +49,9 @@ class ModelFile {
     // The values of an I64 tensor; nothing if it is of another type or cut off.
     std::optional<std::vector<int64_t>> read_integers(const std::string & name) const;
 
+    // Of two RoPE scalings (LongRoPE), contexts of more positions get the long one; 0: there is one scaling.
+    int64_t n_ctx_short() const;
+
     // Whether other files hold the rest of the tensors.
     bool is_split() const;
 

@@ -5,14 +5,14 @@
 
 namespace pyfly {
 
-std::vector<SpanGroup> group_spans(const std::vector<Span> & spans, size_t n_ubatch, bool has_snapshots) {
+std::vector<SpanGroup> group_spans(const std::vector<Span> & spans, size_t n_ubatch, Together together) {
     SpanGroup all(spans.size());
     for (size_t i = 0; i < all.size(); i++) {
         all[i] = i;
     }
     // Caches with a stream for each sequence evaluate neighbouring ones together.
     std::sort(all.begin(), all.end(), [&](size_t a, size_t b) { return spans[a].sequence < spans[b].sequence; });
-    if (!has_snapshots || spans.size() == 1) {
+    if (together == Together::all || spans.size() == 1) {
         return {all};
     }
     std::map<size_t, SpanGroup> by_length;
@@ -29,14 +29,14 @@ std::vector<SpanGroup> group_spans(const std::vector<Span> & spans, size_t n_uba
                                  [&](size_t i) { return std::find(group.begin(), group.end(), i) != group.end(); }),
                   all.end());
     };
-    if (const auto singles = by_length.find(1); singles != by_length.end()) {
+    if (const auto singles = by_length.find(1); singles != by_length.end() && together >= Together::singles) {
         take(singles->second);
         by_length.erase(singles);
     }
     const auto largest = std::max_element(by_length.begin(), by_length.end(), [](const auto & a, const auto & b) {
         return a.second.size() < b.second.size();
     });
-    if (largest != by_length.end()) {
+    if (largest != by_length.end() && together >= Together::equal) {
         take(largest->second);
     }
     while (!all.empty()) {

@@ -9,6 +9,15 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter, RowDrafter
+from pyfly_cpp._native.kernels import (
+    KernelTrial,
+    install_kernels,
+    kernel_types,
+    kernels_isa,
+    kernels_taken,
+    take_kernels_everywhere,
+    try_kernels,
+)
 from pyfly_cpp._native.library import require_release, simd_level
 from pyfly_cpp._native.model import (
     ContextMemory,
@@ -33,6 +42,7 @@ __all__ = [
     "Counters",
     "Drafter",
     "GovernorState",
+    "KernelTrial",
     "LlamaTarget",
     "ModelDrafter",
     "ModelInfo",
@@ -51,11 +61,17 @@ __all__ = [
     "companion_word",
     "context_memory",
     "inspect_model",
+    "install_kernels",
+    "kernel_types",
+    "kernels_isa",
+    "kernels_taken",
     "load_guard",
     "model_vocabulary",
     "read_store",
     "regions",
     "require_release",
     "simd_level",
+    "take_kernels_everywhere",
+    "try_kernels",
     "verify",
 ]

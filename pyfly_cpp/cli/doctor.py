@@ -15,7 +15,7 @@ import click
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import __version__, _native, extra_buffers
+from pyfly_cpp import __version__, _native, extra_buffers, kernels
 from pyfly_cpp.cli.loading import silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.where import RPC_OPTION
@@ -95,6 +95,7 @@ def _machine() -> dict[str, Any]:
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
         "rpc": bool(llama_cpp.llama_supports_rpc()),
+        "kernels": kernels.describe(),
         "extra_buffers": extra_buffers.verdict()._asdict(),
     }
 
@@ -217,6 +218,7 @@ def _show(report: dict[str, Any]) -> None:
         ("GPU offload", offload),
         ("RPC servers", "yes" if machine["rpc"] else "no: build llama-cpp-python with CMAKE_ARGS=-DGGML_RPC=on"),
         ("extra buffers", _describe_extra_buffers(machine["extra_buffers"])),
+        ("kernels", machine["kernels"]),
     ]
     for device in report["devices"]:
         memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"

@@ -14,6 +14,7 @@ namespace {
 using pyfly::group_spans;
 using pyfly::Span;
 using pyfly::SpanGroup;
+using pyfly::Together;
 
 constexpr size_t n_ubatch = 32;
 constexpr size_t n_tail = 4; // tokens of a sequence that llama.cpp does not spread over two parts of a batch
@@ -88,7 +89,7 @@ struct Counts {
 };
 
 // Texts that are evaluated now and then. Snapshots of spans of one token are not needed.
-Counts simulate(uint32_t seed, bool all_at_once) {
+Counts simulate(uint32_t seed, Together together) {
     constexpr int32_t n_sequences = 6;
     std::mt19937 rng(seed);
     Cells cells(n_sequences);
@@ -104,7 +105,7 @@ Counts simulate(uint32_t seed, bool all_at_once) {
             continue;
         }
         std::shuffle(spans.begin(), spans.end(), rng);
-        const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch, !all_at_once);
+        const std::vector<SpanGroup> groups = group_spans(spans, n_ubatch, together);
         std::vector<size_t> seen;
         for (const SpanGroup & group : groups) {
             cells.evaluate_batch(spans, group);
@@ -124,8 +125,10 @@ Counts simulate(uint32_t seed, bool all_at_once) {
 void test_no_snapshots_are_left_behind() {
     int n_lost = 0;
     for (uint32_t seed = 0; seed < 50; seed++) {
-        n_lost += simulate(seed, true).lost;
-        assert(simulate(seed, false).lost == 0);
+        n_lost += simulate(seed, Together::all).lost;
+        for (const Together together : {Together::none, Together::singles, Together::equal}) {
+            assert(simulate(seed, together).lost == 0);
+        }
     }
     assert(n_lost > 100); // the trap is there
 }
@@ -133,12 +136,14 @@ void test_no_snapshots_are_left_behind() {
 void test_what_can_go_together_does() {
     const auto span = [](int32_t sequence, size_t n) { return Span{sequence, nullptr, n, 0, 0}; };
     const std::vector<Span> plain = {span(2, 1), span(0, 1), span(1, 1)};
-    assert((group_spans(plain, n_ubatch, true) == std::vector<SpanGroup>{{1, 2, 0}}));
+    assert((group_spans(plain, n_ubatch, Together::equal) == std::vector<SpanGroup>{{1, 2, 0}}));
     const std::vector<Span> mixed = {span(0, 5), span(1, 1), span(2, 5), span(3, 3), span(4, 1)};
-    assert((group_spans(mixed, n_ubatch, true) == std::vector<SpanGroup>{{1, 4}, {0, 2}, {3}}));
-    assert((group_spans(mixed, n_ubatch, false) == std::vector<SpanGroup>{{0, 1, 2, 3, 4}}));
+    assert((group_spans(mixed, n_ubatch, Together::equal) == std::vector<SpanGroup>{{1, 4}, {0, 2}, {3}}));
+    assert((group_spans(mixed, n_ubatch, Together::all) == std::vector<SpanGroup>{{0, 1, 2, 3, 4}}));
+    assert((group_spans(mixed, n_ubatch, Together::singles) == std::vector<SpanGroup>{{1, 4}, {0}, {2}, {3}}));
+    assert((group_spans(mixed, n_ubatch, Together::none) == std::vector<SpanGroup>{{0}, {1}, {2}, {3}, {4}}));
     const std::vector<Span> large = {span(0, 12), span(1, 12), span(2, 12)};
-    assert((group_spans(large, n_ubatch, true) == std::vector<SpanGroup>{{0, 1}, {2}}));
+    assert((group_spans(large, n_ubatch, Together::equal) == std::vector<SpanGroup>{{0, 1}, {2}}));
 }
 
 } // namespace

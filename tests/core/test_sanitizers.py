@@ -38,7 +38,9 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_governor_test", "avx512"),
         ("pyfly_thread_policy_test", "baseline"),
         ("pyfly_cross_vocabulary_test", "baseline"),
+        ("pyfly_kernels_test", "baseline"),
         ("pyfly_relay_test", "baseline"),
+        ("pyfly_span_groups_test", "baseline"),
         ("pyfly_parts_test", "baseline"),
         ("pyfly_header_test", "baseline"),
     )

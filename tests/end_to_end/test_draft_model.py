@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections import Counter
 
 import llama_cpp
 import pytest
@@ -447,3 +448,24 @@ def test_fuzzy_needs_a_distribution(tiny_target, tiny_draft):
         generate(fly, 5)
     fly.drafter = [PromptLookup(), DraftModel(tiny_draft)]  # what prompt lookup drafts is judged exactly
     generate(fly, 5)
+
+
+# ---- What the request forbids ----------------------------------------------------------------------------------------
+
+
+def test_a_banned_token_is_never_drafted_into_the_text(tiny_target, tiny_draft):
+    """A bias of -100 leaves a token a probability, and rules that compare distributions take whatever is drafted while
+    those are close."""
+    common = [token for token, _ in Counter(generate(FlyLlama(tiny_target, **OPTIONS), 300)).most_common(10)]
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), adaptive=False, **OPTIONS)
+    samplings = {"temperature": 0}, {"temperature": 1, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    prompts = [
+        fly.tokenize(prompt) for prompt in (b"Tom has 3 apples and 4 pears.", b"A shop sells", b"She then gives")
+    ]
+    for gate in ("fuzzy-js:0.1", "rfsd-js:0.1", "fuzzy-tv:0.6", "fuzzy-kl-target:3", "any(margin:1,fuzzy-js:0.4)"):
+        fly.gate = gate
+        fly.reset_stats()
+        for prompt, sampling in itertools.product(prompts, samplings):
+            fly.create_completion(prompt, max_tokens=60, seed=1, logit_bias=dict.fromkeys(common, -100), **sampling)
+            assert not set(common).intersection(fly.eval_tokens[n] for n in range(len(prompt), fly.n_tokens))
+        assert fly.stats.rejected_safety > 0

@@ -472,6 +472,52 @@ def test_whatever_is_asked_of_a_closed_object(target):
     assert in_child(code, target) == "fine\n"
 
 
+def test_daemon_threads_in_callbacks_when_the_program_ends(target, tiny_draft):
+    """Before Python 3.14 each is ended where it asks for the GIL: below C++ that called Python."""
+    code = """
+        import sys, threading, time
+        from pyfly_cpp import DraftModel, FlyLlama
+
+        class Late:
+            # Destroyed when the program has begun to end; the threads get the GIL meanwhile, if they may have it.
+            def __del__(self, sleep=time.sleep):
+                sleep(0.5)
+
+        sys.late = Late()  # the threads keep the globals of this module
+        target, draft = sys.argv[1:]
+        in_drafter, in_bias, in_load = events = [threading.Event() for _ in range(3)]
+
+        def load(**settings):
+            return FlyLlama(target, n_ctx=256, n_threads=1, verbose=False, adaptive=False, **settings)
+
+        def slow_drafter(tokens):
+            in_drafter.set()
+            time.sleep(0.01)
+            return tokens[-2:]
+
+        def complete(llm, begun, **request):
+            while True:
+                llm("Tom has 3 apples", max_tokens=30, **request)
+                begun.set()
+
+        def open_drafts():  # llama.cpp logs, and its log is a Python function
+            opened = []  # none is freed: what llama.cpp logs then stands in destructors of its own
+            while True:
+                opened.append(load(drafter=DraftModel(draft)))
+                in_load.set()
+
+        for work, *arguments, request in (
+            (complete, load(drafter=slow_drafter), in_drafter, {}),
+            (complete, load(), in_bias, {"logit_bias": {7: 3.0}}),
+            (open_drafts, {}),
+        ):
+            threading.Thread(target=work, args=arguments, kwargs=request, daemon=True).start()
+        for event in events:
+            assert event.wait(60)
+    """
+    in_child(code, target, tiny_draft)  # prints nothing: the base class closes stdout while it loads
+
+
 def test_an_object_that_was_never_made():
     """Its destructor has nothing to say."""
     code = """

@@ -21,6 +21,8 @@ from concurrent.futures import CancelledError
 import llama_cpp
 import numpy as np
 import pytest
+import random_models
+from gguf_edit import edit_gguf
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
@@ -103,6 +105,35 @@ def same(a, b):
         assert a == pytest.approx(b, abs=1e-3)
     else:
         assert a == b
+
+
+def test_a_model_without_a_graph_for_flash_attention(tmp_path):
+    path = random_models.plm(tmp_path / "plm.gguf")
+    with FlyBatch(path, 2, **OPTIONS) as batch:
+        assert text_of(batch.submit("Once", **GREEDY).result())
+    for make in (FlyBatch, FlyLlama):
+        with pytest.raises(ValueError, match="leave out flash_attn"):
+            make(path, flash_attn=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("n_ctx", [256, 512])
+def test_rope_scaling_goes_by_the_size_of_one_text(n_ctx, tiny_target_f32, tmp_path):
+    """A model with two scalings, for contexts up to 256 tokens and longer ones (LongRoPE)."""
+    n_pairs = 32
+
+    def with_factors(arrays):
+        arrays["rope_factors_short.weight"] = np.ones(n_pairs, dtype=np.float32)
+        arrays["rope_factors_long.weight"] = np.full(n_pairs, 3, dtype=np.float32)
+
+    fields = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.original_context_length": 256}
+    path = edit_gguf(tiny_target_f32, tmp_path / "longrope.gguf", fields, with_factors)
+    options = {**EXACT, "n_ctx": n_ctx}
+    alone = FlyLlama(path, **options)
+    expected = [alone(prompt, logprobs=1, **GREEDY) for prompt in PROMPTS]
+    alone.close()
+    with FlyBatch(path, 4, **options) as batch:
+        for found, wanted in zip(batch.complete(PROMPTS, logprobs=1, **GREEDY), expected):
+            same(found["choices"], wanted["choices"])
 
 
 def test_more_requests_than_slots(batch, alone):
@@ -572,3 +603,76 @@ def test_ctrl_c_while_texts_run(tiny_target):
     out, _ = process.communicate(timeout=60)
     assert out == "interrupted\n2\n"
     assert process.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_of_the_process(tiny_target):
+    """It has none of the threads, and hears so from whatever would wait for them."""
+    script = f"""
+        import asyncio, gc, os, signal, sys, traceback
+        from pyfly_cpp import FlyBatch, FlyLlama, PromptLookup, PyflyError
+
+        def in_fork(check):
+            if os.fork() == 0:
+                signal.alarm(30)
+                try:
+                    check()
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                sys.exit()  # with what Python does at the end
+            assert os.wait()[1] == 0
+
+        def refuses(*calls):
+            for call in calls:
+                try:
+                    call()
+                except PyflyError as error:
+                    assert "loaded by another process" in str(error)
+                else:
+                    raise AssertionError("a call went through")
+
+        async def awaited(handle):
+            return await handle
+
+        def use_batch():
+            refuses(
+                lambda: batch.submit("Tom"), lambda: batch.complete(["Tom"]), lambda: batch.stats, batch.reset_stats,
+                running.result, running.exception, lambda: list(running), lambda: asyncio.run(awaited(running)),
+                lambda: batch.tokenize(b"x"),
+            )
+            assert not running.cancel()
+            batch.close()
+
+        def use_several_threads():
+            refuses(lambda: llm("Tom"), lambda: next(generator), lambda: llm.eval([3]), llm.save_state)
+            generator.close()
+            llm.close()
+
+        def use_one_thread():
+            assert alone("Tom", max_tokens=5, temperature=0)["choices"] == expected
+            alone.close()
+
+        options = {{"n_ctx": 256, "verbose": False, "adaptive": False}}
+        batch = FlyBatch({tiny_target!r}, 2, n_threads=1, n_threads_batch=1, **options)
+        ends = {{batch._crew.host.token_eos(): -100, batch._crew.host.token_bos(): -100}}
+        running = batch.submit("Once", max_tokens=None, logit_bias=ends, stream=True)
+        next(iter(running))
+        in_fork(use_batch)
+        running.cancel()
+        assert len(batch.complete(["Tom"], max_tokens=3)) == 1  # the process has lost nothing
+        batch.close()
+
+        llm = FlyLlama({tiny_target!r}, n_threads=2, n_threads_batch=2, **options)
+        generator = llm.generate([300, 301])
+        next(generator)
+        in_fork(use_several_threads)
+        next(generator)
+
+        alone = FlyLlama({tiny_target!r}, n_threads=1, n_threads_batch=1, **options)
+        expected = alone("Tom", max_tokens=5, temperature=0)["choices"]
+        in_fork(use_one_thread)
+        print("fine")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "fine\n", done.stderr

@@ -8,6 +8,7 @@ import random
 
 import llama_cpp
 import pytest
+import random_models
 from heads import DFLASH, DSPARK, EAGLE3
 from teacher_forcing import evaluate, gap
 
@@ -63,13 +64,13 @@ def complete(batch, prompts, n_tokens, draft_max=None):
     return [out[i] for i in range(len(prompts))]
 
 
-def assert_greedy(path, prompts, texts, n_ctx=512):
+def assert_greedy(path, prompts, texts, n_ctx=512, tolerance=TOLERANCE):
     """Each token is the best one of a fresh evaluation of its own context, within the noise."""
     llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_batch=n_ctx, n_threads=1, n_threads_batch=1, verbose=False)
     try:
         for prompt, (tokens, _) in zip(prompts, texts):
             rows = evaluate(llm, (prompt + tokens)[:-1], 0, len(tokens))
-            assert gap(rows, tokens).max() < TOLERANCE
+            assert gap(rows, tokens).max() < tolerance
     finally:
         llm.close()
 
@@ -83,15 +84,15 @@ def some_prompts(n=N_TEXTS):
 class Corrupted:
     """Drafts the known continuation of whichever text asks, of random length, wrong from a random depth on or not."""
 
-    def __init__(self, texts):
-        self.texts = texts
+    def __init__(self, texts, lengths=(1, 2, 2, 4)):
+        self.texts, self.lengths = texts, lengths
         self.rng = random.Random(1)
 
     def __call__(self, history):
         history = [int(token) for token in history]
         for text in self.texts:
             if text[: len(history)] == history:
-                n = self.rng.choice((1, 2, 2, 4))
+                n = self.rng.choice(self.lengths)
                 draft = text[len(history) : len(history) + n]
                 wrong = self.rng.randrange(2 * n)
                 return [token if i < wrong else (token + 7) % 1500 for i, token in enumerate(draft)] or [5]
@@ -115,6 +116,36 @@ def test_recurrent_states_of_texts_with_rows_of_all_lengths(tiny_qwen35, unified
             drafted = complete(batch, prompts, n_tokens)
             assert_greedy(tiny_qwen35, prompts, drafted)
             assert sum(counters["matched"] for _, counters in drafted) > 40
+
+
+@pytest.mark.parametrize("make", [random_models.rwkv6qwen2, random_models.plamo2])
+def test_graphs_that_mix_sequences(make, tmp_path):
+    """llama.cpp keeps wrong states of several sequences, or ends the process: what it cannot take together goes alone,
+    prompts as well as drafts."""
+    path = make(tmp_path / "random.gguf")
+    prompts = [[*prompt, 3] for prompt in some_prompts(6)]
+    with opened(path) as target, Batch(target) as batch:
+        batch.configure([])
+        plain = complete(batch, prompts, [20] * len(prompts))
+        assert_greedy(path, prompts, plain)
+        with CallbackDrafter(Corrupted([p + tokens for p, (tokens, _) in zip(prompts, plain)])) as drafter:
+            batch.configure([(drafter, 4)])
+            assert_greedy(path, prompts, complete(batch, prompts, [20] * len(prompts)))
+
+
+@pytest.mark.parametrize("n_snapshots", [0, 4])
+def test_recurrent_states_beside_a_sliding_window(n_snapshots, tmp_path):
+    """Cells that a window left behind serve other texts, also while drafts are taken back."""
+    path = random_models.lfm2(tmp_path / "random.gguf", n_swa=32)
+    prompts = some_prompts(10)
+    with opened(path, n_snapshots=n_snapshots, n_ctx=256) as target, Batch(target) as batch:
+        batch.configure([])
+        plain = complete(batch, prompts, [60] * len(prompts))
+        assert_greedy(path, prompts, plain, tolerance=0.1)
+        script = Corrupted([prompt + tokens for prompt, (tokens, _) in zip(prompts, plain)], (1, 2, 8, 8))
+        with CallbackDrafter(script) as drafter:
+            batch.configure([(drafter, 8)])
+            assert_greedy(path, prompts, complete(batch, prompts, [50] * len(prompts)), tolerance=0.1)
 
 
 def a_drafter(kind, target, draft):

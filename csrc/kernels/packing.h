@@ -1,0 +1,22 @@
+// From the rows of a GGUF file to panels (layout.h).
+#pragma once
+
+#include <cstddef>
+
+#include "layout.h"
+
+namespace pyfly::kernels {
+
+// Whether a matrix of this type and shape can be packed: whole panels of whole blocks.
+bool can_pack(WeightType type, size_t n_in, size_t n_out);
+
+// Bytes of a panel. Requires can_pack().
+size_t panel_bytes(WeightType type, size_t n_in);
+
+// Bytes of a row as a GGUF file has it.
+size_t row_bytes(WeightType type, size_t n_in);
+
+// Packs 16 rows, row_bytes() apart, into a panel. Any thread may pack any panel.
+void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, uint8_t * out);
+
+} // namespace pyfly::kernels

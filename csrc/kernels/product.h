@@ -1,0 +1,414 @@
+// The products, written once for all types and instruction sets. Every product_<level>.cpp includes simd_<level>.h,
+// which defines `Simd`, and then this file, and is compiled for its instruction set.
+//
+// Activations come quantised to signed bytes, d * q with |q| <= 127: one d for each block of the weights' type (as in
+// ggml's Q8_K and Q8_0). A block's dot products are sums of integers, and blocks are added in their order by one fused
+// multiplication each. So a row's result is the same bits whatever the number of rows, threads and panels, and the same
+// on every instruction set.
+//
+// No templates of the standard library: they would be emitted with this file's instruction set, and the linker may keep
+// that copy for code that has to run on older processors.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "for_each_type.h"
+#include "layout.h"
+#include "products.h"
+
+#define PYFLY_INLINE inline __attribute__((always_inline))
+
+namespace pyfly::kernels {
+namespace PYFLY_KERNELS_LEVEL {
+
+namespace {
+
+using I = Simd::I; // lanes of int32
+using V = Simd::F; // lanes of float
+
+constexpr int parts = panel / Simd::lanes; // a panel is computed in this many parts
+constexpr int part_bytes = vector / parts;
+
+// ---- Activations
+// -----------------------------------------------------------------------------------------------------
+
+// Activations of m rows, a strip, are interleaved by row, so that a product has one pointer with constant offsets. For
+// each block of the weights' type: [block / 4][m] quads of bytes; then with groups [n_pairs][m] pairs of int16, the
+// sums of groups 2p and 2p + 1; without, [m] the block's sum times the type's offset; then [m] floats d; then, where
+// the type has minima but no groups, [m] floats, d times the sum. All are four bytes wide.
+template <class F> struct Strip {
+    static constexpr int n_sums = F::has_groups ? PackedBlock<F>::n_pairs : 1;
+    static constexpr int sums = F::block / 4;
+    static constexpr int d = sums + n_sums;
+    static constexpr int d_sum = d + 1;
+    static constexpr int width = d_sum + (F::has_mins && !F::has_groups ? 1 : 0); // words of a block of one row
+};
+
+// x[block] as bytes, and d.
+template <int block> PYFLY_INLINE float quantise_block(const float * x, int8_t * q) {
+    __m256 most = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
+    const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+    for (int i = 0; i < block; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        most = _mm256_max_ps(most, _mm256_and_ps(v, no_sign));
+        poison = _mm256_fmadd_ps(v, _mm256_setzero_ps(), poison); // NaN if one is not finite
+    }
+    float lanes[8], poisons[8];
+    _mm256_storeu_ps(lanes, most);
+    _mm256_storeu_ps(poisons, poison);
+    float largest = 0.0f, nan = 0.0f;
+    for (int i = 0; i < 8; i++) {
+        largest = lanes[i] > largest ? lanes[i] : largest;
+        nan += poisons[i];
+    }
+    const __m256 scale = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    for (int i = 0; i < block; i += 32) {
+        const auto rounded = [&](int at) {
+            return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + at), scale));
+        };
+        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded(0), rounded(8)),
+                                                 _mm256_packs_epi32(rounded(16), rounded(24)));
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), _mm256_permutevar8x32_epi32(bytes, order));
+    }
+    return largest / 127.0f + nan;
+}
+
+PYFLY_INLINE int sum_of(const int8_t * q, int n) {
+    int sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += q[i];
+    }
+    return sum;
+}
+
+// The unsigned form of a type's weights is multiplied, unless the instruction set prefers the signed one.
+template <class F, int most> constexpr int offset_of = Simd::template prefers_signed<most> ? 0 : F::offset;
+
+template <WeightType type> void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
+    using F = Format<type>;
+    using S = Strip<F>;
+    int8_t q[F::block];
+    for (size_t i = 0; i < n_in; i += F::block, strip += S::width * m) {
+        const float d = quantise_block<F::block>(x + i, q);
+        const auto put = [&](int word, const void * value) { std::memcpy(strip + word * m + row, value, 4); };
+        for (int k = 0; k < F::block / 4; k++) {
+            put(k, q + 4 * k);
+        }
+        if constexpr (F::has_groups) {
+            for (int p = 0; p < S::n_sums; p++) {
+                const int16_t pair[2] = {static_cast<int16_t>(sum_of(q + 2 * p * F::group, F::group)),
+                                         static_cast<int16_t>(sum_of(q + (2 * p + 1) * F::group, F::group))};
+                put(S::sums + p, pair);
+            }
+        } else {
+            const int sum = sum_of(q, F::block), from_offset = sum * offset_of<F, largest<type>()>;
+            put(S::sums, &from_offset);
+            if constexpr (F::has_mins) {
+                const float d_sum = d * static_cast<float>(sum);
+                put(S::d_sum, &d_sum);
+            }
+        }
+        put(S::d, &d);
+    }
+}
+
+// ---- Weights
+// ---------------------------------------------------------------------------------------------------------
+
+// Parts of n_bits bits of quad `i` of a unit, moved to bit `to`.
+template <int n_bits, int to> PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
+    constexpr int n_quads = 8 / n_bits;
+    const I v = Simd::load(vectors + i / n_quads * vector);
+    if constexpr (n_bits == 8) {
+        return v;
+    } else {
+        return Simd::and_bytes(Simd::shift_right_16(v, i % n_quads * n_bits - to), ((1 << n_bits) - 1) << to);
+    }
+}
+
+// Quad `i` of a unit of packed weights: bytes, in the form that the instruction set multiplies.
+template <WeightType type> PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
+    using F = Format<type>;
+    constexpr int offset = offset_of<F, largest<type>()>;
+    I q = bits_of<F::low, 0>(vectors, i);
+    if constexpr (F::high > 0) {
+        q = Simd::or_bits(q, bits_of < F::high == 0 ? 1 : F::high, F::low > (vectors + F::low * vector, i));
+    }
+    if constexpr (F::values == Values::table) {
+        return Simd::look_up(F::table, offset, q);
+    } else if constexpr (F::values == Values::byte && offset != 0) {
+        return Simd::flip_sign(q);
+    } else {
+        return q;
+    }
+}
+
+// Where the weights of a block come from: unpacked as they are used, or unpacked before, which pays for many rows.
+template <WeightType type> struct Packed {
+    const uint8_t * units;
+    PYFLY_INLINE I quad(int u, int i) const {
+        return unpack_quad<type>(units + u * unit_vectors<Format<type>> * vector, i);
+    }
+};
+
+struct Unpacked {
+    const uint8_t * quads;
+    PYFLY_INLINE I quad(int u, int i) const { return Simd::load(quads + (u * unit_quads + i) * vector); }
+};
+
+// ---- Products
+// --------------------------------------------------------------------------------------------------------
+
+// Adds to sums of m rows the products of a block of one part of a panel.
+template <WeightType type, int m, class Weights>
+PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_t * strip, int part, V * sums) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    using S = Strip<F>;
+    constexpr int most = largest<type>();
+    const auto word = [&](int at, int row) { return strip + at * m + row; };
+    const auto own = [&](int at, int bytes) { return block + at + part * Simd::lanes * bytes; }; // this part's outputs
+    const V d = F::d_bytes == 1 ? Simd::from_exponents(own(P::d, 1)) : Simd::from_halves(own(P::d, 2));
+    I products[m];
+    for (int c = 0; c < m; c++) {
+        products[c] = Simd::zero();
+    }
+    if constexpr (F::has_groups) {
+        I corrections[m];
+        for (int c = 0; c < m; c++) {
+            corrections[c] = Simd::zero();
+        }
+        constexpr int n_quads = F::group / 4;
+#pragma GCC unroll 1
+        for (int p = 0; p < P::n_pairs; p++) {
+            I scales = Simd::template load_pairs<F::has_signed_scales>(own(P::scales + p * P::pair_bytes, 2));
+            I mins = scales; // for the offset
+            if constexpr (F::has_short_scales) {
+                mins = Simd::shift_right_16(scales, 4);
+                scales = Simd::and_bytes(scales, 15);
+            } else if constexpr (F::has_mins) {
+                mins = Simd::template load_pairs<false>(own(P::mins + p * P::pair_bytes, 2));
+            }
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const int first = (2 * p + h) * n_quads;
+                Simd::template add_products<m, n_quads, most, true>(
+                    products, [&](int i) { return weights.quad(first / unit_quads, first % unit_quads + i); },
+                    word(first, 0), Simd::scale_of(scales, h));
+            }
+            if constexpr (F::has_mins || offset_of<F, most> != 0) {
+                for (int c = 0; c < m; c++) {
+                    corrections[c] = Simd::add(corrections[c], Simd::multiply_pairs(mins, word(S::sums + p, c)));
+                }
+            }
+        }
+        if constexpr (offset_of<F, most> != 0) {
+            for (int c = 0; c < m; c++) {
+                products[c] = Simd::subtract(products[c], Simd::shift_left(corrections[c], offset_of<F, most>));
+            }
+        }
+        for (int c = 0; c < m; c++) {
+            const V row_d = Simd::broadcast_float(word(S::d, c));
+            sums[c] = Simd::multiply_add(Simd::to_float(products[c]), Simd::multiply(d, row_d), sums[c]);
+            if constexpr (F::has_mins) {
+                const V min = Simd::multiply(Simd::from_halves(own(P::m, 2)), row_d);
+                sums[c] = Simd::multiply_subtract(Simd::to_float(corrections[c]), min, sums[c]);
+            }
+        }
+    } else {
+        Simd::template add_products<m, unit_quads, most, false>(
+            products, [&](int i) { return weights.quad(0, i); }, word(0, 0), Simd::no_scale());
+        for (int c = 0; c < m; c++) {
+            if constexpr (offset_of<F, most> != 0) {
+                products[c] = Simd::subtract(products[c], Simd::broadcast(word(S::sums, c)));
+            }
+            sums[c] = Simd::multiply_add(Simd::to_float(products[c]),
+                                         Simd::multiply(d, Simd::broadcast_float(word(S::d, c))), sums[c]);
+            if constexpr (F::has_mins) {
+                sums[c] = Simd::multiply_subtract(Simd::from_halves(own(P::m, 2)),
+                                                  Simd::broadcast_float(word(S::d_sum, c)), sums[c]);
+            }
+        }
+    }
+}
+
+// A panel times m rows, unpacked as it goes.
+template <WeightType type, int m>
+void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    V sums[parts][m];
+    for (int part = 0; part < parts; part++) {
+        for (int c = 0; c < m; c++) {
+            sums[part][c] = Simd::zero_float();
+        }
+    }
+    for (size_t i = 0; i < n_in; i += F::block, weights += P::bytes, strip += Strip<F>::width * m) {
+        for (int part = 0; part < parts; part++) {
+            add_block<type, m>(weights, Packed<type>{weights + P::units + part * part_bytes}, strip, part, sums[part]);
+        }
+    }
+    for (int part = 0; part < parts; part++) {
+        for (int c = 0; c < m; c++) {
+            Simd::store(out[c] + part * Simd::lanes, sums[part][c]);
+        }
+    }
+}
+
+// A block of a panel, unpacked before, times m rows; sums[m][16] are read and written.
+template <WeightType type, int m>
+void add_unpacked(const uint8_t * block, const uint8_t * quads, const int32_t * strip, float * sums) {
+    for (int part = 0; part < parts; part++) {
+        V own[m];
+        for (int c = 0; c < m; c++) {
+            own[c] = Simd::load_float(sums + c * panel + part * Simd::lanes);
+        }
+        add_block<type, m>(block, Unpacked{quads + part * part_bytes}, strip, part, own);
+        for (int c = 0; c < m; c++) {
+            Simd::store(sums + c * panel + part * Simd::lanes, own[c]);
+        }
+    }
+}
+
+template <WeightType type> void unpack_block(const uint8_t * block, uint8_t * quads) {
+    using F = Format<type>;
+    for (int part = 0; part < parts; part++) {
+        const Packed<type> packed = {block + PackedBlock<F>::units + part * part_bytes};
+        for (int u = 0; u < F::block / unit; u++) {
+            for (int i = 0; i < unit_quads; i++) {
+                Simd::store_bytes(quads + (u * unit_quads + i) * vector + part * part_bytes, packed.quad(u, i));
+            }
+        }
+    }
+}
+
+// Chosen by the number of rows of a strip.
+template <WeightType type>
+constexpr decltype(&multiply_strip<type, 1>) strips[] = {
+    multiply_strip<type, 1>, multiply_strip<type, 2>, multiply_strip<type, 3>, multiply_strip<type, 4>,
+    multiply_strip<type, 5>, multiply_strip<type, 6>, multiply_strip<type, 7>, multiply_strip<type, 8>};
+
+template <WeightType type>
+constexpr decltype(&add_unpacked<type, 1>) unpacked_strips[] = {
+    add_unpacked<type, 1>, add_unpacked<type, 2>, add_unpacked<type, 3>, add_unpacked<type, 4>,
+    add_unpacked<type, 5>, add_unpacked<type, 6>, add_unpacked<type, 7>, add_unpacked<type, 8>};
+
+template <WeightType type>
+void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows, float * const * out) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    using S = Strip<F>;
+    const size_t n_blocks = n_in / F::block;
+    if (n_rows <= Simd::worth_unpacking) {
+        for (size_t first = 0; first < n_rows; first += Simd::strip_rows) {
+            const size_t m = n_rows - first < Simd::strip_rows ? n_rows - first : Simd::strip_rows;
+            strips<type>[m - 1](weights, n_in, rows + first * n_blocks * S::width, out + first);
+        }
+        return;
+    }
+    alignas(64) uint8_t quads[F::block / 4 * vector];
+    alignas(64) float sums[most_rows * panel];
+    std::memset(sums, 0, n_rows * panel * sizeof(float));
+    for (size_t b = 0; b < n_blocks; b++) {
+        const uint8_t * block = weights + b * P::bytes;
+        unpack_block<type>(block, quads);
+        for (size_t first = 0; first < n_rows; first += Simd::strip_rows) {
+            const size_t m = n_rows - first < Simd::strip_rows ? n_rows - first : Simd::strip_rows;
+            const int32_t * strip = rows + (first * n_blocks + b * m) * S::width;
+            unpacked_strips<type>[m - 1](block, quads, strip, sums + first * panel);
+        }
+    }
+    for (size_t c = 0; c < n_rows; c++) {
+        std::memcpy(out[c], sums + c * panel, panel * sizeof(float));
+    }
+}
+
+// ---- Weights that are floats
+// -----------------------------------------------------------------------------------------
+
+// Four sums of every fourth input, added at the end: one alone would wait for itself.
+constexpr int n_chains = 4;
+
+template <WeightType type, int m>
+void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
+    for (int part = 0; part < parts; part++) {
+        V sums[n_chains][m];
+        for (int k = 0; k < n_chains; k++) {
+            for (int c = 0; c < m; c++) {
+                sums[k][c] = Simd::zero_float();
+            }
+        }
+        for (size_t i = 0; i < n_in; i += n_chains) {
+#pragma GCC unroll 4
+            for (size_t k = 0; k < n_chains; k++) {
+                const uint8_t * at = weights + ((i + k) * panel + static_cast<size_t>(part * Simd::lanes)) * 2;
+                const V w = type == WeightType::f16 ? Simd::from_halves(at) : Simd::from_bfloats(at);
+                for (int c = 0; c < m; c++) {
+                    sums[k][c] = Simd::multiply_add(w, Simd::broadcast_float(strip + (i + k) * m + c), sums[k][c]);
+                }
+            }
+        }
+        for (int c = 0; c < m; c++) {
+            Simd::store(out[c] + part * Simd::lanes, Simd::add_floats(Simd::add_floats(sums[0][c], sums[1][c]),
+                                                                      Simd::add_floats(sums[2][c], sums[3][c])));
+        }
+    }
+}
+
+template <WeightType type>
+constexpr decltype(&multiply_dense_strip<type, 1>) dense_strips[] = {
+    multiply_dense_strip<type, 1>, multiply_dense_strip<type, 2>, multiply_dense_strip<type, 3>,
+    multiply_dense_strip<type, 4>};
+
+template <WeightType type>
+void multiply_dense_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows,
+                          float * const * out) {
+    for (size_t first = 0; first < n_rows; first += Simd::dense_strip_rows) {
+        const size_t m = n_rows - first < Simd::dense_strip_rows ? n_rows - first : Simd::dense_strip_rows;
+        dense_strips<type>[m - 1](weights, n_in, rows + first * n_in, out + first);
+    }
+}
+
+void interleave(const float * x, size_t n_in, int32_t * strip, int m, int row) {
+    for (size_t i = 0; i < n_in; i++) {
+        std::memcpy(strip + i * static_cast<size_t>(m) + row, x + i, 4);
+    }
+}
+
+template <WeightType type> constexpr size_t words(size_t n_in) {
+    return n_in / Format<type>::block * Strip<Format<type>>::width;
+}
+
+constexpr size_t dense_words(size_t n_in) {
+    return n_in;
+}
+
+} // namespace
+
+const Products * products(WeightType type) {
+    switch (type) {
+#define PYFLY_PRODUCTS(name)                                                                                           \
+    case WeightType::name: {                                                                                           \
+        static const Products all = {Simd::strip_rows, words<WeightType::name>, quantise<WeightType::name>,            \
+                                     multiply_panel<WeightType::name>};                                                \
+        return &all;                                                                                                   \
+    }
+        PYFLY_FOR_EACH_FORMAT(PYFLY_PRODUCTS)
+#undef PYFLY_PRODUCTS
+#define PYFLY_DENSE(name)                                                                                              \
+    case WeightType::name: {                                                                                           \
+        static const Products all = {Simd::dense_strip_rows, dense_words, interleave,                                  \
+                                     multiply_dense_panel<WeightType::name>};                                          \
+        return &all;                                                                                                   \
+    }
+        PYFLY_DENSE(f16)
+        PYFLY_DENSE(bf16)
+#undef PYFLY_DENSE
+    }
+    return nullptr;
+}
+
+} // namespace PYFLY_KERNELS_LEVEL
+} // namespace pyfly::kernels

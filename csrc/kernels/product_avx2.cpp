@@ -1,0 +1,54 @@
+#define PYFLY_KERNELS_LEVEL avx2
+#include "simd_256.h"
+
+namespace pyfly::kernels {
+namespace avx2 {
+namespace {
+
+// Products of unsigned and signed bytes are added in pairs to 16 bits, and pairs of those to 32 bits, with the scale.
+struct Simd : Lanes256 {
+    static constexpr size_t strip_rows = 4, dense_strip_rows = 3, worth_unpacking = 11;
+
+    // Products of large unsigned bytes do not fit in 16 bits; those of magnitudes do.
+    template <int most> static constexpr bool prefers_signed = most > 128;
+
+    PYFLY_LANES I no_scale() { return _mm256_set1_epi16(1); }
+
+    // The scale of group h of each pair, twice.
+    PYFLY_LANES I scale_of(I pairs, int h) {
+        const I first = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8,
+                                         9, 8, 9, 12, 13, 12, 13);
+        return _mm256_shuffle_epi8(pairs, h == 0 ? first : _mm256_add_epi8(first, _mm256_set1_epi8(2)));
+    }
+
+    // Adds the products of n_quads quads with m rows, times the scale (no_scale() where !is_scaled). strip[n_quads][m];
+    // weights are at most `most`.
+    template <int m, int n_quads, int most, bool is_scaled, class Quad>
+    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, I scale) {
+        // Products that fit in 16 bits together: of two bytes each.
+        constexpr int n_fitting = prefers_signed<most> ? 1 : 32767 / (2 * 127 * most);
+        constexpr int n_chain = n_fitting < n_quads ? n_fitting : n_quads;
+        I chain[m];
+#pragma GCC unroll 8
+        for (int i = 0; i < n_quads; i++) {
+            const I q = quad(i);
+            const I magnitude = prefers_signed<most> ? _mm256_abs_epi8(q) : q;
+#pragma GCC unroll 8
+            for (int c = 0; c < m; c++) {
+                I a = broadcast(strip + i * m + c);
+                a = prefers_signed<most> ? _mm256_sign_epi8(a, q) : a;
+                const I product = _mm256_maddubs_epi16(magnitude, a);
+                chain[c] = i % n_chain == 0 ? product : _mm256_add_epi16(chain[c], product);
+                if ((i + 1) % n_chain == 0 || i + 1 == n_quads) {
+                    sums[c] = add(sums[c], _mm256_madd_epi16(chain[c], scale));
+                }
+            }
+        }
+    }
+};
+
+} // namespace
+} // namespace avx2
+} // namespace pyfly::kernels
+
+#include "product.h"

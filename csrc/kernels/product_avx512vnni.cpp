@@ -1,0 +1,21 @@
+#define PYFLY_KERNELS_LEVEL avx512vnni
+#include "simd_512.h"
+#include "vnni.h"
+
+namespace pyfly::kernels {
+namespace avx512vnni {
+namespace {
+
+struct Simd : Vnni<Lanes512, Simd> {
+    static constexpr size_t strip_rows = 8, dense_strip_rows = 4, worth_unpacking = 11;
+
+    PYFLY_LANES I dot(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
+    PYFLY_LANES I multiply_32(I a, I b) { return _mm512_mullo_epi32(a, b); }
+    PYFLY_LANES I shift_right_32(I a, int n) { return _mm512_srai_epi32(a, static_cast<unsigned>(n)); }
+};
+
+} // namespace
+} // namespace avx512vnni
+} // namespace pyfly::kernels
+
+#include "product.h"

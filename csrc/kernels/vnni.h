@@ -1,0 +1,46 @@
+// Products of bytes with VNNI: four unsigned times four signed bytes, added to 32 bits in one instruction.
+#include "lanes.h"
+
+namespace pyfly::kernels {
+namespace PYFLY_KERNELS_LEVEL {
+namespace {
+
+// `Own` has what differs by width: dot(sum, a, b), multiply_32(a, b) and shift_right_32(a, n), which keeps the sign.
+template <class Lanes, class Own> struct Vnni : Lanes {
+    using I = typename Lanes::I;
+
+    template <int most> static constexpr bool prefers_signed = false;
+
+    PYFLY_LANES I no_scale() { return Lanes::zero(); }
+
+    // The scale of group h of each pair, as int32.
+    PYFLY_LANES I scale_of(I pairs, int h) {
+        return Own::shift_right_32(h == 0 ? Lanes::shift_left(pairs, 1 << 16) : pairs, 16);
+    }
+
+    // Adds the products of n_quads quads with m rows, times the scale where is_scaled. strip[n_quads][m].
+    template <int m, int n_quads, int most, bool is_scaled, class Quad>
+    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, I scale) {
+        I own[m];
+#pragma GCC unroll 8
+        for (int c = 0; c < m; c++) {
+            own[c] = is_scaled ? Lanes::zero() : sums[c];
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < n_quads; i++) {
+            const I q = quad(i);
+#pragma GCC unroll 8
+            for (int c = 0; c < m; c++) {
+                own[c] = Own::dot(own[c], q, Lanes::broadcast(strip + i * m + c));
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < m; c++) {
+            sums[c] = is_scaled ? Lanes::add(sums[c], Own::multiply_32(own[c], scale)) : own[c];
+        }
+    }
+};
+
+} // namespace
+} // namespace PYFLY_KERNELS_LEVEL
+} // namespace pyfly::kernels

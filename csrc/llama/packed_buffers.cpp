@@ -1,0 +1,527 @@
+#include "packed_buffers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#ifndef _WIN32
+#include <dlfcn.h>
+#endif
+
+#include "error.h"
+#include "ggml-alloc.h"
+#include "ggml-cpu.h"
+#include "ggml_internal.h"
+#include "kernels/packing.h"
+#include "kernels/products.h"
+
+namespace pyfly {
+
+namespace {
+
+using namespace ggml_internal;
+using kernels::Products;
+using kernels::WeightType;
+
+struct Library { // what of it is called
+    ExtraBufferTypes extra_buffer_types;
+    Barrier barrier;
+    SetChunk set_chunk;
+    AddChunk add_chunk;
+} library;
+
+std::atomic<uint64_t> taken_everywhere = 0;
+thread_local std::optional<uint64_t> taken_here;
+
+BufferType * packed_type(); // null: not installed
+
+bool is_packed(const ggml_backend_buffer_t buffer) {
+    return buffer != nullptr && reinterpret_cast<const Buffer *>(buffer)->type ==
+                                    reinterpret_cast<ggml_backend_buffer_type_t>(packed_type());
+}
+
+WeightType type_of(const ggml_tensor * weights) {
+    return static_cast<WeightType>(weights->type);
+}
+
+// Whether these weights are packed: matrices, or matrices of experts.
+bool can_pack(const ggml_tensor * weights) {
+    return weights->ne[3] == 1 && weights->view_src == nullptr && kernels::products(type_of(weights)) != nullptr &&
+           kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
+                             static_cast<size_t>(weights->ne[1]));
+}
+
+size_t matrix_bytes(const ggml_tensor * weights) {
+    return kernels::panel_bytes(type_of(weights), static_cast<size_t>(weights->ne[0])) *
+           static_cast<size_t>(weights->ne[1] / kernels::panel);
+}
+
+// ---- Multiplying
+// -----------------------------------------------------------------------------------------------------
+
+// Where row r of a batch is, counted over three dimensions.
+template <class Byte> Byte * row_at(Byte * data, const ggml_tensor * tensor, int64_t r) {
+    const int64_t i1 = r % tensor->ne[1], i2 = r / tensor->ne[1] % tensor->ne[2],
+                  i3 = r / (tensor->ne[1] * tensor->ne[2]);
+    return data + static_cast<size_t>(i1) * tensor->nb[1] + static_cast<size_t>(i2) * tensor->nb[2] +
+           static_cast<size_t>(i3) * tensor->nb[3];
+}
+
+// Row `r` of x[n_in] in one piece.
+const float * read_row(const ggml_tensor * x, int64_t r, std::vector<float> & gathered) {
+    const char * row = row_at(static_cast<const char *>(x->data), x, r);
+    if (x->nb[0] == sizeof(float)) {
+        return reinterpret_cast<const float *>(row);
+    }
+    gathered.resize(static_cast<size_t>(x->ne[0]));
+    for (size_t i = 0; i < gathered.size(); i++) {
+        std::memcpy(&gathered[i], row + i * x->nb[0], sizeof(float));
+    }
+    return gathered.data();
+}
+
+// Quantises row `r` of n rows in a run of strips.
+void quantise_row(const Products & products, const float * x, size_t n_in, int32_t * strips, size_t n, size_t r) {
+    const size_t first = r / products.strip_rows * products.strip_rows;
+    products.quantise(x, n_in, strips + first * products.row_words(n_in),
+                      static_cast<int>(std::min(products.strip_rows, n - first)), static_cast<int>(r - first));
+}
+
+// Panels begin..end - 1 of a matrix times n rows of strips; `row_out(r)` is where outputs of row r go.
+template <class RowOut>
+void multiply_panels(const Products & products, const uint8_t * weights, size_t panel_bytes, size_t n_in,
+                     const int32_t * strips, size_t n, size_t begin, size_t end, RowOut row_out) {
+    float * out[kernels::most_rows];
+    for (size_t first = 0; first < n; first += kernels::most_rows) {
+        const size_t n_now = std::min(kernels::most_rows, n - first);
+        const int32_t * rows = strips + first * products.row_words(n_in);
+        for (size_t p = begin; p < end; p++) {
+            for (size_t r = 0; r < n_now; r++) {
+                out[r] = row_out(first + r) + p * kernels::panel;
+            }
+            products.multiply(weights + p * panel_bytes, n_in, rows, n_now, out);
+        }
+    }
+}
+
+// Cuts n_panels * n_matrices panels into chunks that threads take in turns. A thread that is behind takes fewer.
+template <class Work> void share(const ComputeParams & params, size_t n_panels, size_t n_matrices, Work work) {
+    const size_t n_threads = static_cast<size_t>(params.n_threads);
+    const size_t size = std::max(n_panels * n_matrices / (n_threads * 8), size_t{1});
+    const size_t n_each = (n_panels + size - 1) / size; // chunks of a matrix
+    for (size_t chunk = static_cast<size_t>(params.thread); chunk < n_each * n_matrices;
+         chunk = static_cast<size_t>(library.add_chunk(params.pool, 1))) {
+        const size_t begin = chunk % n_each * size;
+        work(chunk / n_each, begin, std::min(begin + size, n_panels));
+    }
+}
+
+class PackedTraits : public TensorTraits {
+  public:
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        const ggml_tensor * weights = op->src[0];
+        const size_t words = kernels::products(type_of(weights))->row_words(static_cast<size_t>(weights->ne[0]));
+        const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]);
+        size = n * words * sizeof(int32_t);
+        if (op->op == GGML_OP_MUL_MAT_ID) {
+            size += (n + 2 * static_cast<size_t>(weights->ne[2]) + 1) * sizeof(int32_t);
+        }
+        return true;
+    }
+
+    bool compute_forward(ComputeParams * params, ggml_tensor * op) override {
+        if (op->op == GGML_OP_MUL_MAT) {
+            multiply(*params, op);
+        } else {
+            multiply_experts(*params, op);
+        }
+        return true;
+    }
+
+  private:
+    static void multiply(const ComputeParams & params, ggml_tensor * op) {
+        const ggml_tensor * weights = op->src[0];
+        const Products & products = *kernels::products(type_of(weights));
+        const size_t n_in = static_cast<size_t>(weights->ne[0]);
+        const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]);
+        int32_t * strips = static_cast<int32_t *>(params.work);
+        std::vector<float> gathered;
+        for (size_t r = static_cast<size_t>(params.thread); r < n; r += static_cast<size_t>(params.n_threads)) {
+            const float * x = read_row(op->src[1], static_cast<int64_t>(r), gathered);
+            quantise_row(products, x, n_in, strips, n, r);
+        }
+        begin_chunks(params);
+        const size_t panel_bytes = kernels::panel_bytes(type_of(weights), n_in);
+        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), 1, [&](size_t, size_t begin, size_t end) {
+            multiply_panels(products, static_cast<const uint8_t *>(weights->data), panel_bytes, n_in, strips, n, begin,
+                            end, [&](size_t r) {
+                                return reinterpret_cast<float *>(
+                                    row_at(static_cast<char *>(op->data), op, static_cast<int64_t>(r)));
+                            });
+        });
+    }
+
+    // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
+    // where each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert,
+    // [n], row r being token r / n_used and its expert r % n_used; and their strips.
+    static void multiply_experts(const ComputeParams & params, ggml_tensor * op) {
+        const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
+        const Products & products = *kernels::products(type_of(weights));
+        const size_t n_in = static_cast<size_t>(weights->ne[0]), n_experts = static_cast<size_t>(weights->ne[2]);
+        const int64_t n_used = ids->ne[0];
+        const size_t n = static_cast<size_t>(n_used * ids->ne[1]), words = products.row_words(n_in);
+        int32_t * begins = static_cast<int32_t *>(params.work);
+        int32_t * busy = begins + n_experts + 1;
+        int32_t * rows = busy + n_experts;
+        int32_t * strips = rows + n;
+        const auto expert_of = [&](size_t r) {
+            const int64_t used = static_cast<int64_t>(r) % n_used, token = static_cast<int64_t>(r) / n_used;
+            int32_t expert;
+            std::memcpy(&expert,
+                        static_cast<const char *>(ids->data) + static_cast<size_t>(used) * ids->nb[0] +
+                            static_cast<size_t>(token) * ids->nb[1],
+                        sizeof(expert));
+            return static_cast<size_t>(expert);
+        };
+        if (params.thread == 0) { // counting sort
+            std::fill_n(begins, n_experts + 1, 0);
+            for (size_t r = 0; r < n; r++) {
+                begins[expert_of(r) + 1]++;
+            }
+            for (size_t e = 0; e < n_experts; e++) {
+                begins[e + 1] += begins[e];
+            }
+            for (size_t r = n; r-- > 0;) {
+                rows[--begins[expert_of(r) + 1]] = static_cast<int32_t>(r);
+            }
+            // Every begin is now one place to the right of where it belongs.
+            std::copy(begins + 1, begins + n_experts + 1, begins);
+            begins[n_experts] = static_cast<int32_t>(n);
+        }
+        library.barrier(params.pool);
+        size_t n_busy = 0; // each thread writes the same
+        for (size_t e = 0; e < n_experts; e++) {
+            if (begins[e + 1] > begins[e]) {
+                if (params.thread == 0) {
+                    busy[n_busy] = static_cast<int32_t>(e);
+                }
+                n_busy++;
+            }
+        }
+        std::vector<float> gathered;
+        for (size_t e = 0; e < n_experts; e++) {
+            const size_t first = static_cast<size_t>(begins[e]), n_own = static_cast<size_t>(begins[e + 1]) - first;
+            for (size_t i = 0; i < n_own; i++) {
+                if ((first + i) % static_cast<size_t>(params.n_threads) == static_cast<size_t>(params.thread)) {
+                    const int64_t r = rows[first + i];
+                    const int64_t row = r / n_used * x->ne[1] + r % n_used % x->ne[1];
+                    quantise_row(products, read_row(x, row, gathered), n_in, strips + first * words, n_own, i);
+                }
+            }
+        }
+        begin_chunks(params);
+        const size_t panel_bytes = kernels::panel_bytes(type_of(weights), n_in), expert_bytes = matrix_bytes(weights);
+        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), n_busy,
+              [&](size_t k, size_t begin, size_t end) {
+                  const size_t e = static_cast<size_t>(busy[k]), first = static_cast<size_t>(begins[e]);
+                  multiply_panels(
+                      products, static_cast<const uint8_t *>(weights->data) + e * expert_bytes, panel_bytes, n_in,
+                      strips + first * words, static_cast<size_t>(begins[e + 1]) - first, begin, end, [&](size_t i) {
+                          return reinterpret_cast<float *>(row_at(static_cast<char *>(op->data), op, rows[first + i]));
+                      });
+              });
+    }
+
+    // Every thread's rows are quantised, and chunks can be taken: the first of each thread is its own number.
+    static void begin_chunks(const ComputeParams & params) {
+        if (params.thread == 0) {
+            library.set_chunk(params.pool, params.n_threads);
+        }
+        library.barrier(params.pool);
+    }
+} traits;
+
+class PackedExtra : public ExtraBufferType {
+  public:
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
+        const ggml_tensor *weights = op->src[0], *x = op->src[1];
+        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || weights == nullptr ||
+            !is_packed(weights->buffer) || !can_pack(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1) ||
+            x->type != GGML_TYPE_F32 || (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
+            return false;
+        }
+        // llama.cpp asks with an empty buffer where it would put weights.
+        return ggml_backend_buffer_get_size(weights->buffer) > 0 ||
+               (taken_here.value_or(taken_everywhere) >> weights->type & 1) != 0;
+    }
+
+    TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
+        const bool is_ours =
+            (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
+        return is_ours ? &traits : nullptr;
+    }
+} extra;
+
+// ---- The buffer type
+// -------------------------------------------------------------------------------------------------
+
+constexpr size_t worth_a_thread = size_t{1} << 20; // bytes
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor) && "packed weights are written as a whole");
+    const size_t n_in = static_cast<size_t>(tensor->ne[0]);
+    const size_t n_panels = static_cast<size_t>(tensor->ne[1] / kernels::panel * tensor->ne[2]);
+    const size_t file_bytes = kernels::panel * kernels::row_bytes(type_of(tensor), n_in);
+    const size_t packed_bytes = kernels::panel_bytes(type_of(tensor), n_in);
+    std::atomic<size_t> next = 0;
+    const auto pack = [&] {
+        for (size_t p = next++; p < n_panels; p = next++) {
+            kernels::pack_panel(type_of(tensor), n_in, static_cast<const uint8_t *>(data) + p * file_bytes,
+                                static_cast<uint8_t *>(tensor->data) + p * packed_bytes);
+        }
+    };
+    const size_t n_most = std::max<size_t>(std::thread::hardware_concurrency(), 1);
+    std::vector<std::thread> helpers;
+    for (size_t i = 1; i < std::min(n_most, size / worth_a_thread); i++) {
+        helpers.emplace_back(pack);
+    }
+    pack();
+    for (std::thread & helper : helpers) {
+        helper.join();
+    }
+}
+
+[[noreturn]] void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
+    GGML_ABORT("packed weights such as '%s' cannot be read back; load the model with stock kernels", tensor->name);
+}
+
+const char * type_name(ggml_backend_buffer_type_t) {
+    return "PYFLY";
+}
+
+size_t alignment(ggml_backend_buffer_type_t) {
+    return 64;
+}
+
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    return can_pack(tensor) ? matrix_bytes(tensor) * static_cast<size_t>(tensor->ne[2]) : ggml_nbytes(tensor);
+}
+
+ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (buffer != nullptr) {
+        Buffer * own = reinterpret_cast<Buffer *>(buffer);
+        own->type = type;
+        own->functions.set_tensor = set_tensor;
+        own->functions.get_tensor = get_tensor;
+        own->functions.set_tensor_2d = nullptr;
+        own->functions.get_tensor_2d = nullptr;
+        own->functions.cpy_tensor = nullptr;
+    }
+    return buffer;
+}
+
+// ---- Installing
+// ------------------------------------------------------------------------------------------------------
+
+BufferType * installed = nullptr;
+
+BufferType * packed_type() {
+    return installed;
+}
+
+template <class Function> bool look_up(Function & out, const char * name) {
+#ifdef _WIN32
+    (void) name;
+    out = nullptr;
+#else
+    out = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+#endif
+    return out != nullptr;
+}
+
+// Whether the structures of the library are those of ggml_internal.h, as far as its public functions tell.
+bool has_known_layout() {
+    const ggml_backend_buffer_type_t plain = ggml_backend_cpu_buffer_type();
+    const BufferType * type = reinterpret_cast<const BufferType *>(plain);
+    if (type->functions.get_name == nullptr || type->functions.get_alignment == nullptr ||
+        std::strcmp(type->functions.get_name(plain), ggml_backend_buft_name(plain)) != 0 ||
+        type->functions.get_alignment(plain) != ggml_backend_buft_get_alignment(plain) ||
+        type->functions.is_host == nullptr || !type->functions.is_host(plain) ||
+        type->device != ggml_backend_buft_get_device(plain)) {
+        return false;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(plain, 192);
+    if (buffer == nullptr) {
+        return false;
+    }
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    const Buffer * own = reinterpret_cast<const Buffer *>(buffer);
+    const bool is_known = own->type == plain && own->size == ggml_backend_buffer_get_size(buffer) &&
+                          own->usage == ggml_backend_buffer_get_usage(buffer) && own->functions.get_base != nullptr &&
+                          own->functions.get_base(buffer) == ggml_backend_buffer_get_base(buffer) &&
+                          own->functions.set_tensor != nullptr;
+    ggml_backend_buffer_free(buffer);
+    return is_known;
+}
+
+std::string try_to_install() {
+    if (std::strcmp(kernels::instruction_set(), "none") == 0) {
+        return "this processor has no AVX2";
+    }
+    if (!look_up(library.extra_buffer_types, "_Z39ggml_backend_cpu_get_extra_buffer_typesv") ||
+        !look_up(library.barrier, "ggml_barrier") || !look_up(library.set_chunk, "ggml_threadpool_chunk_set") ||
+        !look_up(library.add_chunk, "ggml_threadpool_chunk_add")) {
+        return "this build of llama.cpp does not export the functions that they need";
+    }
+    if (!has_known_layout()) {
+        return "the structures of this build of llama.cpp are not known";
+    }
+    const ggml_backend_reg_t registry = ggml_backend_cpu_reg();
+    const ggml_backend_dev_t device = ggml_backend_reg_dev_get(registry, 0);
+    const auto list = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(registry, "ggml_backend_dev_get_extra_bufts"));
+    if (list == nullptr) {
+        return "this build of llama.cpp has no extra buffer types";
+    }
+    auto * type = new BufferType{
+        {type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device, static_cast<ExtraBufferType *>(&extra)};
+    std::vector<ggml_backend_buffer_type_t> & types = library.extra_buffer_types();
+    types.insert(types.begin(), reinterpret_cast<ggml_backend_buffer_type_t>(type));
+    if (list(device)[0] != types.front()) { // it is read once
+        types.erase(types.begin());
+        delete type;
+        return "a model was loaded before pyfly_cpp was imported";
+    }
+    installed = type;
+    return {};
+}
+
+// Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
+ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights) {
+    for (ggml_backend_buffer_type_t type : library.extra_buffer_types != nullptr
+                                               ? library.extra_buffer_types()
+                                               : std::vector<ggml_backend_buffer_type_t>()) {
+        BufferType * own = reinterpret_cast<BufferType *>(type);
+        if (own == installed || own->context == nullptr) {
+            continue;
+        }
+        Buffer empty = {{}, type, nullptr, 0, GGML_BACKEND_BUFFER_USAGE_WEIGHTS};
+        ggml_tensor placed = *weights, x = *weights, product = *weights;
+        placed.buffer = reinterpret_cast<ggml_backend_buffer_t>(&empty);
+        x.type = GGML_TYPE_F32;
+        x.buffer = nullptr;
+        product.op = GGML_OP_MUL_MAT;
+        product.src[0] = &placed;
+        product.src[1] = &x;
+        if (static_cast<ExtraBufferType *>(own->context)->supports_op(own->device, &product)) {
+            return type;
+        }
+    }
+    return ggml_backend_cpu_buffer_type();
+}
+
+} // namespace
+
+std::string PackedBuffers::install() {
+    static const std::string why_not = try_to_install();
+    return why_not;
+}
+
+PackedBuffers::Taking::Taking(uint64_t types) : before_(taken_here) {
+    taken_here = types;
+}
+
+PackedBuffers::Taking::~Taking() {
+    taken_here = before_;
+}
+
+void PackedBuffers::take_everywhere(uint64_t types) {
+    taken_everywhere = types;
+}
+
+PackedBuffers::Trial PackedBuffers::multiply(WeightType type, int64_t n_out, int32_t n_rows, int32_t n_threads,
+                                             int32_t n_repeats, bool is_packed) {
+    constexpr int64_t n_in = 512, n_own = 64; // rows of weights that are not copies of others
+    const ggml_type own = static_cast<ggml_type>(type);
+    const auto require = [](bool is_done) {
+        if (!is_done) {
+            throw Error(PYFLY_STATUS_NATIVE, "ggml could not multiply a matrix to try the kernels");
+        }
+    };
+    std::mt19937 random(1);
+    const auto fill = [&](std::vector<float> & values) {
+        for (float & value : values) {
+            value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
+        }
+    };
+    std::vector<float> values(n_in * n_own), x(static_cast<size_t>(n_in * n_rows)), weights(values.size());
+    fill(values);
+    fill(x);
+    std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * static_cast<size_t>(n_own));
+    const std::vector<float> importance(n_in, 1.0f);
+    ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
+    ggml_get_type_traits(own)->to_float(quantised.data(), weights.data(), n_in * n_own);
+    const size_t n_bytes = quantised.size();
+    for (int64_t copy = 1; copy < n_out / n_own; copy++) {
+        quantised.insert(quantised.end(), quantised.begin(), quantised.begin() + static_cast<std::ptrdiff_t>(n_bytes));
+    }
+
+    const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
+    const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_weights(ggml_init(params), ggml_free);
+    const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_rest(ggml_init(params), ggml_free);
+    const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_cpu_init(),
+                                                                              ggml_backend_free);
+    require(of_weights && of_rest && backend);
+    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
+    ggml_tensor * w = ggml_new_tensor_2d(of_weights.get(), own, n_in, n_out);
+    ggml_tensor * rows = ggml_new_tensor_2d(of_rest.get(), GGML_TYPE_F32, n_in, n_rows);
+    ggml_tensor * product = ggml_mul_mat(of_rest.get(), w, rows);
+    const auto buffer_of = [](ggml_context * context, ggml_backend_buffer_type_t buffer_type) {
+        return std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>(
+            ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type), ggml_backend_buffer_free);
+    };
+    const auto w_buffer = buffer_of(
+        of_weights.get(), is_packed ? reinterpret_cast<ggml_backend_buffer_type_t>(installed) : stock_type(w));
+    const auto buffer = buffer_of(of_rest.get(), ggml_backend_cpu_buffer_type());
+    require(w_buffer && buffer);
+    ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
+    ggml_backend_tensor_set(rows, x.data(), 0, x.size() * sizeof(float));
+    ggml_cgraph * graph = ggml_new_graph(of_rest.get());
+    ggml_build_forward_expand(graph, product);
+    require(ggml_backend_supports_op(backend.get(), product));
+    Trial trial = {0.0, INFINITY};
+    for (int32_t i = 0; i < n_repeats; i++) {
+        const auto begin = std::chrono::steady_clock::now();
+        require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
+        const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
+        trial.us = std::min(trial.us, time.count());
+    }
+    std::vector<float> out(static_cast<size_t>(n_out * n_rows));
+    ggml_backend_tensor_get(product, out.data(), 0, out.size() * sizeof(float));
+    for (size_t r = 0; r < static_cast<size_t>(n_rows); r++) {
+        for (size_t o = 0; o < static_cast<size_t>(n_own); o++) {
+            double right = 0.0, magnitude = 0.0;
+            for (size_t i = 0; i < n_in; i++) {
+                const double one = static_cast<double>(weights[o * n_in + i]) * x[r * n_in + i];
+                right += one;
+                magnitude += std::abs(one);
+            }
+            for (size_t copy = o; copy < static_cast<size_t>(n_out); copy += n_own) {
+                const double difference = out[r * static_cast<size_t>(n_out) + copy] - right;
+                const double error = std::abs(difference) / std::max(magnitude, 1e-30);
+                trial.error = std::isfinite(error) ? std::max(trial.error, error) : INFINITY;
+            }
+        }
+    }
+    return trial;
+}
+
+} // namespace pyfly

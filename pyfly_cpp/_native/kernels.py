@@ -1,0 +1,58 @@
+"""The products of packed weights: offering them to llama.cpp, and trying them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyfly_cpp._native.boundary import check
+from pyfly_cpp._native.library import ffi, lib
+
+
+class KernelTrial(NamedTuple):
+    """What one multiplication gave."""
+
+    error: float
+    """Largest difference from the product of the dequantised weights, as a share of the sum of magnitudes."""
+    us: float
+    """The shortest of the times, microseconds."""
+
+
+def kernels_isa() -> str:
+    """Instruction set of the products on this machine: "avx512vnni", "avxvnni", "avx2" or "none"."""
+    return str(ffi.string(lib.pyfly_kernels_isa()).decode())
+
+
+def kernel_types() -> list[int]:
+    """The `ggml_type`s that there are products for, rising; empty where there is no instruction set for them."""
+    bits = lib.pyfly_kernels_types()
+    return [n for n in range(64) if bits >> n & 1]
+
+
+def install_kernels() -> None:
+    """Offers the products to llama.cpp's CPU backend. Raises NativeError with why that is impossible."""
+    check(lib.pyfly_kernels_install)
+
+
+@contextlib.contextmanager
+def kernels_taken(types: int) -> Iterator[None]:
+    """Models that are loaded inside, on this thread, have weights of these types packed: bit t for ggml type t."""
+    taking = lib.pyfly_kernels_take(types)
+    try:
+        yield
+    finally:
+        lib.pyfly_kernels_restore(taking)
+
+
+def take_kernels_everywhere(types: int) -> None:
+    """The same for all other models of this process, from now on."""
+    lib.pyfly_kernels_take_everywhere(types)
+
+
+def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_packed: bool) -> KernelTrial:
+    """Multiplies a matrix of ggml type `kind`, 512 x n_out (a multiple of 64), with n_rows rows, by these products or
+    as llama.cpp does without them. Raises ValueError for a number out of range, NativeError where ggml refuses."""
+    out = ffi.new("pyfly_kernels_trial *")
+    check(lib.pyfly_kernels_try, kind, n_out, n_rows, n_threads, n_repeats, int(is_packed), out)
+    return KernelTrial(out.error, out.us)

@@ -1,0 +1,30 @@
+"""Which process an object's threads belong to."""
+
+from __future__ import annotations
+
+import os
+
+from pyfly_cpp.errors import PyflyError
+
+
+class Process:
+    """The process that made an object with threads. A fork has the object and none of its threads, and whoever waited
+    for one of them would wait for ever."""
+
+    def __init__(self, owner: str) -> None:
+        """`owner`: the object's class, for people."""
+        self._owner = owner
+        self._pid = os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is that process."""
+        return os.getpid() == self._pid
+
+    def require_current(self) -> None:
+        """Raises PyflyError in another process."""
+        if not self.is_current:
+            raise PyflyError(
+                f"this {self._owner} was loaded by another process, whose threads are not in this fork of it; load the "
+                "model in this process."
+            )
