@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "common_prefix.h"
 #include "error.h"
 
 namespace pyfly {
@@ -67,6 +68,9 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     drafting_.require_rows(config);
     const bool had_text = t.sequence.has_text();
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
+    if (!target_.is_limited()) { // which could not go back by a token or two
+        t.sequence.memory().truncate(drafting_.n_reusable(t, t.sequence.memory().n()));
+    }
     has_freed_ = has_freed_ || had_text; // there may be room for one that waits
     t.order = n_begun_++;
     t.n_room = Model::unlimited;
@@ -105,6 +109,9 @@ bool Batch::delays_another(const Text & of) const {
 
 // Tokens that may go with a text's round.
 size_t Batch::n_with_round(const Text & t) const {
+    if (t.sequence.n_rounds() == 0 && drafting_.drafts_behind_prompt(t)) {
+        return 1;
+    }
     return static_cast<size_t>(delays_another(t) ? n_chunk_ : target_.n_batch());
 }
 
@@ -157,7 +164,7 @@ const std::vector<Batch::Progress> & Batch::step() {
             continue;
         }
         const bool has_prompt = t->sequence.n_rounds() == 0 && delays_another(*t);
-        if (t->sequence.n_left(has_prompt ? n_chunk : n_with_round(*t)) > 0) {
+        if (t->sequence.n_left(has_prompt ? std::min(n_chunk, n_with_round(*t)) : n_with_round(*t)) > 0) {
             joining.push_back(t);
         } else if (drafting_.n_behind(*t) > 0) {
             drafting_.prepare(*t);
@@ -238,12 +245,9 @@ bool Batch::waits_for_prefix(Text & t) {
         if (other.is_running() && !other.is_held && other.order < t.order && other.sequence.n_rounds() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
-            const size_t n_common = static_cast<size_t>(
-                std::mismatch(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n_most), theirs.begin())
-                    .first -
-                history.begin());
+            const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
             // It has begun to evaluate what both share, or is the first that will.
-            waits = waits || (n == held.n() && n_common >= std::max(held.n(), memory.n()) + worth_sharing);
+            waits = waits || (n == held.n() && n_alike >= std::max(held.n(), memory.n()) + worth_sharing);
         }
     }
     if (longest != nullptr && !waits) {

@@ -129,6 +129,27 @@ size_t Drafting::n_behind(const Text & t) const {
     return n;
 }
 
+size_t Drafting::n_reusable(const Text & t, size_t n) const {
+    const size_t n_held = n;
+    for (size_t d = 0; d < drafters_.size(); d++) {
+        if (t.sequence.config().draft_max[d] > 0 && target_.can_rewind()) {
+            n = std::min(n, drafters_[d].drafter->n_reusable(t.slot(), t.sequence.transcript().history(), n_held));
+        }
+    }
+    return n;
+}
+
+bool Drafting::drafts_behind_prompt(const Text & t) const {
+    for (size_t d = 0; d < drafters_.size(); d++) {
+        const int32_t k = t.sequence.config().draft_max[d];
+        if (k > 0 && drafters_[d].drafter->reads_target() && target_.can_rewind() &&
+            policy_->pays_to_follow(t.slot(), static_cast<int32_t>(d), k, n_running(), 1)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // One batch of what a drafter has missed of the text. Returns how many tokens are left.
 size_t Drafting::catch_up(const Text & t, size_t drafter) {
     Drafter & d = *drafters_[drafter].drafter;
@@ -344,9 +365,6 @@ void Drafting::observe(const std::vector<Span> & spans) {
             const Sequence & sequence = texts_[static_cast<size_t>(span.sequence)].sequence;
             const std::vector<int32_t> & k = sequence.config().draft_max; // older than the drafters in a failed text
             wanted.push_back(sequence.has_text() && d < k.size() && k[d] > 0);
-        }
-        if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) {
-            continue;
         }
         try {
             drafters_[d].drafter->observe(target_, spans, wanted);

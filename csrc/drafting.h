@@ -47,6 +47,12 @@ class Drafting {
     // Tokens of the text that a drafter which will be asked soon has to evaluate, before the text's first round.
     size_t n_behind(const Text & text) const;
 
+    // Of the n tokens that the target holds of a text that begins, as many as need not be evaluated again.
+    size_t n_reusable(const Text & text, size_t n) const;
+
+    // Whether the text's first draft has to wait until its prompt is evaluated.
+    bool drafts_behind_prompt(const Text & text) const;
+
     // One batch of what the first drafter that is behind has missed. A text stops where that fails.
     void prepare(Text & text);
 

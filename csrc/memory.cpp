@@ -2,16 +2,13 @@
 
 #include <algorithm>
 
+#include "common_prefix.h"
 #include "error.h"
 
 namespace pyfly {
 
 size_t Memory::n_common(const int32_t * text, size_t n_text) const {
-    const size_t n = std::min(n_text, tokens_.size());
-    if (std::equal(text, text + n, tokens_.begin())) {
-        return n; // as in nearly every round, and several times as fast as a search
-    }
-    return static_cast<size_t>(std::mismatch(text, text + n, tokens_.begin()).first - text);
+    return pyfly::n_common(tokens_.data(), tokens_.size(), text, n_text);
 }
 
 void Memory::assume(std::vector<int32_t> tokens) {
@@ -45,7 +42,7 @@ void Memory::clear() {
 }
 
 Span Memory::span(const int32_t * tokens, size_t n, size_t first_row) const {
-    return {sequence_, tokens, n, tokens_.size(), first_row};
+    return {sequence_, tokens, n, tokens_.size(), first_row, nullptr, is_checkpointed()};
 }
 
 void Memory::evaluated(const Span & span) {

@@ -17,6 +17,7 @@ struct Span {
     size_t n_past;                  // what the sequence holds before
     size_t first_row;               // rows are wanted of the tokens from this index on; n: of none
     const float * inputs = nullptr; // heads: what goes with each token, [n][input width]; else null
+    bool may_return = false;        // what the sequence holds before is checkpointed: it may be cut back to that
 };
 
 class Model {

@@ -30,7 +30,6 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
-      offsets_(static_cast<size_t>(memories_.n()), 0),
       n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),
       n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))), ahead_(std::move(ahead)) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
@@ -57,48 +56,31 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
 void DraftModel::warm_up() {
     const int32_t token = 0;
     memories_.evaluate({{0, &token, 1, 0}}, [](size_t, size_t) {});
-    memories_.at(0).clear();
-}
-
-// How much of what the text's memory holds is history[offset...], short of the last token, whose row starts the draft.
-size_t DraftModel::n_common(int32_t text, const std::vector<int32_t> & history) const {
-    const size_t begin = offset(text);
-    return begin < history.size() ? memories_.at(text).n_common(history.data() + begin, history.size() - begin - 1) : 0;
-}
-
-// Makes the text's memory a prefix of history[offset...].
-void DraftModel::sync(const Job & job) {
-    if (memories_.at(job.text).truncate(n_common(job.text, job.history)) == 0) {
-        offsets_[static_cast<size_t>(job.text)] = 0;
-    }
+    memories_.clear(0);
 }
 
 // Tokens that are to come behind what its memory holds.
 size_t DraftModel::n_new(const Job & job) const {
-    return job.history.size() - n_held(job.text) + job.n_more;
+    return job.history.size() - memories_.end(job.text) + job.n_more;
 }
 
 // Moves the window on its history, so that what is to come fits into n_ctx positions.
 void DraftModel::move_window(const Job & job, size_t n_ctx) {
-    Memory & memory = memories_.at(job.text);
-    size_t & begin = offsets_[static_cast<size_t>(job.text)];
-    if (memory.n() + n_new(job) <= n_ctx) {
+    const size_t n_held = memories_.n_held(job.text);
+    if (n_held + n_new(job) <= n_ctx) {
         return;
     }
     const size_t keep = n_ctx / 2;
-    const size_t drop = memory.n() > keep ? memory.n() - keep : 0;
-    if (drop > 0 && n_new(job) <= keep && memory.shift(drop)) {
-        begin += drop;
-    } else {
+    const size_t drop = n_held > keep ? n_held - keep : 0;
+    if (drop == 0 || n_new(job) > keep || !memories_.shift(job.text, drop)) {
         // Too far behind, or a cache that cannot shift: start again with the most recent half.
-        memory.clear();
-        begin = job.history.size() > keep ? job.history.size() - keep : 0;
+        memories_.clear(job.text, job.history.size() > keep ? job.history.size() - keep : 0);
     }
 }
 
 size_t DraftModel::n_behind(int32_t text, const std::vector<int32_t> & history) const {
-    const size_t common = n_common(text, history);
-    const size_t n_followed = common > 0 ? offset(text) + common : 0;
+    const size_t n_stays = memories_.n_staying(text, history.data(), history.size() - 1);
+    const size_t n_followed = n_stays > 0 ? memories_.begin(text) + n_stays : 0;
     const size_t behind = history.size() - 1 - n_followed;
     return behind > 1 ? behind : 0; // a single token goes with the last one
 }
@@ -113,7 +95,7 @@ size_t DraftModel::catch_up(const std::vector<Job> & jobs) {
     std::vector<int32_t> texts;
     size_t n_all = 0;
     for (const Job & job : jobs) {
-        sync(job);
+        memories_.follow(job.text, job.history.data(), job.history.size() - 1); // the last one's row starts the draft
         move_window(job, n_ctx_);
         texts.push_back(job.text);
         n_all += n_new(job);
@@ -125,7 +107,7 @@ size_t DraftModel::catch_up(const std::vector<Job> & jobs) {
     }
     std::vector<TextMemories::Part> parts;
     for (const Job & job : jobs) {
-        const size_t begin = n_held(job.text);
+        const size_t begin = memories_.end(job.text);
         const size_t n = std::min(job.history.size() - 1 - begin, static_cast<size_t>(own_.n_batch()));
         if (n > 1) { // a single one goes with the last token, as after a fully accepted draft
             parts.push_back({job.text, job.history.data() + begin, n, n});
@@ -134,7 +116,7 @@ size_t DraftModel::catch_up(const std::vector<Job> & jobs) {
     memories_.evaluate(parts, [&](size_t part, size_t) { n_evaluated_ += static_cast<int64_t>(parts[part].n); });
     size_t n_left = 0;
     for (const Job & job : jobs) {
-        n_left = std::max(n_left, job.history.size() - 1 - n_held(job.text));
+        n_left = std::max(n_left, job.history.size() - 1 - memories_.end(job.text));
     }
     return n_left > 1 ? n_left : 0;
 }
@@ -164,7 +146,7 @@ void DraftModel::draft(std::vector<Job> & jobs) {
     std::vector<Job *> active;
     for (Job & job : jobs) {
         active.push_back(&job);
-        job.next.assign(job.history.begin() + static_cast<std::ptrdiff_t>(n_held(job.text)), job.history.end());
+        job.next.assign(job.history.begin() + static_cast<std::ptrdiff_t>(memories_.end(job.text)), job.history.end());
         if (!job.is_alone) {
             job.so_far = job.history;
             ahead_->begin(job.text);
@@ -230,7 +212,7 @@ void DraftModel::take(Job & job, size_t span) {
         is_right = token && n_right < job.tried.size() && job.tried[n_right] == *token;
         n_right += is_right ? 1 : 0;
     }
-    memories_.at(job.text).truncate(memories_.at(job.text).n() - (job.tried.size() - n_right));
+    memories_.cut(job.text, memories_.end(job.text) - (job.tried.size() - n_right));
     if (!job.is_alone) {
         const size_t n_so_far = job.so_far.size();
         job.so_far.insert(job.so_far.end(), drafted.begin() + static_cast<std::ptrdiff_t>(n_before), drafted.end());
@@ -250,7 +232,7 @@ void DraftModel::expect_rows(int32_t n, double us) {
 
 void DraftModel::evaluate_rows(int32_t n) {
     for (int32_t text = 0; text < memories_.n(); text++) {
-        memories_.at(text).clear();
+        memories_.clear(text);
     }
     const std::vector<int32_t> tokens(static_cast<size_t>(n), 0);
     const size_t n_parts = std::min(tokens.size(), static_cast<size_t>(memories_.n()));
@@ -261,7 +243,7 @@ void DraftModel::evaluate_rows(int32_t n) {
     }
     memories_.evaluate(parts, [](size_t, size_t) {});
     for (const TextMemories::Part & part : parts) {
-        memories_.at(part.text).clear();
+        memories_.clear(part.text);
     }
 }
 

@@ -58,11 +58,7 @@ class DraftModel : public Drafter {
     };
 
     void warm_up();
-    size_t n_common(int32_t text, const std::vector<int32_t> & history) const;
-    size_t offset(int32_t text) const { return offsets_[static_cast<size_t>(text)]; }
-    size_t n_held(int32_t text) const { return offset(text) + memories_.at(text).n(); }
     size_t n_new(const Job & job) const;
-    void sync(const Job & job);
     void move_window(const Job & job, size_t n_ctx);
     size_t catch_up(const std::vector<Job> & jobs);
     void draft(std::vector<Job> & jobs);
@@ -75,11 +71,10 @@ class DraftModel : public Drafter {
     ContextPointer context_;
     LlamaModel own_;
     TextMemories memories_;
-    std::vector<size_t> offsets_; // where each text's memory begins in its history
-    size_t n_vocab_;              // of the target
-    size_t n_shared_;             // tokens that both have; the rest is padding, which is never drafted
-    size_t n_ctx_;                // most that one text gets
-    size_t n_ctx_of_all_;         // that each gets where all are long
+    size_t n_vocab_;      // of the target
+    size_t n_shared_;     // tokens that both have; the rest is padding, which is never drafted
+    size_t n_ctx_;        // most that one text gets
+    size_t n_ctx_of_all_; // that each gets where all are long
     std::unique_ptr<Lookahead> ahead_;
     int64_t n_evaluated_ = 0;
 };

@@ -42,7 +42,7 @@ struct DraftRequest {
 
 // A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
 // whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback, another text
-// in the same place or a caller that stops midway need no notice.
+// in the same place or a caller that stops midway need no notice. stretch.h has the rule for what it keeps.
 class Drafter {
   public:
     virtual ~Drafter() = default;
@@ -75,6 +75,17 @@ class Drafter {
     // wanted[i]: whether the text of spans[i] drafts with it.
     virtual void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
         (void) target, (void) spans, (void) wanted;
+    }
+
+    // Whether it drafts from what observe() shows it: of a prompt that is evaluated together with the first draft, it
+    // has nothing to draft from yet.
+    virtual bool reads_target() const { return false; }
+
+    // A text begins whose first n < history.size() tokens the target holds: how many of them need not be evaluated
+    // again. Less than n where a token or two more would spare the drafter from beginning anew.
+    virtual size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const {
+        (void) text, (void) history;
+        return n;
     }
 
     // Answers all requests, of different texts, together. On an Error no request is answered.

@@ -19,47 +19,38 @@ HeadDrafter::HeadDrafter(Parts parts, double p_min)
     : model_(std::move(parts.model)), context_(std::move(parts.context)), shape_(parts.shape),
       p_min_(require_p_min(p_min)),
       own_(context_.get(), parts.threads, shape_.name, false, shape_.input_width, /*inputs_replace=*/shape_.lag == 0),
-      memories_(own_), texts_(static_cast<size_t>(memories_.n()), {SeenText(shape_.row_width), shape_.first_entry}) {}
+      memories_(own_, shape_.first_entry), seen_(static_cast<size_t>(memories_.n()), SeenText(shape_.row_width)) {}
 
 // Whether the rows are there for the entries of a text before `end` that are not in the cache.
 bool HeadDrafter::has_rows_for(int32_t text, size_t end) const {
     const size_t next = next_entry(text);
-    return next >= end || texts_[static_cast<size_t>(text)].seen.has_row_before(next + 1 - shape_.lag);
-}
-
-// Forgets all entries of a text; the next one will be `entry`.
-void HeadDrafter::restart(int32_t text, size_t entry) {
-    memories_.at(text).clear();
-    at(text).begin = entry;
+    return next >= end || seen(text).has_row_before(next + 1 - shape_.lag);
 }
 
 // Forgets all entries of a text; the next one will be the first that there is a row for.
 void HeadDrafter::restart_at_rows(int32_t text) {
-    restart(text, std::max(shape_.first_entry, at(text).seen.rows_begin() + shape_.lag));
-}
-
-// Keeps the entries of a text that are of `tokens`, which begin at position `offset`, and before `end`.
-void HeadDrafter::cut_entries(int32_t text, const std::vector<int32_t> & tokens, size_t offset, size_t end) {
-    const size_t begin = at(text).begin;
-    Memory & memory = memories_.at(text);
-    memory.truncate(begin < end ? memory.n_common(tokens.data() + (begin - offset), end - begin) : 0);
+    const size_t rows_begin = seen(text).rows_begin();
+    memories_.clear(text, std::max(shape_.first_entry, rows_begin > 0 ? rows_begin + shape_.lag : 0));
 }
 
 void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t s = 0; s < spans.size(); s++) {
+        const Span & span = spans[s];
+        SeenText & text = seen(span.sequence);
+        text.cut(span.n_past);
         if (!wanted[s]) {
             continue; // should it draft one day, it begins behind the gap
         }
-        const Span & span = spans[s];
-        SeenText & seen = at(span.sequence).seen;
-        if (span.n_past < seen.begin() || span.n_past > seen.end()) {
-            seen.restart(span.n_past);
-            restart(span.sequence, std::max(shape_.first_entry, span.n_past > 0 ? span.n_past + shape_.lag : 0));
+        if (text.end() != span.n_past) {
+            text.restart(span.n_past);
+            restart_at_rows(span.sequence);
         }
-        seen.cut(span.n_past);
+        if (span.may_return) {
+            text.mark();
+        }
         for (size_t i = 0; i < span.n; i += n_rows_chunk) {
             const size_t n_chunk = std::min(n_rows_chunk, span.n - i);
-            read_rows(s, i, n_chunk, seen.append(span.tokens + i, n_chunk));
+            read_rows(s, i, n_chunk, text.append(span.tokens + i, n_chunk));
             trim_rows(span.sequence);
         }
     }
@@ -67,29 +58,48 @@ void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::v
 
 // Drops rows that are far back, evaluating the entries first that need them.
 void HeadDrafter::trim_rows(int32_t text) {
-    SeenText & seen = at(text).seen;
+    SeenText & seen = this->seen(text);
     if (seen.end() - seen.rows_begin() <= n_rows_most) {
         return;
     }
-    cut_entries(text, seen.tokens(), seen.begin(), seen.end());
+    memories_.follow(text, seen.tokens().data(), seen.tokens().size(), seen.begin());
+    if (!has_rows_for(text, seen.end())) {
+        restart_at_rows(text);
+    }
     if (seen.end() > next_entry(text) + n_rows_kept) {
         make_room({text}, seen.end() - next_entry(text));
         catch_up({{text, seen.tokens(), seen.begin(), seen.end()}});
     }
-    seen.drop_rows(std::min(seen.end() - n_rows_kept, next_entry(text) - 1));
+    seen.drop_rows(std::min(seen.end() - n_rows_kept, next_entry(text) - shape_.lag));
 }
 
-// Forgets what does not belong to `history`. Returns whether the row is there that the draft starts from.
+// The first entry that has to be evaluated again (that of the last token always is, with the draft) takes the row of
+// the token before it, which may be gone.
+size_t HeadDrafter::n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const {
+    const SeenText & seen = this->seen(text);
+    const std::vector<int32_t> & tokens = seen.tokens();
+    const size_t n_seen = n_staying(seen.begin(), tokens.data(), tokens.size(), history.data(), n);
+    const size_t n_entries = memories_.n_staying(text, history.data(), std::min(n + 1, history.size() - 1));
+    const size_t next = memories_.begin(text) + n_entries;
+    const bool is_behind = n_entries > 0 && seen.begin() + n_seen == n && next < n + shape_.lag;
+    return is_behind && !seen.will_have_row_before(next + 1 - shape_.lag) ? next - shape_.lag : n;
+}
+
+// Forgets what does not belong to `history`. Returns whether a draft can start from it.
 bool HeadDrafter::sync(int32_t text, const std::vector<int32_t> & history) {
     const size_t last = history.size() - 1;
-    SeenText & seen = at(text).seen;
-    if (seen.begin() > last) {
+    seen(text).follow(history.data(), last);
+    memories_.follow(text, history.data(), last);
+    if (last == 0 || seen(text).end() != last) {
         return false;
     }
-    seen.cut(seen.begin() +
-             n_common(seen.tokens().data(), seen.tokens().size(), history.data() + seen.begin(), last - seen.begin()));
-    cut_entries(text, history, 0, last);
-    return last > 0 && seen.end() == last && seen.has_row_before(last);
+    if (!has_rows_for(text, last + shape_.lag)) {
+        if (!seen(text).has_row_before(last)) {
+            return false;
+        }
+        restart_at_rows(text);
+    }
+    return true;
 }
 
 // Texts for which the cache has no room start again with what there are rows for.
@@ -106,7 +116,7 @@ void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
     for (const Wanted & one : wanted) {
         const size_t n_without = one.entry < shape_.lag ? 1 : 0; // nothing comes before the first token of a text
         if (one.n > n_without) {
-            const float * rows = at(one.text).seen.row(one.entry + n_without - shape_.lag);
+            const float * rows = seen(one.text).row(one.entry + n_without - shape_.lag);
             rows_.insert(rows_.end(), rows, rows + (one.n - n_without) * shape_.row_width);
         }
     }
@@ -126,11 +136,6 @@ void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
 }
 
 void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
-    for (const Goal & goal : goals) {
-        if (!has_rows_for(goal.text, goal.end)) {
-            restart_at_rows(goal.text);
-        }
-    }
     std::vector<TextMemories::Part> parts;
     std::vector<std::vector<float>> inputs(goals.size());
     std::vector<Wanted> wanted;
@@ -188,9 +193,6 @@ void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
             const int32_t n_max = std::min(request.n_max, draft_most());
             jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
                             request.draw});
-            if (!has_rows_for(request.text, jobs.back().last() + shape_.lag)) {
-                restart_at_rows(request.text);
-            }
             texts.push_back(request.text);
             n_new += jobs.back().last() - next_entry(request.text);
         }

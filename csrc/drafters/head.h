@@ -18,14 +18,16 @@ namespace pyfly {
 // needs them, so that rejected drafts cost nothing; a long prompt goes batch by batch. What a draft itself leaves in
 // the cache is removed again.
 //
-// A head that lacks the rows of some stretch (it was set in the middle of a text, or its cache had no room for all
-// texts) starts behind it.
+// Rows and entries are of stretches (stretch.h). A head that lacks the rows of what comes before (it was set in the
+// middle of a text, or its cache had no room for all texts) begins behind that.
 class HeadDrafter : public Drafter {
   public:
     int32_t n_texts() const override { return memories_.n(); }
     void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
+    bool reads_target() const override { return true; }
+    size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const override;
     bool draws() const override { return has_rows(); }
     int64_t n_evaluated() const override { return n_evaluated_; }
     int64_t n_batches() const override { return memories_.n_batches(); }
@@ -98,8 +100,8 @@ class HeadDrafter : public Drafter {
     void gather_inputs(const std::vector<Wanted> & wanted);
 
     // The first entry of a text that is not in the cache; keep_entries: drops those from `end` on.
-    size_t next_entry(int32_t text) const { return texts_[static_cast<size_t>(text)].begin + memories_.at(text).n(); }
-    void keep_entries(int32_t text, size_t end) { memories_.at(text).truncate(end - at(text).begin); }
+    size_t next_entry(int32_t text) const { return memories_.end(text); }
+    void keep_entries(int32_t text, size_t end) { memories_.cut(text, end); }
 
     // Evaluates parts behind the entries, see TextMemories, and counts their tokens.
     void evaluate(const std::vector<TextMemories::Part> & parts,
@@ -110,16 +112,10 @@ class HeadDrafter : public Drafter {
     double p_min() const { return p_min_; }
 
   private:
-    struct Text {
-        SeenText seen;
-        size_t begin; // entry at position 0 of the text's memory; never before seen.begin()
-    };
-
-    Text & at(int32_t text) { return texts_[static_cast<size_t>(text)]; }
+    SeenText & seen(int32_t text) { return seen_[static_cast<size_t>(text)]; }
+    const SeenText & seen(int32_t text) const { return seen_[static_cast<size_t>(text)]; }
     bool has_rows_for(int32_t text, size_t end) const;
-    void restart(int32_t text, size_t entry);
     void restart_at_rows(int32_t text);
-    void cut_entries(int32_t text, const std::vector<int32_t> & tokens, size_t offset, size_t end);
     void trim_rows(int32_t text);
     bool sync(int32_t text, const std::vector<int32_t> & history);
     void make_room(const std::vector<int32_t> & texts, size_t n_new);
@@ -129,8 +125,8 @@ class HeadDrafter : public Drafter {
     Shape shape_;
     double p_min_;
     LlamaModel own_;
-    TextMemories memories_; // of the entries' tokens
-    std::vector<Text> texts_;
+    TextMemories memories_;      // of the entries' tokens
+    std::vector<SeenText> seen_; // by text
     std::vector<float> rows_, inputs_;
     int64_t n_evaluated_ = 0;
 };

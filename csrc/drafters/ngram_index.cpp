@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stretch.h"
+
 namespace pyfly {
 
 NgramIndex::NgramIndex(int32_t max_ngram, int32_t min_ngram)
@@ -54,10 +56,7 @@ void NgramIndex::remove_last() {
 }
 
 void NgramIndex::sync(const std::vector<int32_t> & history) {
-    const size_t n = std::min(history.size(), tokens_.size());
-    const size_t common = static_cast<size_t>(
-        std::mismatch(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n), tokens_.begin()).first -
-        history.begin());
+    const size_t common = n_staying(0, tokens_.data(), tokens_.size(), history.data(), history.size());
     if (common == 0) {
         tokens_.clear();
         for (Occurrences & index : index_) {

@@ -7,20 +7,17 @@
 #include <cstdint>
 #include <vector>
 
-namespace pyfly {
+#include "stretch.h"
 
-// How many tokens of a[n_a] and b[n_b] agree.
-inline size_t n_common(const int32_t * a, size_t n_a, const int32_t * b, size_t n_b) {
-    return static_cast<size_t>(std::mismatch(a, a + std::min(n_a, n_b), b).first - a);
-}
+namespace pyfly {
 
 class SeenText {
   public:
     // Floats of a row.
     explicit SeenText(size_t row_width) : row_width_(row_width) {}
 
-    // The positions that were seen without a gap are begin() ... end() - 1; of those from rows_begin() on there are
-    // rows.
+    // The stretch (stretch.h) that was seen without a gap is begin() ... end() - 1; of its positions from rows_begin()
+    // on there are rows.
     size_t begin() const { return begin_; }
     size_t end() const { return begin_ + tokens_.size(); }
     size_t rows_begin() const { return rows_begin_; }
@@ -29,9 +26,14 @@ class SeenText {
     // The row of a position. Requires rows_begin() <= position < end().
     const float * row(size_t position) const { return rows_.data() + (position - rows_begin_) * row_width_; }
 
-    // Whether the row is there that goes with the token at `position`: that of the one before it, if there is one.
+    // Whether the rows from the one before `position` on are there; nothing is before 0.
     bool has_row_before(size_t position) const {
-        return position == 0 || (position > rows_begin_ && position <= end());
+        return position == 0 ? rows_begin_ == 0 : position > rows_begin_ && position <= end();
+    }
+
+    // The same once the text is cut to its first `position` tokens.
+    bool will_have_row_before(size_t position) const {
+        return has_row_before(position) || (position == marked_ && position <= end());
     }
 
     // Nothing was seen before `position`.
@@ -39,13 +41,40 @@ class SeenText {
         begin_ = rows_begin_ = position;
         tokens_.clear();
         rows_.clear();
+        unmark();
     }
 
-    // Keeps what was seen of the first n positions. Requires begin() <= n <= end().
+    // Keeps what was seen of the first n positions; all of it if that is less. Where nothing stays, it begins at 0.
     void cut(size_t n) {
-        tokens_.resize(n - begin_);
-        rows_begin_ = std::min(rows_begin_, n);
-        rows_.resize((n - rows_begin_) * row_width_);
+        if (n <= begin_) {
+            restart(n == begin_ ? n : 0);
+            return;
+        }
+        tokens_.resize(std::min(tokens_.size(), n - begin_));
+        if (n < marked_) {
+            unmark();
+        }
+        if (end() <= rows_begin_) {
+            const bool is_marked = end() == marked_;
+            rows_begin_ = end() - (is_marked ? 1 : 0);
+            rows_ = is_marked ? marked_row_ : std::vector<float>();
+        }
+        rows_.resize((end() - rows_begin_) * row_width_);
+    }
+
+    // Keeps what was seen of history[n].
+    void follow(const int32_t * history, size_t n) {
+        const size_t n_stays = n_staying(begin_, tokens_.data(), tokens_.size(), history, n);
+        cut(n_stays > 0 ? begin_ + n_stays : 0);
+    }
+
+    // The text may be cut to what it is now, however long it was in between: the last row is kept for that. There is
+    // one such place at a time.
+    void mark() {
+        if (end() > rows_begin_) {
+            marked_ = end();
+            marked_row_.assign(row(marked_ - 1), row(marked_ - 1) + row_width_);
+        }
     }
 
     // Appends tokens[n]; returns where their rows [n][row_width] are to be written.
@@ -65,11 +94,18 @@ class SeenText {
     }
 
   private:
+    void unmark() {
+        marked_ = 0;
+        marked_row_.clear();
+    }
+
     size_t row_width_;
     size_t begin_ = 0;
     std::vector<int32_t> tokens_;
     size_t rows_begin_ = 0;
-    std::vector<float> rows_; // of positions rows_begin_ ... end() - 1
+    std::vector<float> rows_;       // of positions rows_begin_ ... end() - 1
+    size_t marked_ = 0;             // 0: nothing is
+    std::vector<float> marked_row_; // of position marked_ - 1
 };
 
 } // namespace pyfly

@@ -1,37 +1,65 @@
 #include "text_memories.h"
 
-#include <algorithm>
+#include "stretch.h"
 
 namespace pyfly {
 
-TextMemories::TextMemories(Model & model) : model_(model), used_(static_cast<size_t>(model.n_sequences()), 0) {
+TextMemories::TextMemories(Model & model, size_t first) : model_(model), first_(first) {
     for (int32_t text = 0; text < model.n_sequences(); text++) {
-        memories_.emplace_back(model, text);
+        texts_.push_back({Memory(model, text), first});
     }
+}
+
+size_t TextMemories::n_staying(int32_t text, const int32_t * tokens, size_t n, size_t offset) const {
+    const std::vector<int32_t> & held = at(text).memory.tokens();
+    return pyfly::n_staying(begin(text), held.data(), held.size(), tokens, n, offset);
+}
+
+void TextMemories::follow(int32_t text, const int32_t * tokens, size_t n, size_t offset) {
+    at(text).memory.truncate(n_staying(text, tokens, n, offset));
+    if (n_held(text) == 0) {
+        at(text).begin = first_;
+    }
+}
+
+void TextMemories::cut(int32_t text, size_t end) {
+    at(text).memory.truncate(end - begin(text));
+}
+
+void TextMemories::clear(int32_t text, size_t begin) {
+    at(text).memory.clear();
+    at(text).begin = begin;
+}
+
+bool TextMemories::shift(int32_t text, size_t n) {
+    const bool is_shifted = at(text).memory.shift(n);
+    at(text).begin += is_shifted ? n : 0;
+    return is_shifted;
 }
 
 bool TextMemories::make_room(const std::vector<int32_t> & texts, size_t n_new) {
     now_++;
     for (const int32_t text : texts) {
-        used_[static_cast<size_t>(text)] = now_;
+        at(text).used = now_;
     }
     while (true) {
-        size_t n_held = 0, oldest = 0;
+        size_t n_taken = 0;
+        int32_t oldest = 0;
         int64_t used = now_;
-        for (size_t i = 0; i < memories_.size(); i++) {
-            n_held += memories_[i].n();
-            if (memories_[i].n() > 0 && used_[i] < used) {
-                oldest = i;
-                used = used_[i];
+        for (int32_t text = 0; text < n(); text++) {
+            n_taken += n_held(text);
+            if (n_held(text) > 0 && at(text).used < used) {
+                oldest = text;
+                used = at(text).used;
             }
         }
-        if (static_cast<int64_t>(n_held + n_new) <= model_.n_cells()) {
+        if (static_cast<int64_t>(n_taken + n_new) <= model_.n_cells()) {
             return true;
         }
         if (used == now_) {
             return false;
         }
-        memories_[oldest].clear();
+        clear(oldest);
     }
 }
 
@@ -47,20 +75,20 @@ void TextMemories::evaluate(const std::vector<Part> & parts,
             if (n > static_cast<size_t>(model_.n_batch())) {
                 break;
             }
-            spans.push_back(at(part.text).span(part.tokens, part.n, part.first_row));
+            spans.push_back(at(part.text).memory.span(part.tokens, part.n, part.first_row));
             spans.back().inputs = part.inputs;
         }
         try {
             model_.evaluate(spans);
         } catch (...) {
             for (const Span & span : spans) {
-                at(span.sequence).failed();
+                at(span.sequence).memory.failed();
             }
             throw;
         }
         n_batches_++;
         for (const Span & span : spans) {
-            at(span.sequence).evaluated(span);
+            at(span.sequence).memory.evaluated(span);
         }
         for (size_t i = 0; i < spans.size(); i++) {
             read(begin + i, i);

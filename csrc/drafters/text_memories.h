@@ -8,15 +8,34 @@
 
 namespace pyfly {
 
-// The memories share the model's cells.
+// Each memory is of a stretch of its text (stretch.h). The memories share the model's cells.
 class TextMemories {
   public:
-    // One for each sequence of the model, which is borrowed.
-    explicit TextMemories(Model & model);
+    // One for each sequence of the model, which is borrowed. first: the position at which texts begin in it.
+    explicit TextMemories(Model & model, size_t first = 0);
 
-    Memory & at(int32_t text) { return memories_[static_cast<size_t>(text)]; }
-    const Memory & at(int32_t text) const { return memories_[static_cast<size_t>(text)]; }
-    int32_t n() const { return static_cast<int32_t>(memories_.size()); }
+    int32_t n() const { return static_cast<int32_t>(texts_.size()); }
+
+    // Positions begin ... end - 1 of a text are held.
+    size_t begin(int32_t text) const { return at(text).begin; }
+    size_t end(int32_t text) const { return begin(text) + n_held(text); }
+    size_t n_held(int32_t text) const { return at(text).memory.n(); }
+
+    // How many of them stay for a history of which tokens[n] are those from position `offset` on.
+    size_t n_staying(int32_t text, const int32_t * tokens, size_t n, size_t offset = 0) const;
+
+    // Another history: keeps what stays of them, or less where the model cannot go back to exactly that.
+    void follow(int32_t text, const int32_t * tokens, size_t n, size_t offset = 0);
+
+    // Keeps those before position `end` >= begin: of the same text, so the stretch begins where it did.
+    void cut(int32_t text, size_t end);
+
+    // Nothing is held; the stretch begins where texts do, or at this position.
+    void clear(int32_t text) { clear(text, first_); }
+    void clear(int32_t text, size_t begin);
+
+    // The stretch begins n positions further on. False, and nothing changed, where the model cannot do that.
+    bool shift(int32_t text, size_t n);
 
     // Makes room for n_new more tokens of these texts: others are forgotten where it takes that, the one that was used
     // longest ago first. False if that is not enough.
@@ -38,9 +57,18 @@ class TextMemories {
     int64_t n_batches() const { return n_batches_; } // evaluated so far
 
   private:
+    struct Text {
+        Memory memory;
+        size_t begin;
+        int64_t used = 0; // when it was used last
+    };
+
+    Text & at(int32_t text) { return texts_[static_cast<size_t>(text)]; }
+    const Text & at(int32_t text) const { return texts_[static_cast<size_t>(text)]; }
+
     Model & model_;
-    std::vector<Memory> memories_;
-    std::vector<int64_t> used_; // when each was used last
+    size_t first_;
+    std::vector<Text> texts_;
     int64_t now_ = 0;
     int64_t n_batches_ = 0;
 };

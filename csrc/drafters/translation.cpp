@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "stretch.h"
 #include "utf8.h"
 
 namespace pyfly {
@@ -65,18 +66,15 @@ bool Translation::can_begin_at(const End & end) const {
 }
 
 void Translation::sync(const std::vector<int32_t> & history) {
-    const size_t n_most = std::min(history.size(), seen_.size());
-    const size_t n_common = static_cast<size_t>(
-        std::mismatch(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n_most), seen_.begin()).first -
-        history.begin());
-    if (n_common == seen_.size() && n_common == history.size()) {
+    const size_t n_stays = n_staying(0, seen_.data(), seen_.size(), history.data(), history.size());
+    if (n_stays == seen_.size() && n_stays == history.size()) {
         return;
     }
-    seen_.resize(n_common);
-    marks_.resize(n_common);
-    cut(n_common > 0 ? marks_.back() : Mark{});
+    seen_.resize(n_stays);
+    marks_.resize(n_stays);
+    cut(n_stays > 0 ? marks_.back() : Mark{});
     const size_t n_bytes = text_.size(), n_controls = text_controls_.size();
-    for (size_t i = n_common; i < history.size(); i++) {
+    for (size_t i = n_stays; i < history.size(); i++) {
         const int32_t token = history[i];
         const std::string & piece = from_->piece(token);
         append_utf8(text_, now_.tail, piece);

@@ -119,9 +119,9 @@ def test_200_rejections_at_every_depth(name):
     rng, n_same, depths = random.Random(3), 0, []
     for prompt in prompts(n_texts):
         text = oracle.tokenize(prompt.encode(), add_bos=False)[:40]
-        n_given, expected = len(text) - 1, {}
+        n_given, expected = len(text), {}
         for _ in range(n_rounds):
-            continued(oracle, text, len(text) - 1, k + 2)
+            continued(oracle, text, len(text), k + 1)
             draft = drafts_of(oracle)[len(text)]
             depths.append(rng.randrange(len(draft)))
             expected[len(text)] = draft

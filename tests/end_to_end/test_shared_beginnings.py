@@ -1,0 +1,63 @@
+"""Requests that share beginnings, one after the other, with a drafter that keeps something of each: no request stands
+in the way of the next, and one that is asked again is drafted, and answered, as it was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from heads import DFLASH, DSPARK, EAGLE3, HYBRID, LLAMA, SETTINGS, prompts, take
+
+from pyfly_cpp import MTP, DFlash, DSpark, Eagle3, FlyLlama, Margin, Window
+
+HEADS = {
+    "eagle3": (LLAMA, lambda: Eagle3(EAGLE3, draft_max=4)),
+    "dflash": (LLAMA, lambda: DFlash(DFLASH, draft_max=6)),
+    "dspark": (LLAMA, lambda: DSpark(DSPARK, draft_max=6)),
+    "mtp": (HYBRID, lambda: MTP(draft_max=3)),
+}
+
+
+@pytest.fixture(params=HEADS)
+def llm(request):
+    target, drafter = HEADS[request.param]
+    fly = FlyLlama(target, drafter=drafter(), adaptive=False, **SETTINGS)
+    yield fly
+    fly.close()
+
+
+def drafted(llm, prompt, n):
+    """n tokens behind a prompt; (them, how many drafts they took, how many of these were right)."""
+    llm.reset_stats()
+    return take(llm.generate(prompt, temp=0.0), n), llm.stats.drafted, llm.stats.matched
+
+
+def test_a_prompt_that_ends_before_what_was_kept_begins(llm):
+    rng = random.Random(1)
+    long = [rng.randrange(5, 1500) for _ in range(400)]
+    other = long[:100] + [rng.randrange(5, 1500) for _ in range(50)]
+    alone = drafted(llm, long[:4], 40)
+    for prompt in (long, other, long[:4], [7, 8, 9, 10], long[:4]):
+        last = drafted(llm, prompt, 40)
+        assert last[1] > 0
+    assert last[0] == alone[0] and abs(last[2] - alone[2]) <= 2
+
+
+def test_a_question_that_is_asked_again_is_drafted_as_it_was(llm):
+    question = llm.tokenize(" ".join(prompts(4)).encode(), add_bos=False)[:100]
+    out, _, n_right = drafted(llm, question, 250)
+    for _ in range(2):
+        again, _, n_right_again = drafted(llm, question, 250)
+        assert again == out
+        assert abs(n_right_again - n_right) <= 2  # other batches, other noise
+        assert drafted(llm, question[:3], 40)[1] > 0
+
+
+def test_the_first_answer_of_a_loose_gate_is_the_second(llm):
+    llm.gate, llm.window = Margin(1.0), Window(1, rule="reconverge")
+    for prompt in prompts(2):
+        tokens = llm.tokenize(prompt.encode(), add_bos=False)
+        llm.reset()
+        first = drafted(llm, tokens, 60)
+        assert llm.stats.loose_accepted > 0
+        assert drafted(llm, tokens, 60) == first
