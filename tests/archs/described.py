@@ -65,8 +65,9 @@ HEADS = {
 """With a NextN block."""
 
 
-def make(name, description, path):
-    """Writes a model; returns its path. A name may have a suffix behind "-", but for gpt-oss."""
+def make(name, description, path, left_out=()):
+    """Writes a model without the tensors whose names contain one of left_out; returns its path. A name may have a
+    suffix behind "-", but for gpt-oss."""
     architecture = name if name == "gpt-oss" else name.partition("-")[0]
     head = path.with_suffix(".description")
     writer = gguf.GGUFWriter(str(head), architecture)
@@ -81,6 +82,6 @@ def make(name, description, path):
     writer.write_kv_data_to_file()
     writer.close()
     # The factors of two RoPE scalings: contexts of other sizes would be other models.
-    write_model(head, path, left_out=("rope_factors",))
+    write_model(head, path, left_out=("rope_factors", *left_out))
     head.unlink()
     return path

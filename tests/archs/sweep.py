@@ -39,7 +39,7 @@ def outcomes(description: Path, folder: Path, seconds: float = 300) -> dict[str,
             if "begins" in line:
                 running = line["begins"]
             else:
-                found[line["trial"]] = _in_words(line)
+                found[line["trial"]] = _in_words(line).replace(str(path), "MODEL")
         if failure:
             found[running] = failure
     path.unlink()

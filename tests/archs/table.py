@@ -18,8 +18,8 @@ def table(results: dict[str, dict[str, str]]) -> str:
     lines.append("| --- | --- | --- |")
     for name, result in results.items():
         if name not in good:
-            bad = "; ".join(f"{trial}: {what}" for trial, what in result.items() if what != "ok").replace("|", "\\|")
-            lines.append(f"| {name} | {bad} | {EXCEPTIONS[name].why if name in EXCEPTIONS else 'not expected'} |")
+            why = EXCEPTIONS[name].why if name in EXCEPTIONS else "not expected"
+            lines.append(f"| {name} | {_bad(result)} | {why} |")
     counts = {trial: Counter() for result in results.values() for trial in result}
     for result in results.values():
         for trial, what in result.items():
@@ -28,3 +28,13 @@ def table(results: dict[str, dict[str, str]]) -> str:
     for trial, found in counts.items():
         lines.append(f"| {trial} | {', '.join(f'{n} {what}' for what, n in found.most_common())} |")
     return "\n".join(lines) + "\n"
+
+
+def _bad(result: dict[str, str]) -> str:
+    trials: dict[str, list[str]] = {}
+    for trial, what in result.items():
+        if what != "ok":
+            trials.setdefault(what.replace("|", "\\|"), []).append(trial)
+    return "; ".join(
+        f"{'all' if len(names) == len(result) else ', '.join(names)}: {what}" for what, names in trials.items()
+    )

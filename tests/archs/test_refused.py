@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 
 from described import HEADS, N_CTX, POPULAR, make
 
@@ -13,12 +14,13 @@ from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, IncompatibleDraftErro
 SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
 
 
-def model(name, folder):
-    return str(make(name, {**POPULAR, **HEADS}[name], folder / f"{name}.gguf"))
+def model(name, folder, left_out=()):
+    return str(make(name, {**POPULAR, **HEADS}[name], folder / f"{name}.gguf", left_out))
 
 
-def test_an_mtp_block_runs_where_the_model_does_not_rotate_in_sections(tmp_path):
-    llm = FlyLlama(model("glm4moe", tmp_path), drafter=MTP(), draft_max=1, adaptive=False, n_ctx=N_CTX, **SETTINGS)
+@pytest.mark.parametrize("name", ["glm4moe", "mimo2"])
+def test_an_mtp_block_that_has_all_its_graph_needs_runs(name, tmp_path):
+    llm = FlyLlama(model(name, tmp_path), drafter=MTP(), draft_max=1, adaptive=False, n_ctx=N_CTX, **SETTINGS)
     assert len([token for token, _ in zip(llm.generate([1, 2, 3], temp=0.0), range(20))]) == 20
     assert llm.stats.drafted > 0
     llm.close()
@@ -37,7 +39,22 @@ def test_an_mtp_block_whose_graph_does_not_rotate_in_sections_is_refused(tmp_pat
 def test_a_tensor_that_the_mtp_graph_needs_is_named(tmp_path):
     """The loader takes it for optional."""
     with pytest.raises(ValueError, match=r"lacks the tensor blk\.2\.attn_qkv\.weight"):
-        FlyLlama(model("mimo2", tmp_path), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
+        FlyLlama(model("mimo2", tmp_path, ["attn_qkv"]), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
+
+
+def test_an_mtp_block_without_a_graph_is_refused(tmp_path):
+    """llama.cpp loads the block of GLM-5, and then has no graph of it."""
+    writer = gguf.GGUFWriter(str(tmp_path / "glm5.gguf"), "glm5-next")
+    writer.add_block_count(2)
+    writer.add_uint32("glm5-next.nextn_predict_layers", 1)
+    for name in ("0.attn_norm", "1.nextn.eh_proj", "1.nextn.enorm", "1.nextn.hnorm"):
+        writer.add_tensor(f"blk.{name}.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(IncompatibleDraftError, match=r"cannot run the 1 NextN layer.*glm5-next"):
+        FlyLlama(str(tmp_path / "glm5.gguf"), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
 
 
 # ---- Graphs that are right for the first row of a batch alone --------------------------------------------------------

@@ -81,6 +81,25 @@ def tensors_of(description, seed):
     return found
 
 
+def with_nextn_tensors(fields, tensors, seed):
+    """The tensors, by name, with those that NextN blocks have in files and that llama.cpp does not create of itself:
+    where there are no tensors yet, DeepSeek 4 counts its block to the trunk, and MiMo 2 makes three of one."""
+    architecture = fields["general.architecture"].contents()
+    n_nextn, n_blocks, n = (
+        fields[f"{architecture}.{key}"].contents() if f"{architecture}.{key}" in fields else 0
+        for key in ("nextn_predict_layers", "block_count", "embedding_length")
+    )
+    tensors = dict(tensors)
+    for block in range(n_blocks - n_nextn, n_blocks):
+        for name, shape in (("eh_proj", (n, 2 * n)), ("enorm", (n,)), ("hnorm", (n,))):
+            whole = f"blk.{block}.nextn.{name}.weight"
+            tensors.setdefault(whole, values(whole, shape, seed))
+        if architecture == "mimo2":
+            parts = [tensors.pop(f"blk.{block}.attn_{part}.weight") for part in "qkv"]
+            tensors[f"blk.{block}.attn_qkv.weight"] = np.concatenate(parts)
+    return tensors
+
+
 def write_model(description, path, seed=1, left_out=()):
     """Writes a description with its weights.
 
@@ -96,7 +115,7 @@ def write_model(description, path, seed=1, left_out=()):
             writer.add_key_value(
                 name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
             )
-    for name, array in tensors_of(description, seed).items():
+    for name, array in with_nextn_tensors(reader.fields, tensors_of(description, seed), seed).items():
         # Scales belong to quantised weights.
         if not name.endswith("scale") and not any(text in name for text in left_out):
             writer.add_tensor(name, array)
