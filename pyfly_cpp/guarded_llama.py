@@ -20,6 +20,8 @@ from pyfly_cpp.arguments import require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.load_limits import why_not_loaded, within_positions
 from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
 from pyfly_cpp.processes import Process
@@ -32,6 +34,7 @@ _MOST_SNAPSHOTS = 16
 # llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
 _logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
+_DEFAULT_N_CTX = inspect.signature(llama_cpp.Llama.__init__).parameters["n_ctx"].default
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -45,6 +48,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
     n_tokens: int
+    _n_ctx: int
     n_batch: int
     model_path: str
     verbose: bool
@@ -98,7 +102,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
         self._load_failure: BaseException | None = None
-        _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
+        n_positions = _native.inspect_model(model_path, has_own_head).n_positions  # refuses what would end the process
+        if n_positions:
+            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", _DEFAULT_N_CTX))
+            self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._kernel_choice = kernel_choice
         self._kernel_types = kernels.types_for(kernel_choice)
@@ -116,20 +123,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if self._load_failure is not None:
                 raise self._load_failure from None
             self._placement.require_alive()
-            if "Failed to create llama_context" in str(error):
-                flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-                remedy = ", leave out flash_attn" if flash else ""  # some graphs lack it
-                raise ValueError(
-                    f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-                    f"file is damaged; lower n_ctx or n_batch{remedy}, or let verbose=True show why."
-                ) from error
-            if "Failed to load model" in str(error):
-                raise ValueError(
-                    f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
-                    f"that llama-cpp-python {llama_cpp.__version__} does not know"
-                    f"{', or an RPC server has too little memory' if self._placement.has_servers else ''}; "
-                    "verbose=True shows why."
-                ) from error
+            flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            why = why_not_loaded(error, model_path, has_flash=flash, has_servers=self._placement.has_servers)
+            if why is not None:
+                raise ValueError(why) from error
             raise
         self._placement.require_alive()  # llama.cpp does not notice
         if max(self.n_threads, self.n_threads_batch) > 1:
@@ -138,6 +135,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
+        if n_positions:
+            self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
@@ -296,9 +295,18 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return super()._scores if self._logits_all else self._rows
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation."""
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation.
+
+        Raises:
+            ContextFullError: they do not fit in the context; nothing was evaluated.
+        """
         with self._access.exclusive():
             self._supersede()
+            if self.n_tokens + len(tokens) > self._n_ctx:
+                raise ContextFullError(
+                    f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
+                    f"{self._n_ctx}; reset() it or raise n_ctx."
+                )
             super().eval(tokens)
             self._placement.require_alive()
 

@@ -53,9 +53,9 @@ class SharedLlama(FlyLlama):
         model_path = model_file(model_path)
         require_gguf(model_path)
         info = _native.inspect_model(model_path)
-        n_ctx = n_ctx or info.n_ctx_train or _CELLS
-        self._n_ctx_of_text = _rounded_up(n_ctx)
-        least = self._n_ctx_of_text
+        n_ctx = n_ctx or info.n_positions or info.n_ctx_train or _CELLS
+        least = _rounded_up(n_ctx)
+        self._n_ctx_of_text = n_ctx if info.n_positions else least
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
         if n_all >= 2**31:
             raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")

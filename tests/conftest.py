@@ -21,6 +21,16 @@ settings.load_profile("no-deadline")
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 
+def pytest_collection_modifyitems(config, items):
+    """What takes minutes, or a browser, runs where it is asked for: `-m archs`, `-m serve_load`, `-m page`."""
+    for name in ("archs", "serve_load", "page"):
+        if name not in (config.option.markexpr or ""):
+            skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
+            for item in items:
+                if item.get_closest_marker(name):
+                    item.add_marker(skip)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def heard_interrupts():
     """A shell starts what runs in the background with SIGINT ignored, and so would be the interrupts of the tests."""

@@ -342,3 +342,33 @@ def test_the_table_of_drafters():
         assert require_drafters(drafter) == (drafter,) and str(drafter)
     assert len({option.name for option in options_of(DRAFTERS.values())}) == len(options_of(DRAFTERS.values()))
     assert PromptLookup.make(max_ngram_size=1, min_ngram_size=2, draft_max=3) == PromptLookup(1, min_ngram_size=1)
+
+
+# ---- Rows of models that hide tokens ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        *("exact", "margin:0.3", "entropy:0.3", "entropy-normalized:0.3", "ratio:0.7", "typical:0.09:0.3"),
+        *("relaxed:10:0.6", "overshoot:1.5", "all(margin:0.3,budget:2)", *(f"fuzzy-{kind}:0.1" for kind in KINDS)),
+    ],
+)
+def test_logits_of_minus_the_largest_float_are_those_of_hidden_tokens(gate):
+    """Some graphs of llama.cpp hide tokens so: the measures are finite, and what is decided is what it is without."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(5, 40), scale=1.5).astype(np.float32)
+    drafted = rows[:4] + rng.normal(size=(4, 40), scale=0.2).astype(np.float32)
+    hidden = np.arange(4, 20)
+
+    def judged(logit):
+        for logits in (rows, drafted):
+            logits[:, hidden] = logit
+        runners_up = rows[:4].argsort(axis=1)[:, -2]
+        draft = [*runners_up[:3], hidden[0]]
+        return verify(rows, draft, require_gate(gate), Window(0), draft_logits=drafted).decisions
+
+    found, expected = judged(-np.finfo(np.float32).max), judged(-1e4)
+    assert [decision.reason for decision in found] == [decision.reason for decision in expected]
+    assert all(math.isfinite(decision.entropy) and math.isfinite(decision.margin) for decision in found)
+    assert [d.entropy for d in found] == pytest.approx([d.entropy for d in expected], abs=1e-5)

@@ -35,6 +35,10 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
     // A text that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
+    if (const auto n = static_cast<size_t>(ModelFile(config.model_path).n_learned_positions()); n > 0) {
+        n_ctx_of_all_ = std::min(n_ctx_of_all_, n); // llama.cpp rounds contexts up
+        n_ctx_ = std::min(n_ctx_, n);
+    }
     if (n_ctx_of_all_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
     }

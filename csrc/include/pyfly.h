@@ -249,6 +249,7 @@ void pyfly_load_guard(int32_t is_on);
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */
     int64_t n_ctx_train;   /* positions it was trained on; 0: the header does not say */
+    int64_t n_positions;   /* positions that it can be given, where their embeddings are learned; 0: any */
     int64_t n_ctx_short;   /* of two RoPE scalings (LongRoPE), contexts of more positions get the long one; 0: there is
                               one scaling */
     int32_t n_nextn;       /* appended NextN (MTP) blocks */

@@ -77,6 +77,7 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
         }
         std::snprintf(out->architecture, sizeof(out->architecture), "%s", file.architecture().c_str());
         out->n_ctx_train = file.integer("context_length").value_or(0);
+        out->n_positions = file.n_learned_positions();
         out->n_ctx_short = file.n_ctx_short();
         out->n_nextn = file.n_nextn();
         out->mtp_draft_max = file.mtp_draft_max();

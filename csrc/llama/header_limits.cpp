@@ -395,4 +395,9 @@ std::string header_problem(const gguf_context * gguf, const std::string & archit
     return {};
 }
 
+bool rotates_in_sections(const gguf_context * gguf, const std::string & architecture) {
+    const std::vector<double> sections = Header(gguf, architecture).numbers("rope.dimension_sections");
+    return sections.size() > 1 && sections[0] > 0 && sections[1] > 0; // llama.cpp's own criterion
+}
+
 } // namespace pyfly

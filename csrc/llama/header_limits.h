@@ -12,4 +12,7 @@ namespace pyfly {
 // nothing is known. `architecture` is general.architecture. Takes time in proportion to the header's size.
 std::string header_problem(const gguf_context * gguf, const std::string & architecture);
 
+// Whether an architecture that may rotate in sections does so in this file.
+bool rotates_in_sections(const gguf_context * gguf, const std::string & architecture);
+
 } // namespace pyfly

@@ -13,11 +13,13 @@ namespace pyfly {
 namespace {
 
 // Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
-constexpr std::array with_graph = {"bailingmoe3",    "cohere2moe", "deepseek2", "deepseek32", "deepseek4",
-                                   "glm-dsa",        "glm4moe",    "glm5-next", "hy_v3",      "mimo2",
-                                   "nemotron_h_moe", "qwen35",     "qwen35moe", "qwen3next",  "step35"};
+constexpr std::array with_graph = {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4",
+                                   "glm-dsa",     "glm4moe",    "hy_v3",     "mimo2",      "nemotron_h_moe",
+                                   "qwen35",      "qwen35moe",  "qwen3next", "step35"};
 // Those whose graph runs the block that is selected. The others abort where there is more than one.
 constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
+// Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
+constexpr std::array without_sections = {"glm4moe"};
 
 template <size_t n> bool contains(const std::array<const char *, n> & names, const std::string & name) {
     return std::any_of(names.begin(), names.end(), [&](const char * one) { return name == one; });
@@ -60,6 +62,14 @@ int32_t mtp_draft_max(const std::string & architecture, int32_t n_nextn) {
         return INT32_MAX;
     }
     return contains(with_chain, architecture) ? n_nextn : 0;
+}
+
+int32_t ModelFile::mtp_draft_max() const {
+    return missing_mtp_tensor().empty() && !has_flat_mtp() ? pyfly::mtp_draft_max(architecture_, n_nextn()) : 0;
+}
+
+bool ModelFile::has_flat_mtp() const {
+    return contains(without_sections, architecture_) && rotates_in_sections(gguf_.get(), architecture_);
 }
 
 ModelFile::ModelFile(const std::string & path) : path_(path) {
@@ -159,6 +169,12 @@ void ModelFile::require_loadable() const {
         refuse(why);
     }
     const int64_t n_block = integer("block_count").value_or(0);
+    if (architecture_ == "chameleon") {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "'" + path_ +
+                        "' is of architecture chameleon, whose graph in llama.cpp hides its image tokens in the first "
+                        "row of a batch alone and ends the process over a batch without rows; use llama_cpp.Llama");
+    }
     if (n_nextn() > n_block) {
         refuse("claims " + std::to_string(n_nextn()) + " NextN layers of " + std::to_string(n_block) + " blocks");
     }
@@ -201,6 +217,12 @@ void ModelFile::require_mtp() const {
                                               "; convert or download the model again, or give the file that has it as "
                                               "MTP(model_path=...)");
     }
+    if (has_flat_mtp()) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the NextN layer of '" + path_ +
+                                                   "': the model rotates in sections (rope.dimension_sections), and "
+                                                   "its MTP graph of architecture " +
+                                                   architecture_ + " does not; choose another drafter");
+    }
     if (mtp_draft_max() < 1) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the " + std::to_string(n_nextn()) +
                                                    " NextN layer(s) of '" + path_ + "', of architecture " +
@@ -212,7 +234,11 @@ void ModelFile::require_mtp() const {
 std::string ModelFile::missing_mtp_tensor() const {
     const int64_t n_block = integer("block_count").value_or(0);
     for (int64_t i = n_block - n_nextn(); i < n_block && !is_split(); i++) {
-        for (const char * tensor : {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}) {
+        std::vector<const char *> needed = {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"};
+        if (architecture_ == "mimo2") { // the loader takes these for optional and the graph does not
+            needed.insert(needed.end(), {"attn_qkv.weight", "ffn_gate.weight", "ffn_down.weight", "ffn_up.weight"});
+        }
+        for (const char * tensor : needed) {
             if (!has_tensor(block(i, tensor))) {
                 return block(i, tensor);
             }

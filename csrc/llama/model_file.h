@@ -59,9 +59,10 @@ class ModelFile {
     // else, and how many tokens those that it has can draft in a row.
     int32_t n_nextn() const { return static_cast<int32_t>(integer("nextn_predict_layers").value_or(0)); }
     bool is_head_only() const;
-    int32_t mtp_draft_max() const {
-        return missing_mtp_tensor().empty() ? pyfly::mtp_draft_max(architecture_, n_nextn()) : 0;
-    }
+    int32_t mtp_draft_max() const;
+
+    // Positions that have a learned embedding, and so the most that a text may have; 0: there are no such embeddings.
+    int64_t n_learned_positions() const { return tensor_size("position_embd.weight", 1); }
 
     // Throws Error(PYFLY_STATUS_INVALID) where loading the file, or decoding with it, would end the process.
     void require_loadable() const;
@@ -75,6 +76,7 @@ class ModelFile {
 
   private:
     std::string missing_mtp_tensor() const;
+    bool has_flat_mtp() const;
 
     struct Deleter {
         void operator()(gguf_context * gguf) const { gguf_free(gguf); }

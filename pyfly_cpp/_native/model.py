@@ -19,6 +19,7 @@ class ModelInfo(NamedTuple):
 
     architecture: str
     n_ctx_train: int
+    n_positions: int
     n_ctx_short: int
     n_nextn: int
     mtp_draft_max: int
@@ -30,7 +31,7 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     info = ffi.new("pyfly_model_info *")
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
-    numbers = (info.n_ctx_train, info.n_ctx_short, info.n_nextn, info.mtp_draft_max)
+    numbers = (info.n_ctx_train, info.n_positions, info.n_ctx_short, info.n_nextn, info.mtp_draft_max)
     return ModelInfo(architecture, *map(int, numbers))
 
 

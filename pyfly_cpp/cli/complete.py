@@ -71,7 +71,7 @@ def command(
                 "finish_reason": finish_reason,
                 "usage": usage,
                 "stats": llm.stats.as_dict(),
-                "settings": _settings(llm, options, chat),
+                "settings": {**_settings(llm, options, chat), "seed": request["seed"]},
             }
             write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
@@ -79,7 +79,8 @@ def command(
         if prompt_cache is not None:
             cache.save(Path(prompt_cache), llm, options)
         if show_stats:
-            note(llm.stats.summary())
+            seed = "" if request["seed"] is None else f"; seed {request['seed']}"
+            note(f"{llm.stats.summary()}{seed}")
     finally:
         llm.close()
 

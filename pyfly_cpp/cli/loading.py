@@ -125,6 +125,7 @@ def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tu
                 n_gpu_layers=options.n_gpu_layers,
                 n_threads=options.n_threads,
                 n_threads_batch=options.n_threads,
+                kernels=options.kernels,
                 lora_path=options.lora,
                 type_k=CACHE_WORDS[options.cache_type_k],
                 type_v=CACHE_WORDS[options.cache_type_v],

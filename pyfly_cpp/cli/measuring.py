@@ -20,7 +20,7 @@ from pyfly_cpp.cli.kinds import THREAD_COUNT, Int, Renamed
 from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format, silence, warn_of_long_context
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
-from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
+from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
@@ -51,6 +51,7 @@ class Models:
     """A number, or "auto"."""
     gpu_layers: int
     chat_format: str | None
+    kernels: str | None
     preset: Preset | None = None
     where: Where = Where()  # noqa: RUF009 - frozen
 
@@ -101,8 +102,8 @@ class Models:
     def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Setting], n: int) -> T:
         return load(
             self.model, drafters, settings, n, n_ctx=self.n_ctx, n_threads=self.threads,
-            n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format, verbose=False,
-            **self.where.arguments(),
+            n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format,
+            kernels=self.kernels, verbose=False, **self.where.arguments(),
         )  # fmt: skip
 
     def _open(self, settings: Sequence[Setting], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
@@ -193,6 +194,7 @@ def model_options(command: Command) -> Command:
             "-t", "--n-threads", "--threads", "threads", cls=Renamed, metavar="N", type=THREAD_COUNT,
             default=AUTO_THREADS, show_default=True, help=THREADS_HELP,
         ),
+        KERNELS_OPTION,
         click.option(
             "--n-gpu-layers", "--gpu-layers", "gpu_layers", cls=Renamed, metavar="N", type=Int(min=-1), default=-1,
             help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
@@ -213,6 +215,7 @@ def model_options(command: Command) -> Command:
         threads: int | str,
         gpu_layers: int,
         chat_format: str | None,
+        kernels: str | None,
         **rest: Any,
     ) -> Any:
         with one_sentence_errors():
@@ -226,7 +229,7 @@ def model_options(command: Command) -> Command:
             draft = None if draft is None else str(resolve_model(draft))
         where = Where.take(rest)
         gpu_layers = gpu_layers if llama_cpp.llama_supports_gpu_offload() or where.arguments() else 0
-        models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, loaded, where)
+        models = Models(model, draft, drafter, n_ctx, threads, gpu_layers, chat_format, kernels, loaded, where)
         return command(models=models, **rest)
 
     wrapped: Any = with_models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.core import ParameterSource
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
-from pyfly_cpp.cli.where import WHERE_OPTIONS, Where
+from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -35,6 +36,7 @@ from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
+_SEEDS = 2**32 - 1  # the largest 32-bit number asks llama.cpp for a seed of its own
 
 DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 WINDOW_OPTIONS = {"window": "size", "window_tail": "tail", "across_rounds": "across_rounds"}
@@ -73,6 +75,7 @@ class Options:
     seed: int | None
     max_tokens: int
     verbose: bool
+    kernels: str | None = None
     where: Where = Where()  # noqa: RUF009 - frozen
     preset: str | None = None
     """A preset file; what it says stands in the fields above already, where no option said otherwise."""
@@ -122,9 +125,11 @@ class Options:
         return gate.window.but(**given) if given else None
 
     def sampling(self) -> dict[str, Any]:
-        """Keyword arguments of `create_completion` and `create_chat_completion`."""
+        """Keyword arguments of `create_completion` and `create_chat_completion`, for one request: without --seed each
+        that samples gets another seed."""
         names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
-        return {**{name: getattr(self, name) for name in names}, "seed": self.seed, "max_tokens": self.max_tokens}
+        seed = secrets.randbelow(_SEEDS) if self.seed is None and self.temperature > 0 else self.seed
+        return {**{name: getattr(self, name) for name in names}, "seed": seed, "max_tokens": self.max_tokens}
 
     def as_dict(self) -> dict[str, Any]:
         """All of them, fit for JSON."""
@@ -222,6 +227,7 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *WHERE_OPTIONS,
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
+        KERNELS_OPTION,
         click.option("--lora", metavar="FILE", help="LoRA adapter of the model."),
         click.option("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
                      help="Type of the K cache."),
@@ -239,7 +245,8 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
         click.option("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
         click.option("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--seed", metavar="N", type=SEED, help="Seed of the sampling."),
+        click.option("--seed", metavar="N", type=SEED,
+                     help="Seed of the sampling.  [default: another for each answer]"),
         click.option("-n", "--max-tokens", metavar="N", type=SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),
         click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),

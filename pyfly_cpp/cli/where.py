@@ -1,4 +1,5 @@
-"""The options that say where models are put: which devices, on which machines (docs/rpc.md)."""
+"""The options that say where and how models are evaluated: on which devices and machines (docs/rpc.md), by which
+kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import click
 
 from pyfly_cpp.cli.kinds import SHARES
 from pyfly_cpp.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
+from pyfly_cpp.kernels import CHOICES, VARIABLE
 from pyfly_cpp.placement import split_address
 
 NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
@@ -82,6 +84,12 @@ class _Servers(_Names):
 RPC_OPTION = click.option(
     "--rpc", metavar="HOST:PORT,...", type=_Servers(),
     help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
+)  # fmt: skip
+
+KERNELS_OPTION = click.option(
+    "--kernels", type=click.Choice(CHOICES),
+    help="Products of weights on the CPU: auto, ours where they are faster here, or stock, llama.cpp's.  "
+    f"[default: {VARIABLE}, or stock]",
 )  # fmt: skip
 
 WHERE_OPTIONS: list[Callable[[Any], Any]] = [

@@ -21,7 +21,8 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+from pyfly_cpp.schemas import schema_from, schema_to_gbnf
 
 _MEMORY = 2**30
 """Bytes that a grammar may take."""
@@ -101,7 +102,7 @@ def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: in
 
 def _from_schema(text: str) -> str:
     try:
-        return str(json_schema_to_gbnf(text))
+        return schema_to_gbnf(schema_from(text))
     except MemoryError:
         raise
     except Exception as error:  # the converter asserts and indexes where a schema is none, or is of a kind it lacks

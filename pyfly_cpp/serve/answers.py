@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pyfly_cpp import __version__
 from pyfly_cpp.response_format import schema_of
+from pyfly_cpp.schemas import CHARACTER
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model
@@ -28,13 +29,13 @@ from pyfly_cpp.serve.writing import Piece, Token
 
 Event = dict[str, Any]
 
-JSON_GRAMMAR = r"""root ::= object
+JSON_GRAMMAR = rf"""root ::= object
 value ::= object | array | string | number | ("true" | "false" | "null") ws
-object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+object ::= "{{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}}" ws
 array ::= "[" ws (value ("," ws value)*)? "]" ws
-string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
-number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,3})? ws
-ws ::= | " " | "\n" [ \t]{0,20}
+string ::= "\"" ({CHARACTER})* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{{0,15}})) ("." [0-9]{{1,15}})? ([eE] [-+]? [0-9]{{1,3}})? ws
+ws ::= | " " | "\n" [ \t]{{0,20}}
 """
 """Any JSON object."""
 
@@ -194,7 +195,7 @@ def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param:
         raise bad_request(f"give either grammar or {param}, not both.", "grammar")
     assert given is not None
     try:
-        schema = schema_of(given) if kind == "json_schema" else given.get("schema")
+        schema = schema_of(given)
     except ValueError as error:
         raise bad_request(str(error), param) from None
     if schema is None:

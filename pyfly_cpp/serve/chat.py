@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.completions import joined
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Rule
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.tools import Call, CallReader, Tools
+from pyfly_cpp.serve.tools import Call, Tools
 from pyfly_cpp.serve.writing import Piece, Token
 
 

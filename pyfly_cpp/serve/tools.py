@@ -9,13 +9,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pyfly_cpp.schemas import as_json
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_BARE = ("{", "[", "```json")
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+
+_FUNCTION = re.compile(rf"{FUNCTION}([^>\n]+)>")
+_PART = re.compile(rf"{PARAMETER}([^>\n]+)>\n?|{END_FUNCTION}")
+_VALUE = re.compile(rf"(.*?)\n?{END_PARAMETER}(?=\s*(?:{PARAMETER}|{END_FUNCTION}))", re.DOTALL)
 
 
 class Call(NamedTuple):
@@ -98,111 +102,71 @@ class Tools:
         text = text.strip()
         if text.startswith("```json"):
             text = text[7:].rstrip("`").strip()
-        if text.startswith("<function="):
-            return [call for match in _FUNCTION.finditer(text) for call in self._read_xml(*match.groups())]
         try:
-            value = json.loads(text)
+            calls = self._read_xml(text) if text.startswith(FUNCTION) else self._read_json(text)
         except (ValueError, RecursionError):
             return []
-        calls = [self._read_json(entry) for entry in (value if isinstance(value, list) else [value])]
-        found = [call for call in calls if call is not None]
-        return found if len(found) == len(calls) else []
+        are_known = all(
+            isinstance(name, str) and name in self.functions and isinstance(arguments, dict)
+            for name, arguments in calls
+        )
+        return [_call(name, arguments) for name, arguments in calls] if are_known else []
 
-    def _read_json(self, value: Any) -> Call | None:
-        if not isinstance(value, dict):
-            return None
-        name = value.get("name")
-        arguments = value.get("arguments", value.get("parameters"))
-        if not isinstance(name, str) or name not in self.functions:
-            return None
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                return None
-        return _call(name, arguments) if isinstance(arguments, dict) else None
+    def _read_json(self, text: str) -> list[tuple[Any, Any]]:
+        value = _json(text)
+        return [_named(entry) for entry in (value if isinstance(value, list) else [value])]
 
-    def _read_xml(self, name: str, inner: str) -> list[Call]:
-        if name not in self.functions:
-            return []
-        properties = (self.functions[name].get("parameters") or {}).get("properties")
-        arguments: dict[str, Any] = {}
-        for match in _PARAMETER.finditer(inner):
-            field, value = match.groups()
-            schema = properties.get(field) if isinstance(properties, dict) else None
-            arguments[field] = value
-            if not (isinstance(schema, dict) and schema.get("type") == "string"):
-                with contextlib.suppress(ValueError, RecursionError):
-                    arguments[field] = json.loads(value)
-        return [_call(name, arguments)]
+    def _read_xml(self, text: str) -> list[tuple[Any, Any]]:
+        calls: list[tuple[Any, Any]] = []
+        place = 0
+        while (head := _FUNCTION.search(text, place)) is not None:
+            place = head.end()
+            arguments: dict[str, Any] = {}
+            while (part := _PART.search(text, place)) is not None and part[1] is not None:
+                value = _VALUE.match(text, part.end())
+                if value is None:
+                    raise ValueError("a value does not end")
+                arguments[part[1]] = self._value_of(head[1], part[1], value[1])
+                place = value.end()
+            if part is None:
+                raise ValueError("a call does not end")
+            place = part.end()
+            calls.append((head[1], arguments))
+        return calls
+
+    def _value_of(self, function: str, name: str, text: str) -> Any:
+        """A parameter's value: of what looks like JSON, what it says, unless a text is asked for."""
+        properties = (self.functions.get(function, {}).get("parameters") or {}).get("properties")
+        schema = properties.get(name) if isinstance(properties, dict) else None
+        if not (isinstance(schema, dict) and schema.get("type") == "string"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return _json(text)
+        return text
 
 
-class CallReader:
-    """Splits an answer into its text and its calls, while it comes."""
+def _json(text: str) -> Any:
+    """A value that a model wrote, with line ends in strings as they may come. Raises ValueError: it is no JSON, or has
+    a number that JSON cannot hold."""
+    value = json.loads(text, strict=False)
+    json.dumps(value, allow_nan=False)
+    return value
 
-    def __init__(self, tools: Tools, one_alone: bool) -> None:
-        """`one_alone`: whether all calls but the first are dropped."""
-        self._tools = tools
-        self._one_alone = one_alone
-        self._held = ""
-        self._is_call = self._is_after_call = False
-        self._has_text = False
-        self.calls: list[Call] = []
-        """Those that were read."""
 
-    def add(self, text: str) -> str:
-        """What of the text so far can be given out."""
-        self._held += text
-        out = ""
-        while True:
-            if self._is_call:
-                inner, mark, rest = self._held.partition(CLOSE)
-                if not mark:
-                    break
-                self._is_call = False
-                out += self._take(inner, f"{OPEN}{inner}{mark}")
-                self._held = rest
-                self._is_after_call = True
-                continue
-            if self._is_after_call:
-                self._held = self._held.lstrip("\n")
-                self._is_after_call = not self._held
-            before, mark, rest = self._held.partition(OPEN)
-            if mark:
-                out += before
-                self._held, self._is_call = rest, True
-                continue
-            if not self._has_text and not out.strip() and not self.calls and self._looks_bare():
-                break
-            n = next((n for n in range(len(OPEN) - 1, 0, -1) if self._held.endswith(OPEN[:n])), 0)
-            out += self._held[: len(self._held) - n]
-            self._held = self._held[len(self._held) - n :]
-            break
-        self._has_text = self._has_text or bool(out.strip())
-        return out
-
-    def end(self) -> str:
-        """The rest of the text."""
-        held, self._held = self._held, ""
-        if self._is_call:
-            return self._take(held, OPEN + held)
-        return self._take(held, held) if self._looks_bare(held) else held
-
-    def _looks_bare(self, text: str | None = None) -> bool:
-        """Whether this may be a call without markers."""
-        text = (self._held if text is None else text).lstrip()
-        return bool(text) and any(text.startswith(word) or word.startswith(text) for word in _BARE)
-
-    def _take(self, inner: str, whole: str) -> str:
-        calls = self._tools.read(inner)
-        self.calls += calls
-        if self._one_alone:
-            del self.calls[1:]
-        return "" if calls else whole
+def _named(value: Any) -> tuple[Any, Any]:
+    """The function and the arguments of a call that is an object; (None, None) of what is no call."""
+    if not isinstance(value, dict):
+        return None, None
+    has_none = "arguments" not in value and "parameters" not in value
+    if has_none and value.keys() - {"name", "type", "id"}:  # something else that has a name
+        return None, None
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = _json(arguments) if arguments.strip() else None
+    return value.get("name"), {} if arguments is None else arguments
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Call:
-    return Call(f"call_{uuid.uuid4().hex[:24]}", name, json.dumps(arguments, ensure_ascii=False))
+    return Call(f"call_{uuid.uuid4().hex[:24]}", name, as_json(arguments))
 
 
 def _moved(schema: Any, place: str) -> Any:

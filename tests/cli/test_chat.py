@@ -145,6 +145,11 @@ def test_undo_and_regenerate(run, tmp_path):
         assert "there is no message yet" in chat(run, stdin=f"{command}\n").err
 
 
+def test_another_start_is_another_answer(run, tmp_path):
+    talks = [talk_of(run, tmp_path, f"{QUESTION}\n", "--temperature", 1.5)[0]["messages"] for _ in range(2)]
+    assert talks[0] != talks[1]
+
+
 def test_a_failed_regeneration_keeps_the_answer(run, tmp_path, monkeypatch):
     good = FlyLlama.create_chat_completion
     calls = []

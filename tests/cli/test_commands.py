@@ -219,6 +219,18 @@ def test_complete_with_speculative_sampling(run, gate):
     assert result["text"] == again["text"]
 
 
+def test_complete_samples_anew_at_every_start(run):
+    """And says with which seed, which gives the same text again."""
+    one, other = (json.loads(complete(run, "--json", "--temperature", 1.5, "Natalia sold").out) for _ in range(2))
+    assert one["text"] != other["text"]
+    seed = one["settings"]["seed"]
+    again = complete(run, "--json", "--temperature", 1.5, "--seed", seed, "Natalia sold")
+    assert json.loads(again.out)["text"] == one["text"]
+    said = complete(run, "--stats", "--temperature", 1.5, "--seed", seed, "Natalia sold").err
+    assert f"seed {seed}" in said
+    assert "seed" not in complete(run, "--stats", "Natalia sold").err
+
+
 def test_complete_chat_and_stop(run):
     text = json.loads(complete(run, "--chat", "--json", "How many apples has Tom?").out)["text"]
     word = text.split()[2]

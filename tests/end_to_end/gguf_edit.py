@@ -25,6 +25,8 @@ def edit_gguf(source, destination, fields=None, tensors=None):
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
+        if isinstance(fields.get(name), list) and entry.types[0] != gguf.GGUFValueType.ARRAY:
+            continue  # one value becomes a list
         value = fields.pop(name) if name in fields else entry.contents()
         if value is not None:
             writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)

@@ -38,6 +38,35 @@ def test_a_schema_is_followed(llm, form):
     assert json.loads(text).keys() == {"n"}
 
 
+STRING = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 12}}, "required": ["s"]}
+
+
+def towards_line_ends(llm):
+    (newline,) = llm.tokenize(b"\n", add_bos=False)
+    return {"logit_bias": {newline: 12.0}, "temperature": 1.0, "max_tokens": 60}
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_strings_hold_no_line_ends(llm, kind):
+    """However much the model would like one."""
+    for seed in range(1, 9):
+        answer = llm.create_chat_completion(
+            MESSAGES, response_format={"type": kind, "schema": STRING}, seed=seed, **towards_line_ends(llm)
+        )
+        assert json.loads(content(answer)).keys() == {"s"}
+
+
+def test_nor_do_those_of_a_call(llm):
+    tool = {"type": "function", "function": {"name": "say", "parameters": STRING}}
+    named = {"type": "function", "function": {"name": "say"}}
+    for seed in range(1, 9):
+        answer = llm.create_chat_completion(
+            MESSAGES, tools=[tool], tool_choice=named, seed=seed, **towards_line_ends(llm)
+        )
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]).keys() == {"s"}
+
+
 def test_several_at_once(tiny_target):
     with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
         answers = batch.complete([MESSAGES] * 2, response_format=FORMS[0], max_tokens=40)
@@ -62,6 +91,9 @@ def test_other_formats_stay(llm):
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "the type json_schema and no schema"),
         ({"type": "json_schema", "schema": {"type": "nothing"}}, "not a JSON schema that llama-cpp-python can follow"),
         ({"type": "json_schema", "schema": {1, 2}}, "is not JSON"),
+        ({"type": "json_schema", "schema": {"const": float("nan")}}, "is not valid JSON: NaN"),
+        ({"type": "json_schema", "schema": {"pattern": "^(?=x)y$"}}, "where a grammar cannot express it"),
+        ({"type": "json_object", "schema": {"type": "nothing"}}, "not a JSON schema that llama-cpp-python can follow"),
     ],
     ids=str,
 )

@@ -216,5 +216,5 @@ def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
     preset = make_preset(setting, "t.gguf", Drafters())
     assert preset.window == (setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
-    (read,) = Models("t.gguf", None, "auto", 64, 1, 0, None, load_preset(tmp_path / "p.json")).settings
+    (read,) = Models("t.gguf", None, "auto", 64, 1, 0, None, None, load_preset(tmp_path / "p.json")).settings
     assert read == dataclasses.replace(setting, drafter=None)

@@ -14,16 +14,6 @@ else:  # pip install '.[server]'
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_collection_modifyitems(config, items):
-    """What takes minutes, or a browser, runs where it is asked for: `-m serve_load`, `-m page`."""
-    for name in ("serve_load", "page"):
-        if name not in (config.option.markexpr or ""):
-            skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
-            for item in items:
-                if name in item.keywords:
-                    item.add_marker(skip)
-
-
 @pytest.fixture(scope="session")
 def batch(tiny_target_f32, tiny_draft):
     """Four texts at once, with drafts."""

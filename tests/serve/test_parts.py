@@ -13,7 +13,7 @@ from pyfly_cpp.serve.checking import check
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.settings import Limits
-from pyfly_cpp.serve.tools import CallReader, Tools
+from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
 from pyfly_cpp.serve.writing import Cutter
 from pyfly_cpp.stats import Stats
@@ -45,41 +45,6 @@ def test_what_was_held_comes_at_the_end():
     cutter = Cutter([b"stop"])
     assert cutter.add(b"a st") == ("a ", False)
     assert cutter.end() == "st"
-
-
-@pytest.mark.parametrize(
-    "answer, text, calls",
-    [
-        ("Just text with <b> and {}.", "Just text with <b> and {}.", []),
-        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", [{"a": 1}]),
-        ('So: <tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "So: ", [{"a": 1}]),
-        ('<tool_call>{"name": "add", "arguments": {"a": 1}}', "", [{"a": 1}]),
-        (
-            '<tool_call>{"name":"add","arguments":{}}</tool_call>\n<tool_call>{"name":"add","arguments":{"a":2}}'
-            "</tool_call>",
-            "",
-            [{}, {"a": 2}],
-        ),
-        ('{"name": "add", "parameters": {"a": 3}}', "", [{"a": 3}]),
-        ('[{"name": "add", "arguments": {"a": 3}}]', "", [{"a": 3}]),
-        ('```json\n{"name": "add", "arguments": {"a": 3}}\n```', "", [{"a": 3}]),
-        (
-            "<tool_call>\n<function=add>\n<parameter=a>\n4\n</parameter>\n<parameter=s>\n5\n</parameter>\n</function>\n"
-            "</tool_call>",
-            "",
-            [{"a": 4, "s": "5"}],
-        ),
-        ('{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
-        ("<tool_call>not JSON</tool_call>", "<tool_call>not JSON</tool_call>", []),
-        ("a < b <tool", "a < b <tool", []),
-    ],
-)
-def test_calls_are_read(answer, text, calls):
-    for size in (1, 3, len(answer)):
-        reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
-        got = "".join(reader.add(answer[i : i + size]) for i in range(0, len(answer), size)) + reader.end()
-        assert (got, [json.loads(call.arguments) for call in reader.calls]) == (text, calls)
-        assert all(call.name == "add" for call in reader.calls)
 
 
 def test_templates_without_tools_are_told_in_words():

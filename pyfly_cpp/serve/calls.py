@@ -1,0 +1,158 @@
+"""Calls in an answer: where each begins and ends, while the answer is written.
+
+A mark inside a string, or inside a parameter's value, is part of the call.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyfly_cpp.serve.tools import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER, Call, Tools
+
+_MOST_RESTARTS = 16  # each reads the rest of the answer again
+
+
+def _begun(*words: str) -> str:
+    """A pattern of the beginnings of words, at the end of a text."""
+    return rf"(?:{'|'.join(re.escape(word[:n]) for word in words for n in range(1, len(word)))})\Z"
+
+
+_MARK = f"(?P<mark>{OPEN}|{CLOSE})"
+_AFTER_VALUE = rf"{END_PARAMETER}\s*"
+_JSON = (
+    re.compile(rf'{_MARK}|(?P<turn>")|(?P<wait>{_begun(OPEN, CLOSE)})|[^"<]+|<'),
+    re.compile(r'(?P<turn>")|(?P<wait>\\\Z)|\\.|[^"\\]+', re.DOTALL),
+)
+_XML = (
+    re.compile(rf"{_MARK}|(?P<turn>{PARAMETER})|(?P<wait>{_begun(OPEN, CLOSE, PARAMETER)})|[^<]+|<"),
+    re.compile(
+        rf"(?P<turn>{_AFTER_VALUE}(?={PARAMETER}|{END_FUNCTION}))"
+        rf"|(?P<wait>{_begun(END_PARAMETER)}|{_AFTER_VALUE}(?:\Z|{_begun(PARAMETER, END_FUNCTION)}))|[^<]+|<"
+    ),
+)
+_OTHER = (re.compile(rf"{_MARK}|(?P<wait>{_begun(OPEN, CLOSE)})|[^<]+|<"),)
+_FORMS = {"{": _JSON, "[": _JSON, "```json": _JSON, FUNCTION: _XML}
+"""How calls begin, and the patterns of their parts: outside and inside of strings or values."""
+_BEGUN = re.compile(_begun(OPEN))
+_BEHIND_CALL = re.compile(rf"(?:\n|{CLOSE})+")  # it may be closed twice
+
+
+class CallReader:
+    """Splits an answer into its text and its calls, while it comes."""
+
+    def __init__(self, tools: Tools, one_alone: bool) -> None:
+        """`one_alone`: whether all calls but the first are dropped."""
+        self._tools = tools
+        self._one_alone = one_alone
+        self._held = ""
+        self._open: _Open | None = None  # what is held may be a call
+        self._is_after_call = self._has_text = False
+        self._n_restarts = 0
+        self.calls: list[Call] = []
+        """Those that were read."""
+
+    def add(self, text: str) -> str:
+        """What of the text so far can be given out."""
+        self._held += text
+        out = self._pass()
+        while self._open is not None and (mark := self._open.next_mark(self._held)) is not None:
+            out += self._close(mark.start(), mark.end())
+            out += self._pass()
+        return out
+
+    def end(self) -> str:
+        """The rest of the text."""
+        out = ""
+        while self._open is not None:
+            out += self._close(len(self._held), len(self._held))
+            out += self.add("")
+        held, self._held = self._held, ""
+        return out + held
+
+    def _pass(self) -> str:
+        """Text that no call can begin with; stands before one then, or waits for more."""
+        if self._open is not None:
+            return ""
+        if self._is_after_call:
+            behind = _BEHIND_CALL.match(self._held)
+            self._held = self._held[behind.end() :] if behind else self._held
+            if CLOSE.startswith(self._held):
+                return ""
+            self._is_after_call = False
+        if not self._has_text and not self.calls:
+            form, is_known = _form_of(self._held)
+            if form is not None:
+                self._open = _Open("")
+            if form is not None or not is_known:
+                return ""
+        before, mark, rest = self._held.partition(OPEN)
+        if mark:
+            self._held, self._open = rest, _Open(OPEN)
+        else:
+            begun = _BEGUN.search(self._held)
+            n = len(self._held) if begun is None else begun.start()
+            before, self._held = self._held[:n], self._held[n:]
+        return self._give(before)
+
+    def _close(self, start: int, end: int) -> str:
+        """What is held is a call up to `start`, where a mark stands up to `end`; or else text, up to the next opening
+        if there is one."""
+        assert self._open is not None
+        held, own = self._held, self._open
+        calls = self._tools.read(held[:start])
+        if calls:
+            self.calls += calls
+            if self._one_alone:
+                del self.calls[1:]
+            self._held = held[start if held.startswith(OPEN, start) else end :]
+            self._open, self._is_after_call = None, True
+            return ""
+        place = held.find(OPEN, 0 if self._n_restarts < _MOST_RESTARTS else start, end)
+        if place < 0:
+            self._held, self._open = held[end:], None
+            return self._give(own.mark + held[:end])
+        self._n_restarts += place < start
+        before, self._held = held[:place], held[place + len(OPEN) :]
+        is_doubled = bool(own.mark) and not before.strip()
+        self._open = _Open(f"{own.mark}{before}{OPEN}" if is_doubled else OPEN)
+        return "" if is_doubled else self._give(own.mark + before)
+
+    def _give(self, text: str) -> str:
+        self._has_text = self._has_text or bool(text.strip())
+        return text
+
+
+class _Open:
+    """What may be a call and has not ended."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        """What stands before it, and belongs to the text if it is none."""
+        self._form: tuple[re.Pattern[str], ...] | None = None
+        self._place = 0
+        self._is_inside = False  # a string or a value
+
+    def next_mark(self, held: str) -> re.Match[str] | None:
+        """The next mark that ends it or begins another, once it is there. `held`: the same text as before, or more."""
+        if self._form is None:
+            form, is_known = _form_of(held)
+            if not is_known:
+                return None
+            self._form = form or _OTHER
+        while self._place < len(held):
+            part = self._form[self._is_inside].match(held, self._place)
+            assert part is not None
+            if part.lastgroup == "mark":
+                return part
+            if part.lastgroup == "wait":
+                break
+            self._is_inside ^= part.lastgroup == "turn"
+            self._place = part.end()
+        return None
+
+
+def _form_of(text: str) -> tuple[tuple[re.Pattern[str], ...] | None, bool]:
+    """The form of the call that a text begins with, and whether it is known yet."""
+    text = text.lstrip()
+    form = next((form for word, form in _FORMS.items() if text.startswith(word)), None)
+    return form, form is not None or not any(word.startswith(text) for word in _FORMS)

@@ -1,0 +1,48 @@
+"""Every architecture that llama.cpp's own generator of models describes: `pytest -m archs tests/archs -n 0`. Minutes.
+
+`PYFLY_ARCHS` is a regular expression of the names of models to try, all by default; `PYFLY_ARCHS_TABLE` a file for the
+table of outcomes, in Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf")
+
+from exceptions import EXCEPTIONS
+from generator import Missing, descriptions
+from sweep import outcomes
+from table import table
+
+pytestmark = pytest.mark.archs
+
+
+def test_every_architecture_does_what_it_should(tmp_path):
+    try:
+        found = descriptions(tmp_path)
+    except Missing as why:
+        pytest.skip(str(why))
+    wanted = re.compile(os.environ.get("PYFLY_ARCHS", ""))
+    found = [path for path in found if wanted.search(path.stem)]
+    results = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path, result in zip(found, pool.map(lambda path: outcomes(path, tmp_path), found)):
+            results[path.stem] = result
+            print(path.stem, {trial: what for trial, what in result.items() if what != "ok"}, flush=True)
+    if os.environ.get("PYFLY_ARCHS_TABLE"):
+        Path(os.environ["PYFLY_ARCHS_TABLE"]).write_text(table(results), encoding="utf-8")
+    surprises = {}
+    for name, result in results.items():
+        expected = EXCEPTIONS.get(name)
+        for trial, what in result.items():
+            if what != "ok" and not (expected and expected.covers(trial, what)):
+                surprises[f"{name} {trial}"] = what
+        if expected and not any(expected.covers(trial, what) for trial, what in result.items()):
+            surprises[name] = f"does all it should: take it from exceptions.py ({expected.why})"
+    assert not surprises

@@ -1,0 +1,71 @@
+"""What llama.cpp loads and cannot run is refused with the reason: nothing ends the process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+
+import gguf
+from described import HEADS, N_CTX, POPULAR, make
+
+from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, IncompatibleDraftError
+
+SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+def model(name, folder, left_out=()):
+    return str(make(name, {**POPULAR, **HEADS}[name], folder / f"{name}.gguf", left_out))
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "mimo2"])
+def test_an_mtp_block_that_has_all_its_graph_needs_runs(name, tmp_path):
+    llm = FlyLlama(model(name, tmp_path), drafter=MTP(), draft_max=1, adaptive=False, n_ctx=N_CTX, **SETTINGS)
+    assert len([token for token, _ in zip(llm.generate([1, 2, 3], temp=0.0), range(20))]) == 20
+    assert llm.stats.drafted > 0
+    llm.close()
+
+
+def test_an_mtp_block_whose_graph_does_not_rotate_in_sections_is_refused(tmp_path):
+    """llama.cpp ends the process at the first draft."""
+    path = model("glm4moe-sections", tmp_path)
+    with pytest.raises(IncompatibleDraftError, match="sections"):
+        FlyLlama(path, drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
+    llm = FlyLlama(path, drafter="auto", n_ctx=N_CTX, **SETTINGS)  # another drafter
+    assert not isinstance(llm.drafter, MTP)
+    llm.close()
+
+
+def test_a_tensor_that_the_mtp_graph_needs_is_named(tmp_path):
+    """The loader takes it for optional."""
+    with pytest.raises(ValueError, match=r"lacks the tensor blk\.2\.attn_qkv\.weight"):
+        FlyLlama(model("mimo2", tmp_path, ["attn_qkv"]), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
+
+
+def test_an_mtp_block_without_a_graph_is_refused(tmp_path):
+    """llama.cpp loads the block of GLM-5, and then has no graph of it."""
+    writer = gguf.GGUFWriter(str(tmp_path / "glm5.gguf"), "glm5-next")
+    writer.add_block_count(2)
+    writer.add_uint32("glm5-next.nextn_predict_layers", 1)
+    for name in ("0.attn_norm", "1.nextn.eh_proj", "1.nextn.enorm", "1.nextn.hnorm"):
+        writer.add_tensor(f"blk.{name}.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(IncompatibleDraftError, match=r"cannot run the 1 NextN layer.*glm5-next"):
+        FlyLlama(str(tmp_path / "glm5.gguf"), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
+
+
+# ---- Graphs that are right for the first row of a batch alone --------------------------------------------------------
+
+
+def test_chameleon_is_refused(tmp_path):
+    """Its graph sets the rows of image tokens, of which this description has none."""
+    path = str(make("chameleon", {}, tmp_path / "chameleon.gguf"))
+    for opened in (FlyLlama, FlyBatch):
+        with pytest.raises(ValueError, match="chameleon"):
+            opened(path, n_ctx=N_CTX, **SETTINGS)
+    with pytest.raises(ValueError, match="chameleon"):
+        FlyLlama(model("llama", tmp_path), drafter=DraftModel(path), n_ctx=N_CTX, **SETTINGS)

@@ -1,0 +1,156 @@
+"""Reading calls out of answers, in pieces and whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyfly_cpp.serve.calls import CallReader
+from pyfly_cpp.serve.tools import CLOSE, OPEN, Tools
+
+FUNCTIONS = [
+    {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
+]
+
+
+def call(**arguments):
+    return f"{OPEN}\n{json.dumps({'name': 'add', 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+
+
+def xml(**arguments):
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    return f"{OPEN}\n<function=add>\n{values}</function>\n{CLOSE}"
+
+
+def read(pieces, one_alone=False):
+    reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), one_alone)
+    text = "".join(map(reader.add, pieces)) + reader.end()
+    assert all(call.name == "add" for call in reader.calls)
+    return text, [json.loads(call.arguments) for call in reader.calls]
+
+
+@pytest.mark.parametrize(
+    "answer, text, calls",
+    [
+        ("Just text with <b> and {}.", "Just text with <b> and {}.", []),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", [{"a": 1}]),
+        ('So: <tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "So: ", [{"a": 1}]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}}', "", [{"a": 1}]),
+        (
+            '<tool_call>{"name":"add","arguments":{}}</tool_call>\n<tool_call>{"name":"add","arguments":{"a":2}}'
+            "</tool_call>",
+            "",
+            [{}, {"a": 2}],
+        ),
+        ('{"name": "add", "parameters": {"a": 3}}', "", [{"a": 3}]),
+        ('[{"name": "add", "arguments": {"a": 3}}]', "", [{"a": 3}]),
+        ('```json\n{"name": "add", "arguments": {"a": 3}}\n```', "", [{"a": 3}]),
+        (
+            "<tool_call>\n<function=add>\n<parameter=a>\n4\n</parameter>\n<parameter=s>\n5\n</parameter>\n</function>\n"
+            "</tool_call>",
+            "",
+            [{"a": 4, "s": "5"}],
+        ),
+        ('{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
+        ("<tool_call>not JSON</tool_call>\n.", "<tool_call>not JSON</tool_call>\n.", []),
+        # Marks inside of strings and values.
+        (call(s="</tool_call>"), "", [{"s": "</tool_call>"}]),
+        (call(s='\\"</tool_call><tool_call>') + call(a=2), "", [{"s": '\\"</tool_call><tool_call>'}, {"a": 2}]),
+        (f'{{"name": "add", "arguments": {{"s": "{OPEN}"}}}}', "", [{"s": OPEN}]),
+        (xml(s="a</parameter>b</function>\n</tool_call>"), "", [{"s": "a</parameter>b</function>\n</tool_call>"}]),
+        # Marks that are one too many, or one too few.
+        (f"{OPEN}\n{call(a=1)}", "", [{"a": 1}]),
+        (f"{OPEN}{call(a=1)}\n{CLOSE}\n{CLOSE}\nSo.", "So.", [{"a": 1}]),
+        (f"With {OPEN} I call.\n{call(a=1)}", f"With {OPEN} I call.\n", [{"a": 1}]),
+        (f"{OPEN}{call(s=CLOSE)}", "", [{"s": CLOSE}]),
+        (call(a=1).replace(CLOSE, "") + call(a=2), "", [{"a": 1}, {"a": 2}]),
+        (call(a=1).replace(OPEN, ""), "", [{"a": 1}]),
+        (f"{OPEN}{OPEN} so {CLOSE}{OPEN}", f"{OPEN}{OPEN} so {CLOSE}{OPEN}", []),
+        # A broken call does not take the next with it.
+        (f'{OPEN}{{"name": "add, {{}}{CLOSE}{call(a=1)}', f'{OPEN}{{"name": "add, {{}}{CLOSE}', [{"a": 1}]),
+        (
+            f"{OPEN}<function=add><parameter=s>{CLOSE}{call(a=1)}",
+            f"{OPEN}<function=add><parameter=s>{CLOSE}",
+            [{"a": 1}],
+        ),
+        (xml(a=1).replace(OPEN, "").replace(CLOSE, ""), "", [{"a": 1}]),
+        # Arguments.
+        (f'{OPEN}{{"name": "add"}}{CLOSE}', "", [{}]),
+        (f'{OPEN}{{"name": "add", "arguments": null}}{CLOSE}', "", [{}]),
+        (f'{OPEN}{{"name": "add", "arguments": ""}}{CLOSE}', "", [{}]),
+        (f'{OPEN}{{"name": "add", "arguments": {{"s": "a\n\tb"}}}}{CLOSE}', "", [{"s": "a\n\tb"}]),
+        ('[{"name": "add", "description": "adds"}]', '[{"name": "add", "description": "adds"}]', []),
+        ('{"name": "add", "arguments": {"a": NaN}}', '{"name": "add", "arguments": {"a": NaN}}', []),
+        ('{"name": "add", "arguments": {"a": 1e999}}', '{"name": "add", "arguments": {"a": 1e999}}', []),
+        (xml(a="1e999"), "", [{"a": "1e999"}]),
+        ("a < b <tool", "a < b <tool", []),
+    ],
+)
+def test_calls_are_read(answer, text, calls):
+    for size in (1, 3, len(answer)):
+        assert read([answer[i : i + size] for i in range(0, len(answer), size)]) == (text, calls)
+
+
+PARTS = [OPEN, CLOSE, "<function=add>", "</function>", "<parameter=s>", "</parameter>", '"', "\\", "{", "}", "[", "]",
+         '{"name": "add"', ', "arguments": {"s": "', "\n", " ", "a", "<", "```json", ":", "é"]  # fmt: skip
+CUTS = st.lists(st.integers(0, 400), max_size=12)
+
+
+def cut(answer, cuts):
+    places = sorted({0, len(answer), *(place for place in cuts if place < len(answer))})
+    return [answer[i:j] for i, j in zip(places, places[1:])]
+
+
+@settings(max_examples=300)
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=30), cuts=CUTS)
+def test_any_cuts_give_the_same(parts, cuts):
+    answer = "".join(parts)
+    text, calls = read([answer])
+    assert read(cut(answer, cuts)) == (text, calls) == read(answer)
+    assert calls or text == answer
+
+
+VALUES = st.lists(st.sampled_from([*PARTS, "x", "</tool", "\t"]), max_size=8).map("".join)
+WORDS = st.sampled_from(["", "So: ", 'He said "no". ', f"With {OPEN} I call. ", "1 < 2\n"])
+
+
+@settings(max_examples=300)
+@given(
+    answers=st.lists(st.tuples(WORDS, VALUES, st.sampled_from([call, xml]), st.booleans()), min_size=1, max_size=3),
+    cuts=CUTS,
+)
+def test_no_call_is_lost(answers, cuts):
+    """Whatever marks its strings hold, and whatever text or second opening stands before it."""
+    answer, expected, said = "", [], ""
+    for words, value, written, is_doubled in answers:
+        if written is xml and "</parameter>" in value:  # what ends a value cannot stand in it, with what follows it
+            written = call
+        answer += f"{words}{OPEN if is_doubled else ''}{written(s=value)}\n"
+        said += words
+        expected.append({"s": value})
+    text, calls = read(cut(answer, cuts))
+    assert calls == expected
+    assert text.split() == said.split()
+
+
+def test_halves_of_surrogate_pairs_stay_escaped():
+    reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
+    reader.add(call(s="x").replace("x", "\\ud83d"))
+    (got,) = reader.calls
+    assert json.loads(got.arguments) == {"s": "\ud83d"} and got.arguments.isascii()
+
+
+def test_the_first_alone():
+    assert read([call(a=1) + call(a=2)], one_alone=True) == ("", [{"a": 1}])
+
+
+@pytest.mark.parametrize(
+    "part", [f'{OPEN}{{\\"', f"{OPEN}<function=add><parameter=s>", CLOSE, f"{OPEN}[", "</parameter>"]
+)
+def test_long_answers_are_read_in_time(part):
+    """A part that begins something and never ends it takes no time that grows with its square."""
+    answer = OPEN + "<function=add><parameter=s>" * part.startswith("</p") + part * 4000
+    assert read(cut(answer, range(0, len(answer), 97))) == (answer, [])

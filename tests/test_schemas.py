@@ -1,0 +1,170 @@
+"""JSON schemas as grammars: whatever follows the grammar is strict JSON, and what the schema asks for."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import json
+import os
+import random
+import re
+
+import llama_cpp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyfly_cpp.patterns import pattern_rule
+from pyfly_cpp.schemas import schema_to_gbnf
+
+
+class Writer:
+    """Writes random texts that follow a grammar, byte by byte, and rather those that could go wrong."""
+
+    def __init__(self, path):
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        buffer = ctypes.create_string_buffer(64)
+        self._bytes = {}
+        for token in range(llama_cpp.llama_vocab_n_tokens(self._vocab)):
+            if llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 64, 0, False) == 1:
+                self._bytes[token] = buffer.raw[0]
+        self._end = llama_cpp.llama_vocab_eos(self._vocab)
+
+    def close(self):
+        llama_cpp.llama_model_free(self._model)
+
+    def write(self, grammar, seed):
+        """A text; None if it became too long to be finished."""
+        choose = random.Random(seed)
+        sampler = llama_cpp.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
+        assert sampler, grammar
+        out = bytearray()
+        try:
+            for n in range(400):
+                rows = np.zeros(
+                    len(self._bytes) + 1, dtype=np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+                )
+                rows["id"] = [*self._bytes, self._end]
+                data = rows.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+                array = llama_cpp.llama_token_data_array(data=data, size=len(rows), selected=-1, sorted=False)
+                llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+                allowed = rows["id"][np.isfinite(rows["logit"])].tolist()
+                assert allowed, (grammar, bytes(out))
+                if self._end in allowed and (len(allowed) == 1 or choose.random() < 0.3):
+                    return out.decode()
+                wanted = [t for t in allowed if t != self._end and is_text(bytes([*out, self._bytes[t]]))]
+                closing = [t for t in wanted if self._bytes[t] in b'"]}']
+                nasty = [t for t in wanted if self._bytes[t] < 0x20 or self._bytes[t] in b'\\"\x7fud']
+                if closing and (n > 100 or choose.random() < 0.3):
+                    wanted = closing
+                elif nasty and choose.random() < 0.3:
+                    wanted = nasty
+                token = choose.choice(wanted)
+                llama_cpp.llama_sampler_accept(sampler, token)
+                out.append(self._bytes[token])
+            return None
+        finally:
+            llama_cpp.llama_sampler_free(sampler)
+
+
+def is_text(beginning):
+    """Whether bytes can go on to be UTF-8; llama.cpp's grammars do not ask for it."""
+    if b"\xed" in beginning:  # surrogates begin like this, and Python finds out late
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def writer(tiny_target):
+    writer = Writer(tiny_target)
+    yield writer
+    writer.close()
+
+
+def follows(schema, value):
+    if "const" in schema or "enum" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    if "pattern" in schema:
+        return re.fullmatch(schema["pattern"][1:-1], value, re.ASCII)
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(follows(schema["items"], entry) for entry in value)
+    if schema["type"] == "object":
+        own = schema["properties"]
+        return value.keys() == own.keys() and all(follows(own[name], value[name]) for name in own)
+    is_length = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**6)
+    return isinstance(value, str) and is_length
+
+
+TEXTS = st.text(st.sampled_from('ab"\\/\n\t\x00\x1f\x7f]-^é😀\u2028'), max_size=4)
+CONSTANTS = st.one_of(TEXTS, st.integers(), st.booleans(), st.none(), st.lists(TEXTS, max_size=2))
+PATTERNS = st.lists(
+    st.sampled_from(
+        [r"[^@]{1,3}", ".", '["a\\\\]+?', r"\d{2}", r"\.", '"', r"\\", "(?:a|\n)", r"[\x00-\x1f]*", r"\S", "é", "(b)?"]
+    ),
+    min_size=1, max_size=4,
+).map(lambda parts: f"^{''.join(parts)}$")  # fmt: skip
+LEAVES = st.one_of(
+    st.just({"type": "string"}),
+    st.integers(0, 3).flatmap(
+        lambda n: st.integers(n, 6).map(lambda most: {"type": "string", "minLength": n, "maxLength": most})
+    ),
+    CONSTANTS.map(lambda value: {"const": value}),
+    st.lists(CONSTANTS, min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    PATTERNS.map(lambda pattern: {"type": "string", "pattern": pattern}),
+)
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        inner.map(lambda own: {"type": "array", "items": own, "maxItems": 2}),
+        st.dictionaries(TEXTS.filter(len), inner, min_size=1, max_size=2).map(
+            lambda own: {"type": "object", "properties": own, "required": list(own)}
+        ),
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=150)
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_what_follows_the_grammar_follows_the_schema(writer, schema, seed):
+    text = writer.write(schema_to_gbnf(schema), seed)
+    if text is not None:
+        assert follows(schema, json.loads(text)), text
+
+
+def test_halves_of_surrogate_pairs_are_not_written(writer):
+    grammar = schema_to_gbnf({"type": "string", "maxLength": 12})
+    for seed in range(100):
+        text = writer.write(grammar, seed)
+        assert text is not None and json.loads(text).encode("utf-8") is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a", "^a", "a$", r"^a\$", "^(?=a)b$", "^(?!a)b$", "^(a$", "^a)$", "^[a$", "^*a$", "^a**$", r"^\1$", r"^\bx$",
+     r"^\p{L}$", "^a^b$", "^[]$", "^[b-a]$", r"^\ud800$", "^" + "(" * 65 + ")" * 65 + "$"],
+)  # fmt: skip
+def test_patterns_that_are_refused(pattern):
+    with pytest.raises(ValueError, match="the pattern "):
+        pattern_rule(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^\d{4}-\d\d$", "^a|bc$", "^[^a]$", r"^[\w.+-]+@[a-z]+\.[a-z]{2,3}$", "^[a-]$", "^[]-]$".replace("]-", r"\]-"),
+     r"^\x41\u0042\t?$", "^(?<year>[12]?)x{0,2}$", "^$", "^(|a)$", r"^[\d-]$", r"^[^\D5]+$", "^{}$", r"^\$$"],
+)  # fmt: skip
+def test_patterns_are_followed(writer, pattern):
+    grammar = schema_to_gbnf({"type": "string", "pattern": pattern})
+    inner = pattern[1:-1].replace("?<", "?P<")
+    for seed in range(20):
+        text = writer.write(grammar, seed)
+        assert text is None or re.fullmatch(inner, json.loads(text), re.ASCII), text
