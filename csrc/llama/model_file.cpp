@@ -21,6 +21,17 @@ constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
 // Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
 constexpr std::array without_sections = {"glm4moe"};
 
+// Architectures whose graph gives the wrong rows for batches of several tokens.
+struct WrongRows {
+    const char *architecture, *why, *remedy;
+};
+constexpr std::array with_wrong_rows = {
+    WrongRows{"chameleon",
+              "hides its image tokens in the first row of a batch alone and ends the process over a batch without rows",
+              "use llama_cpp.Llama"},
+    WrongRows{"cogvlm", "gives the rows of a batch's first tokens, whichever are asked for", "choose another model"},
+};
+
 template <size_t n> bool contains(const std::array<const char *, n> & names, const std::string & name) {
     return std::any_of(names.begin(), names.end(), [&](const char * one) { return name == one; });
 }
@@ -169,11 +180,11 @@ void ModelFile::require_loadable() const {
         refuse(why);
     }
     const int64_t n_block = integer("block_count").value_or(0);
-    if (architecture_ == "chameleon") {
-        throw Error(PYFLY_STATUS_INVALID,
-                    "'" + path_ +
-                        "' is of architecture chameleon, whose graph in llama.cpp hides its image tokens in the first "
-                        "row of a batch alone and ends the process over a batch without rows; use llama_cpp.Llama");
+    for (const WrongRows & wrong : with_wrong_rows) {
+        if (architecture_ == wrong.architecture) {
+            throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' is of architecture " + architecture_ +
+                                                  ", whose graph in llama.cpp " + wrong.why + "; " + wrong.remedy);
+        }
     }
     if (n_nextn() > n_block) {
         refuse("claims " + std::to_string(n_nextn()) + " NextN layers of " + std::to_string(n_block) + " blocks");

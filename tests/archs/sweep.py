@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trials import TRIALS, tolerance
+from trials import TRIALS
 
 HERE = Path(__file__).parent
 
@@ -73,4 +73,4 @@ def _in_words(outcome: dict) -> str:
     if "error" in outcome:
         return str(outcome["error"])
     off = max(outcome["gap"], outcome["logprob"])
-    return "ok" if off <= tolerance(outcome["trial"]) else f"wrong {off:.2g}"
+    return "ok" if off <= outcome["tolerance"] else f"wrong {off:.2g}"

@@ -58,14 +58,14 @@ def test_an_mtp_block_without_a_graph_is_refused(tmp_path):
         FlyLlama(str(tmp_path / "glm5.gguf"), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
 
 
-# ---- Graphs that are right for the first row of a batch alone --------------------------------------------------------
+# ---- Graphs that give wrong rows for batches of several tokens -------------------------------------------------------
 
 
-def test_chameleon_is_refused(tmp_path):
-    """Its graph sets the rows of image tokens, of which this description has none."""
-    path = str(make("chameleon", {}, tmp_path / "chameleon.gguf"))
+@pytest.mark.parametrize("name", ["chameleon", "cogvlm"])
+def test_what_gives_wrong_rows_is_refused(name, tmp_path):
+    path = str(make(name, {}, tmp_path / f"{name}.gguf"))
     for opened in (FlyLlama, FlyBatch):
-        with pytest.raises(ValueError, match="chameleon"):
+        with pytest.raises(ValueError, match=f"architecture {name}"):
             opened(path, n_ctx=N_CTX, **SETTINGS)
-    with pytest.raises(ValueError, match="chameleon"):
+    with pytest.raises(ValueError, match=f"architecture {name}"):
         FlyLlama(model("llama", tmp_path), drafter=DraftModel(path), n_ctx=N_CTX, **SETTINGS)

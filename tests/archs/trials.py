@@ -1,9 +1,10 @@
 """What every architecture must do, run in a process of its own: `python trials.py MODEL.gguf TRIAL...`.
 
-Prints a line before each trial and its outcome behind it, in JSON: {"trial": "exact", "gap": 0.001, "logprob": 0.002},
-or {"trial": "exact", "error": "ValueError: ..."}. `gap` is how far the chosen tokens are below the favourites of a
-fresh evaluation of their own context, which takes the new tokens one by one; `logprob` is how far the reported
-log-probability of a token is from its own there. Both are the largest of the trial, in nats.
+Prints a line before each trial and its outcome behind it, in JSON: {"trial": "exact", "gap": 0.001, "logprob": 0.002,
+"tolerance": 0.005, ...}, or {"trial": "exact", "error": "ValueError: ..."}. `gap` is how far the chosen tokens are
+below the favourites of a fresh evaluation of their own context, which takes the new tokens one by one; `logprob` is how
+far the reported log-probability of a token is from its own there. Both are the largest of the trial, in nats;
+`tolerance` is what they may be.
 """
 
 from __future__ import annotations
@@ -92,6 +93,31 @@ class World:
         other = [*text[:19], *self.prompt(2, 20), text[-1]]
         return float(np.abs(fresh_rows(self.reference, other, [0])[0] - row).max())
 
+    def noise(self, **options):
+        """How far rows are off in any batch: the largest change of a logit between a text of 80 tokens that a plain
+        `llama_cpp.Llama` takes in one batch, and the same one by one."""
+        llm = llama_cpp.Llama(self.path, n_ctx=N_TRAINED, logits_all=True, **{**SETTINGS, **options})
+        worst = 0.0
+        for seed in range(4):
+            text, rows = self.prompt(seed, 80), []
+            for n in (1, len(text)):
+                llm.reset()
+                for i in range(0, len(text), n):
+                    llm.eval(text[i : i + n])
+                rows.append(llm.scores[: len(text)].copy())
+            worst = max(worst, float(np.abs(rows[0] - rows[1]).max()))
+        llm.close()
+        return worst
+
+    def tolerance(self, name, off):
+        """`tolerance`, or twice the noise where the trial is off by more; no more than 20 times as much, since a graph
+        that is wrong in batches has such noise, too."""
+        least = tolerance(name)
+        if off <= least:
+            return least
+        noise = self.noise(**({"flash_attn": True, "type_k": 1, "type_v": 1} if is_many(name) else {}))
+        return min(max(least, 2 * noise), 20 * least)
+
     def prompt(self, seed, n):
         rng = random.Random(seed)
         return [rng.randrange(1, min(self.reference.n_vocab(), 128)) for _ in range(n)]
@@ -152,10 +178,14 @@ class World:
             return self.worst([(prompt, handle.records) for prompt, handle in zip(prompts, handles)])
 
 
+def is_many(name):
+    """Whether the trial of this name has flash attention, and with it the noise of F16."""
+    return name.startswith("many")
+
+
 def tolerance(name):
-    """Nats, of the trial of this name: five times the noise, which is that of F16 where flash attention is on. A wrong
-    cache is off by more than 0.5 in most models."""
-    return 0.15 if name.startswith("many") else 5e-3
+    """Nats, of the trial of this name: five times the noise of most models. A wrong cache is off by more than 0.5."""
+    return 0.15 if is_many(name) else 5e-3
 
 
 TRIALS = {}
@@ -301,6 +331,7 @@ def main(path, names):
         print(json.dumps({"begins": name}), flush=True)
         try:
             outcome = TRIALS[name](world)
+            outcome["tolerance"] = world.tolerance(name, max(outcome["gap"], outcome["logprob"]))
         except Exception as error:
             outcome = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"trial": name, **outcome}), flush=True)

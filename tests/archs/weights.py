@@ -17,6 +17,8 @@ import numpy as np
 from llama_cpp._ggml import libggml
 
 HERE = Path(__file__).parent
+_UNSCALED = {"gemma3n", "gemma4"}
+"""Whose attention leaves the division by the square root of a head's width to the norms of the queries."""
 
 
 class Tensor(ctypes.Structure):
@@ -109,13 +111,16 @@ def write_model(description, path, seed=1, left_out=()):
         left_out: Texts; a tensor whose name contains one is not written. llama.cpp must take it for optional.
     """
     reader = gguf.GGUFReader(description)
-    writer = gguf.GGUFWriter(str(path), reader.fields["general.architecture"].contents())
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(str(path), architecture)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             writer.add_key_value(
                 name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
             )
     for name, array in with_nextn_tensors(reader.fields, tensors_of(description, seed), seed).items():
+        if architecture in _UNSCALED and "attn_q_norm" in name:
+            array *= 0.1
         # Scales belong to quantised weights.
         if not name.endswith("scale") and not any(text in name for text in left_out):
             writer.add_tensor(name, array)

@@ -11,11 +11,15 @@ struct common_batch {
     explicit common_batch(llama_context *) {}
     void add(llama_token, llama_pos, llama_seq_id, bool) {}
     void clear() {}
-    llama_batch_ext *get() { return nullptr; }
+    llama_batch_ext * get() { return nullptr; }
 };
 
 inline void common_init() {}
 inline void common_log_set_verbosity_thold(int) {}
-inline int common_log_get_verbosity(ggml_log_level) { return 0; }
-inline void *common_log_main() { return nullptr; }
+inline int common_log_get_verbosity(ggml_log_level) {
+    return 0;
+}
+inline void * common_log_main() {
+    return nullptr;
+}
 inline void common_log_flush(void *) {}
