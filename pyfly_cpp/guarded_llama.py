@@ -49,6 +49,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     scores: npt.NDArray[np.single]
     n_tokens: int
     _n_ctx: int
+    _context_params: Any = None
     n_batch: int
     model_path: str
     verbose: bool
@@ -123,8 +124,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if self._load_failure is not None:
                 raise self._load_failure from None
             self._placement.require_alive()
-            flash = self._context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            why = why_not_loaded(error, model_path, has_flash=flash, has_servers=self._placement.has_servers)
+            why = why_not_loaded(error, model_path, self._context_params, self._placement.has_servers)
             if why is not None:
                 raise ValueError(why) from error
             raise
@@ -134,9 +134,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
-        # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         if n_positions:
             self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
+        # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import llama_cpp
 
 
@@ -16,9 +18,17 @@ def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
     return n_ctx or n_positions
 
 
-def why_not_loaded(error: ValueError, model_path: str, *, has_flash: bool, has_servers: bool) -> str | None:
-    """What llama-cpp-python's error means, with flash attention or RPC servers asked for; None: it says so itself."""
+def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_servers: bool) -> str | None:
+    """What llama-cpp-python's error means; None: it explains itself.
+
+    Args:
+        error: What its constructor raised.
+        model_path: The file.
+        context_params: The llama_context_params that were asked for; None: it did not get so far.
+        has_servers: Whether RPC servers hold a part of the model.
+    """
     if "Failed to create llama_context" in str(error):
+        has_flash = context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         remedy = ", leave out flash_attn" if has_flash else ""  # some graphs lack it
         return (
             f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
