@@ -83,9 +83,7 @@ def require_choice(kernels: str | None) -> str:
 
 def types_for(kernels: str | None) -> int:
     """The types to pack, bit t for ggml type t. Raises ValueError as `require_choice` does."""
-    if require_choice(kernels) == "stock" or not extra_buffers.usable():
-        return 0
-    return _bits(verdict())
+    return 0 if require_choice(kernels) == "stock" else _bits(verdict())
 
 
 def install() -> Verdict:
@@ -98,9 +96,13 @@ def install() -> Verdict:
 
 @functools.lru_cache(maxsize=1)
 def verdict() -> Verdict:
-    """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds."""
+    """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds. Raises
+    ValueError as `extra_buffers.verdict` does."""
     if _WHY_NOT is not None:
         return Verdict((), _WHY_NOT)
+    others = extra_buffers.verdict()
+    if not others.usable:  # models are loaded without any, and a trial of llama.cpp's own could end the process
+        return Verdict((), others.reason)
     key = _key()
     types = _read().get(key)
     if types is None:
@@ -111,12 +113,12 @@ def verdict() -> Verdict:
 
 
 def describe() -> str:
-    """For people: which kernels models get that do not say. Tries nothing that is not wanted."""
-    if _WHY_NOT is not None:
-        return f"llama.cpp's own; {_WHY_NOT}"
-    if require_choice(None) == "stock":
+    """For people: which kernels models get if they are loaded without `kernels=`. Tries nothing that is not wanted.
+    Raises ValueError as `require_choice` does."""
+    if _WHY_NOT is None and require_choice(None) == "stock":
         return f"llama.cpp's own; {VARIABLE}=auto tries ours ({_native.kernels_isa()})"
-    return verdict().reason
+    found = verdict()
+    return found.reason if found.types else f"llama.cpp's own; {found.reason}"
 
 
 def _bits(found: Verdict) -> int:

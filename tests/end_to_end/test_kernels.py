@@ -8,7 +8,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, _native, kernels
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, _native, extra_buffers, kernels
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
@@ -124,3 +124,23 @@ def test_a_choice_that_there_is_not_is_refused(tiny_target, monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "fast")
     with pytest.raises(ValueError, match=kernels.VARIABLE):
         FlyLlama(tiny_target)
+
+
+def test_nothing_is_tried_where_other_extra_buffers_crash(monkeypatch):
+    """A trial of llama.cpp's own products would use those that end the process."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a trial")
+
+    monkeypatch.undo()  # the verdict that every test here has
+    monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
+    monkeypatch.setattr(kernels, "_read", dict)
+    monkeypatch.setattr(_native, "try_kernels", refuse)
+    monkeypatch.setenv(kernels.VARIABLE, "auto")
+    kernels.verdict.cache_clear()
+    try:
+        assert kernels.install() == kernels.Verdict((), "AMX crashes")
+        assert kernels.types_for(None) == 0
+        assert "AMX crashes" in kernels.describe()
+    finally:
+        kernels.verdict.cache_clear()
