@@ -13,8 +13,12 @@ namespace pyfly {
 
 namespace {
 
-ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated) {
-    ModelFile(config.model_path ? config.model_path : "").require_model();
+// n_positions is set to the most positions that a text can have, 0: any number.
+ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
+                          size_t & n_positions) {
+    const ModelFile file(config.model_path ? config.model_path : "");
+    file.require_model();
+    n_positions = static_cast<size_t>(file.n_learned_positions());
     ModelPointer model = load_draft(target, config, "draft model", DraftKind::model);
     if (!is_translated) {
         require_vocabulary(target, model.get(), config, "draft model",
@@ -27,7 +31,7 @@ ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_co
 
 DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
                        std::unique_ptr<Lookahead> ahead, bool is_translated)
-    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated)),
+    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated, n_positions_)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
       n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),
@@ -35,9 +39,9 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
     // A text that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
-    if (const auto n = static_cast<size_t>(ModelFile(config.model_path).n_learned_positions()); n > 0) {
-        n_ctx_of_all_ = std::min(n_ctx_of_all_, n); // llama.cpp rounds contexts up
-        n_ctx_ = std::min(n_ctx_, n);
+    if (n_positions_ > 0) { // llama.cpp rounds contexts up
+        n_ctx_of_all_ = std::min(n_ctx_of_all_, n_positions_);
+        n_ctx_ = std::min(n_ctx_, n_positions_);
     }
     if (n_ctx_of_all_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");

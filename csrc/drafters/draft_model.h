@@ -66,6 +66,7 @@ class DraftModel : public Drafter {
     void take(Job & job, size_t span);
 
     double p_min_;
+    size_t n_positions_ = 0; // most that it can be given; 0: any number
     double expected_cost_;
     ModelPointer model_;
     ContextPointer context_;

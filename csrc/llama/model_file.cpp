@@ -244,11 +244,11 @@ void ModelFile::require_mtp() const {
 // The first tensor that an announced MTP head lacks, empty if there is none.
 std::string ModelFile::missing_mtp_tensor() const {
     const int64_t n_block = integer("block_count").value_or(0);
+    std::vector<const char *> needed = {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"};
+    if (architecture_ == "mimo2") { // the loader takes these for optional and the graph does not
+        needed.insert(needed.end(), {"attn_qkv.weight", "ffn_gate.weight", "ffn_down.weight", "ffn_up.weight"});
+    }
     for (int64_t i = n_block - n_nextn(); i < n_block && !is_split(); i++) {
-        std::vector<const char *> needed = {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"};
-        if (architecture_ == "mimo2") { // the loader takes these for optional and the graph does not
-            needed.insert(needed.end(), {"attn_qkv.weight", "ffn_gate.weight", "ffn_down.weight", "ffn_up.weight"});
-        }
         for (const char * tensor : needed) {
             if (!has_tensor(block(i, tensor))) {
                 return block(i, tensor);
