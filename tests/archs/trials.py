@@ -13,6 +13,7 @@ import itertools
 import json
 import random
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import llama_cpp
@@ -159,11 +160,8 @@ class World:
         return {"gap": max(gap for gap, _ in measures), "logprob": max(logprob for _, logprob in measures), **counts}
 
     def alone(self, **options):
-        llm = self.opened(**options)
-        try:
+        with closing(self.opened(**options)) as llm:
             return self.worst([(prompt, self.run(llm, prompt)) for prompt in self.prompts(2)])
-        finally:
-            llm.close()
 
     def together(self, n, prompts=None, lengths=(24, 12, 32, 40), **options):
         """Two requests more than there is room for."""
@@ -272,8 +270,7 @@ def tight(world):
 @trial
 def states(world):
     """A state is saved, another text generated, the state restored and continued."""
-    llm = world.opened(drafter=world.drafter, draft_max=N_DRAFT)
-    try:
+    with closing(world.opened(drafter=world.drafter, draft_max=N_DRAFT)) as llm:
         prompt, other = world.prompts(2)
         before = [record.token for record in world.run(llm, prompt)]
         state = llm.save_state()
@@ -282,35 +279,27 @@ def states(world):
         n_kept = state.n_tokens
         continued = (prompt + before)[: n_kept + 1]
         return world.worst([(continued, world.run(llm, continued))])
-    finally:
-        llm.close()
 
 
 @trial
 def prefix(world):
     """Texts that begin alike, with a shorter one and an equal one among them."""
-    llm = world.opened(drafter=world.drafter, draft_max=N_DRAFT)
-    try:
+    with closing(world.opened(drafter=world.drafter, draft_max=N_DRAFT)) as llm:
         first = world.prompt(1, 50)
         texts = [first, first[:30] + world.prompt(2, 12), first[:8], first, first]
         return world.worst([(text, world.run(llm, text)) for text in texts])
-    finally:
-        llm.close()
 
 
 @trial
 def edge(world):
     """Up to the end of the trained length: it ends with an error that says so."""
-    llm = world.opened(drafter=world.drafter, draft_max=N_DRAFT)
-    try:
+    with closing(world.opened(drafter=world.drafter, draft_max=N_DRAFT)) as llm:
         prompt = world.prompt(3, N_TRAINED - 20)
         try:
             world.run(llm, prompt, 40)
             raise AssertionError("more tokens than the context holds")
         except ContextFullError:
             return world.worst([(prompt, list(llm.records))])
-    finally:
-        llm.close()
 
 
 @trial
