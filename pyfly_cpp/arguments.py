@@ -13,20 +13,22 @@ from pyfly_cpp.cache_types import require_cache_types
 from pyfly_cpp.drafters import Drafter
 from pyfly_cpp.ranges import require_integer
 
-_BASE_PARAMETERS = {
-    name
-    for base in llama_cpp.Llama.__mro__[:-1]  # somebody's own subclass may take (*args, **kwargs)
+BASE_DEFAULTS = {
+    name: parameter.default
+    for base in reversed(llama_cpp.Llama.__mro__[:-1])  # somebody's own subclass may take (*args, **kwargs)
     for name, parameter in inspect.signature(base.__init__).parameters.items()
     if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-} - {"self", "model_path"}
+    and name not in ("self", "model_path")
+}
+"""The arguments of llama_cpp.Llama, with their defaults."""
 
 
 def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: str) -> None:
     """Raises ValueError unless these are arguments of llama_cpp.Llama, and sizes and cache types are possible. `own`:
     names of the arguments that `who` has besides, for the hint."""
-    unknown = [name for name in arguments if name not in _BASE_PARAMETERS]
+    unknown = [name for name in arguments if name not in BASE_DEFAULTS]
     if unknown:
-        names = [*_BASE_PARAMETERS, *(name for name in own if name not in ("self", "kwargs"))]
+        names = [*BASE_DEFAULTS, *(name for name in own if name not in ("self", "kwargs"))]
         near = difflib.get_close_matches(unknown[0], names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{who} has no argument {unknown[0]!r}.{hint}")

@@ -16,7 +16,7 @@ from llama_cpp.llama import LlamaState
 
 from pyfly_cpp import _native, extra_buffers, kernels, states
 from pyfly_cpp.access import CLOSED, Access
-from pyfly_cpp.arguments import require_attribute
+from pyfly_cpp.arguments import BASE_DEFAULTS, require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
@@ -34,7 +34,6 @@ _MOST_SNAPSHOTS = 16
 # llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
 _logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
-_DEFAULT_N_CTX = inspect.signature(llama_cpp.Llama.__init__).parameters["n_ctx"].default
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -105,7 +104,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         n_positions = _native.inspect_model(model_path, has_own_head).n_positions  # refuses what would end the process
         if n_positions:
-            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", _DEFAULT_N_CTX))
+            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._kernel_choice = kernel_choice
