@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, LlamaGrammar, SchemaConverter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, LlamaGrammar, SchemaConverter, json_schema_to_gbnf
 
 from pyfly_cpp.patterns import escaped, pattern_rule
 
@@ -20,6 +20,10 @@ _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] 
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
 CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
 """The right side of a rule for one character in a JSON string: no control character, no half of a surrogate pair."""
+
+_MOST_KEPT = 256
+_strict_of: dict[str, str] = {}
+"""Grammars as llama-cpp-python converts them, and ours of the same schemas; the newest last."""
 
 _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
 
@@ -52,11 +56,25 @@ def schema_to_gbnf(schema: Any) -> str:
     return str(converter.format_grammar())
 
 
+def expect_schema(text: str) -> None:
+    """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
+
+    Raises:
+        Exception: of many kinds, where either cannot convert it: chat formats then let any JSON pass.
+    """
+    strict, loose = schema_to_gbnf(schema_from(text)), json_schema_to_gbnf(text)
+    _strict_of.pop(loose, None)
+    _strict_of[loose] = strict
+    for oldest in list(_strict_of)[:-_MOST_KEPT]:
+        _strict_of.pop(oldest, None)
+
+
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
     """The same grammar, or where llama-cpp-python converted it from a schema, as its chat formats do with a tool's
-    parameters: one without control characters in strings."""
-    strict = _LOOSE_CHARACTER.sub(lambda _: f"char ::= {CHARACTER}", grammar._grammar)
-    return grammar if strict == grammar._grammar else LlamaGrammar.from_string(strict, verbose=False)
+    parameters, ours of that schema; of one that was not expected, without control characters in strings."""
+    loose = grammar._grammar
+    strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {CHARACTER}", loose)
+    return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)
 
 
 def _refuse(constant: str) -> Any:

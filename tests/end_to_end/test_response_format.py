@@ -67,6 +67,31 @@ def test_nor_do_those_of_a_call(llm):
         assert json.loads(call["function"]["arguments"]).keys() == {"s"}
 
 
+CONSTANT = {"type": "object", "properties": {"s": {"const": 'a"\\n\n'}, "t": {"pattern": '^"{2}\\\\$'}}}
+CONSTANT["required"] = ["s", "t"]
+
+
+@pytest.mark.parametrize("form", ["tools", "functions"])
+def test_constants_and_patterns_of_a_call_are_those_of_the_schema(llm, form):
+    """llama-cpp-python escapes neither for its grammar."""
+    function = {"name": "say", "parameters": CONSTANT}
+    options = {"functions": [function], "function_call": {"name": "say"}}
+    if form == "tools":
+        named = {"type": "function", "function": {"name": "say"}}
+        options = {"tools": [{"type": "function", "function": function}], "tool_choice": named}
+    answer = llm.create_chat_completion(MESSAGES, max_tokens=80, **options)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"s": 'a"\\n\n', "t": '""\\'}
+
+
+def test_a_tool_that_cannot_be_followed_is_refused_where_it_is_named(llm):
+    tool = {"type": "function", "function": {"name": "say", "parameters": {"type": "nothing"}}}
+    named = {"type": "function", "function": {"name": "say"}}
+    with pytest.raises(ValueError, match="schema of the tool 'say'"):
+        llm.create_chat_completion(MESSAGES, tools=[tool], tool_choice=named)
+    assert llm.create_chat_completion(MESSAGES, tools=[tool], max_tokens=2)["choices"]
+
+
 def test_several_at_once(tiny_target):
     with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
         answers = batch.complete([MESSAGES] * 2, response_format=FORMS[0], max_tokens=40)
