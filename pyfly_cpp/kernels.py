@@ -5,9 +5,9 @@ as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a 
 graph, threads and memory: weights are packed for them while a model is loaded. A product is the same bits whatever the
 batch.
 
-They are used if you ask for them: `FlyLlama(..., kernels="auto")`, `PYFLY_KERNELS=auto`, or `install()` for every model
-of the process. "auto" packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
-once for each machine and release, and kept in the cache folder.
+"auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
+once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
+`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` gives plain `llama_cpp.Llama` objects ours, too.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ _WHY_NOT = _install()  # before the first model is loaded: llama.cpp reads its l
 
 
 def require_choice(kernels: str | None) -> str:
-    """What was asked for, "auto" or "stock"; None: what the environment says, else "stock". Raises ValueError for
+    """What was asked for, "auto" or "stock"; None: what the environment says, else "auto". Raises ValueError for
     another word."""
     if kernels is not None:
         if kernels not in CHOICES:
             raise ValueError(f"kernels must be 'auto' or 'stock', not {kernels!r}.")
         return kernels
-    wish = os.environ.get(VARIABLE) or "stock"
+    wish = os.environ.get(VARIABLE) or "auto"
     if wish not in CHOICES:
         raise ValueError(f"{VARIABLE} is {wish!r}; set it to auto or stock, or not at all.")
     return wish
@@ -115,8 +115,8 @@ def verdict() -> Verdict:
 def describe() -> str:
     """For people: which kernels models get if they are loaded without `kernels=`. Tries nothing that is not wanted.
     Raises ValueError as `require_choice` does."""
-    if _WHY_NOT is None and require_choice(None) == "stock":
-        return f"llama.cpp's own; {VARIABLE}=auto tries ours ({_native.kernels_isa()})"
+    if require_choice(None) == "stock":
+        return f"llama.cpp's own; {VARIABLE} is stock"
     found = verdict()
     return found.reason if found.types else f"llama.cpp's own; {found.reason}"
 

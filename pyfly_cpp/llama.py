@@ -100,7 +100,7 @@ class FlyLlama(CompletingLlama):
                 `DraftModel(devices=...)`.
             kernels: "auto": weights are packed for our own products where those are faster on this machine, which
                 makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the
-                environment variable PYFLY_KERNELS says, else "stock". The draft model follows.
+                environment variable PYFLY_KERNELS says, else "auto". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.

@@ -12,13 +12,19 @@ import pytest
 from gguf_edit import edit_gguf
 from hypothesis import settings
 
-from pyfly_cpp import costs, extra_buffers
+from pyfly_cpp import costs, extra_buffers, kernels
 
 # A slow moment of the machine is no finding.
 settings.register_profile("no-deadline", settings(), deadline=None)
 settings.load_profile("no-deadline")
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
+
+
+def pytest_configure(config):
+    """Which kernels are used is decided once, before the processes that share the tests ask."""
+    if not hasattr(config, "workerinput"):
+        kernels.verdict()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,6 +50,12 @@ def same_buffers_everywhere():
     if not extra_buffers.usable():
         extra_buffers.guard_llama_cpp()
         os.environ[extra_buffers.VARIABLE] = "0"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_kernels_everywhere():
+    """Plain `llama_cpp.Llama` objects compute what ours do: tests compare the two."""
+    kernels.install()
 
 
 @pytest.fixture(scope="session", autouse=True)

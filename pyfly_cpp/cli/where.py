@@ -89,7 +89,7 @@ RPC_OPTION = click.option(
 KERNELS_OPTION = click.option(
     "--kernels", type=click.Choice(CHOICES),
     help="Products of weights on the CPU: auto, ours where they are faster here, or stock, llama.cpp's.  "
-    f"[default: {VARIABLE}, or stock]",
+    f"[default: {VARIABLE}, or auto]",
 )  # fmt: skip
 
 WHERE_OPTIONS: list[Callable[[Any], Any]] = [

@@ -105,16 +105,21 @@ def test_what_works_with_stock_kernels_works_with_ours(tiny_target, lora):
     assert noise < 0.1 * change
 
 
-def test_models_that_do_not_ask_keep_llama_cpps_kernels(tiny_target):
-    """Both kinds in one program: each decodes as it would alone."""
-    ours = FlyLlama(tiny_target, kernels="auto", n_ctx=128, flash_attn=True, verbose=False)
-    stock = FlyLlama(tiny_target, kernels="stock", n_ctx=128, flash_attn=True, verbose=False)
-    plain = llama_cpp.Llama(tiny_target, n_ctx=128, flash_attn=True, n_threads=2, verbose=False)
-    tokens = ours.tokenize(PROMPT.encode())[:8]
-    rows = [rows_of(llm, tokens, [1] * 8) for llm in (ours, stock, plain)]
-    assert np.array_equal(rows[1], rows[2])
-    assert not np.array_equal(rows[0], rows[1])
-    for llm in (ours, stock, plain):
+def test_models_with_different_kernels_in_one_program(tiny_target):
+    """Each decodes as it would alone; plain models have ours while they are installed."""
+    options = {"n_ctx": 128, "flash_attn": True, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+    of = {choice: FlyLlama(tiny_target, kernels=choice, **options) for choice in kernels.CHOICES}
+    plain = llama_cpp.Llama(tiny_target, **options)  # tests/conftest.py has installed what is faster on this machine
+    _native.take_kernels_everywhere(0)
+    of["plain"] = llama_cpp.Llama(tiny_target, **options)
+    kernels.install()
+    of["installed"] = llama_cpp.Llama(tiny_target, **options)
+    tokens = plain.tokenize(PROMPT.encode())[:8]
+    rows = {name: rows_of(llm, tokens, [1] * 8) for name, llm in of.items()}
+    assert np.array_equal(rows["plain"], rows["stock"])
+    assert np.array_equal(rows["installed"], rows["auto"])
+    assert not np.array_equal(rows["auto"], rows["stock"])
+    for llm in (plain, *of.values()):
         llm.close()
 
 

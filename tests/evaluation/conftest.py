@@ -43,7 +43,7 @@ def generator(tiny):
     from pyfly_cpp.evaluation.generation import Generator
 
     target, draft = tiny
-    llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+    llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     yield Generator(llm, Drafters((DraftModel(str(draft)),)))
     llm.close()
 
