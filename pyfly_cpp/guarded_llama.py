@@ -102,22 +102,25 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
         self._load_failure: BaseException | None = None
-        n_positions = _native.inspect_model(model_path, has_own_head).n_positions  # refuses what would end the process
+        info = _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
+        n_positions = info.n_positions
         if n_positions:
             given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._kernel_choice = kernel_choice
-        self._kernel_types = kernels.types_for(kernel_choice)
+        self._kernels = kernels.take(kernel_choice)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
         if self._placement.addresses:
             kwargs.setdefault("n_gpu_layers", -1)
+        if kwargs.get("flash_attn") is None:
+            kwargs["flash_attn"] = self._kernels.attention and kernels.is_for_attention(info.architecture, kwargs)
         # The base class assigns to draft_model.
         self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
-            with _native.load_guard(), _native.kernels_taken(self._kernel_types):
+            with _native.load_guard(), _native.kernels_taken(self._kernels.bits):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             if self._load_failure is not None:
@@ -149,7 +152,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
-                "kernel_types": self._kernel_types,
+                "kernel_types": self._kernels.bits,
             },
         )
         self._stack.callback(self._decoder.close)
@@ -224,14 +227,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
-            changes = (
-                self.kv_overrides,
-                self.tensor_split,
-                self.lora_path,
-                self.lora_scale,
-                self._kernel_types,
-                *where,
-            )
+            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernels, *where)
             setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
             decoder.knows_costs = expect_costs(
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose

@@ -2,8 +2,8 @@
 
 For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
 as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
-graph, threads and memory: weights are packed for them while a model is loaded. A product is the same bits whatever the
-batch.
+graph, threads and memory: weights are packed for them while a model is loaded. Attention is ours, too, where flash
+attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
 
 "auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
 once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
@@ -19,8 +19,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import llama_cpp
 
@@ -35,10 +35,14 @@ VARIABLE = "PYFLY_KERNELS"
 
 CHOICES = ("auto", "stock")
 
+_WITHOUT_FLASH_ATTENTION = ("plm",)
+"""Architectures whose graph ends the process with it."""
 _ROWS = (1, 4, 16)
 """Tokens in the batch of each trial."""
 _N_OUT = 8192
 """Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
+_N_CELLS = 1024
+"""Of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
@@ -52,8 +56,15 @@ class Verdict(NamedTuple):
 
     types: tuple[int, ...]
     """`ggml_type`s, rising."""
+    attention: bool
+    """Whether attention is ours, too."""
     reason: str
     """Instruction set, or why there are none; without a full stop."""
+
+    @property
+    def bits(self) -> int:
+        """The types, bit t for ggml type t."""
+        return sum(1 << kind for kind in self.types)
 
 
 def _install() -> str | None:
@@ -81,16 +92,30 @@ def require_choice(kernels: str | None) -> str:
     return wish
 
 
-def types_for(kernels: str | None) -> int:
-    """The types to pack, bit t for ggml type t. Raises ValueError as `require_choice` does."""
-    return 0 if require_choice(kernels) == "stock" else _bits(verdict())
+def take(kernels: str | None) -> Verdict:
+    """What to pack of a model that is loaded with this choice, nothing for "stock"; with attention, that of the process
+    is ours from now on. Raises ValueError as `require_choice` does."""
+    if require_choice(kernels) == "stock":
+        return Verdict((), False, "stock")
+    found = verdict()
+    _native.take_attention(found.attention)
+    return found
+
+
+def is_for_attention(architecture: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16 cache,
+    and with a graph for flash attention."""
+    has_f16_cache = all(arguments.get(name) in (None, llama_cpp.GGML_TYPE_F16) for name in ("type_k", "type_v"))
+    is_on_cpu = arguments.get("n_gpu_layers", 0) == 0 or not llama_cpp.llama_supports_gpu_offload()
+    return is_on_cpu and has_f16_cache and architecture not in _WITHOUT_FLASH_ATTENTION
 
 
 def install() -> Verdict:
     """Gives the kernels to every model that this process loads from now on, plain `llama_cpp.Llama` objects included;
     a `FlyLlama` keeps to its own `kernels=`."""
     found = verdict()
-    _native.take_kernels_everywhere(_bits(found))
+    _native.take_kernels_everywhere(found.bits)
+    _native.take_attention(found.attention)
     return found
 
 
@@ -99,17 +124,19 @@ def verdict() -> Verdict:
     """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds. Raises
     ValueError as `extra_buffers.verdict` does."""
     if _WHY_NOT is not None:
-        return Verdict((), _WHY_NOT)
+        return Verdict((), False, _WHY_NOT)
     others = extra_buffers.verdict()
     if not others.usable:  # models are loaded without any, and a trial of llama.cpp's own could end the process
-        return Verdict((), others.reason)
+        return Verdict((), False, others.reason)
     key = _key()
-    types = _read().get(key)
-    if types is None:
+    found = _read().get(key)
+    if found is None:
         with _quiet():
-            types = [kind for kind in _native.kernel_types() if any(_is_better(kind) for _ in range(_LOOKS))]
-        _keep(key, types)
-    return Verdict(tuple(types), f"{len(types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}")
+            found = _Found([kind for kind in _native.kernel_types() if _is_better(_product(kind))],
+                           bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
+        _keep(key, found)
+    names = f"{len(found.types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}"
+    return Verdict(tuple(found.types), found.attention, f"{names}{', attention' if found.attention else ''}")
 
 
 def describe() -> str:
@@ -119,10 +146,6 @@ def describe() -> str:
         return f"llama.cpp's own; {VARIABLE} is stock"
     found = verdict()
     return found.reason if found.types else f"llama.cpp's own; {found.reason}"
-
-
-def _bits(found: Verdict) -> int:
-    return sum(1 << kind for kind in found.types)
 
 
 @contextlib.contextmanager
@@ -137,18 +160,39 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _is_better(kind: int) -> bool:
-    """Whether the products of this type are right, not slower for one token, and faster for several."""
-    n_threads = physical_cores()
+class _Trial(Protocol):
+    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without."""
+
+    def __call__(self, n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial: ...
+
+
+def _product(kind: int) -> _Trial:
+    def trial(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
+        size, n_threads, n_repeats = (_N_OUT, physical_cores(), 2) if is_large else (64, 2, 1)
+        return _native.try_kernels(kind, size, n_rows, n_threads, n_repeats, is_ours=is_ours)
+
+    return trial
+
+
+def _attention(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
+    size, n_threads, n_repeats = (_N_CELLS, physical_cores(), 2) if is_large else (100, 2, 1)
+    return _native.try_attention(size, n_rows, n_threads, n_repeats, is_ours=is_ours)
+
+
+def _is_better(trial: _Trial) -> bool:
+    return any(_looks_better(trial) for _ in range(_LOOKS))
+
+
+def _looks_better(trial: _Trial) -> bool:
+    """Whether the results are right, not slower for one token, and faster for several."""
     ratios = []
     for n_rows in _ROWS:
         try:
-            if _native.try_kernels(kind, 64, n_rows, 2, 1, is_packed=True).error > _MOST_ERROR:
+            if trial(n_rows, is_large=False, is_ours=True).error > _MOST_ERROR:
                 return False
             best = {True: math.inf, False: math.inf}
-            for is_packed in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
-                trial = _native.try_kernels(kind, _N_OUT, n_rows, n_threads, 2, is_packed=is_packed)
-                best[is_packed] = min(best[is_packed], trial.us)
+            for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
+                best[is_ours] = min(best[is_ours], trial(n_rows, is_large=True, is_ours=is_ours).us)
         except NativeError:
             return False
         ratios.append(best[True] / best[False])
@@ -165,19 +209,25 @@ def _key() -> str:
     return hashlib.sha256(repr(parts).encode() + llama_cpp.llama_print_system_info()).hexdigest()
 
 
-def _read() -> dict[str, list[int]]:
-    """Types by machine; empty where there is no readable file."""
-    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError):
+class _Found(NamedTuple):
+    types: list[int]
+    attention: bool
+
+
+def _read() -> dict[str, _Found]:
+    """What was found, by machine; empty where there is no readable file."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
         saved: Any = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))
-        if isinstance(saved, dict):
-            known = set(_native.kernel_types())
-            return {key: types for key, types in saved.items() if isinstance(types, list) and known.issuperset(types)}
+        known = set(_native.kernel_types())
+        found = {key: _Found(list(entry["types"]), bool(entry["attention"])) for key, entry in saved.items()}
+        return {key: entry for key, entry in found.items() if known.issuperset(entry.types)}
     return {}
 
 
-def _keep(key: str, types: list[int]) -> None:
+def _keep(key: str, found: _Found) -> None:
     """Where it cannot be kept, the next process tries again."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = cache_folder() / "kernels.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({**_read(), key: types}, indent=2))
+        entries = {name: entry._asdict() for name, entry in {**_read(), key: found}.items()}
+        write_atomically(path, json.dumps(entries, indent=2))

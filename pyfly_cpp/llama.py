@@ -104,7 +104,7 @@ class FlyLlama(CompletingLlama):
             trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
-            **kwargs: Arguments of `llama_cpp.Llama`.
+            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on where attention is ours (`kernels`).
 
         Raises:
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.

@@ -299,18 +299,28 @@ void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread
 /* The same for all other models of the process from now on, also those that somebody else loads. */
 void pyfly_kernels_take_everywhere(uint64_t types);
 
-/* What a multiplication by the CPU backend gave. */
+/* Whether attention to caches in F16 is ours, too, where its queries are products of packed weights: for the whole
+ * process, from now on. At first it is not. It needs pyfly_kernels_install, and contexts with flash attention. */
+void pyfly_kernels_take_attention(int32_t is_taken);
+
+/* What an operation by the CPU backend gave. */
 typedef struct pyfly_kernels_trial {
-    double error; /* largest difference from the product of the dequantised weights, as a share of the sum of
-                     magnitudes: about 1e-3 where activations are quantised, 1e-6 where not */
+    double error; /* largest difference from the right result, as a share of the sum of magnitudes: about 1e-3 where
+                     activations are quantised, 1e-6 where not */
     double us;    /* the shortest of the times, microseconds */
 } pyfly_kernels_trial;
 
 /* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times;
- * n_out is a multiple of 64. is_packed 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does
- * without them. PYFLY_STATUS_INVALID for a type without kernels or a number out of range. */
+ * n_out is a multiple of 64. is_ours 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does
+ * without them. The right result is that of the dequantised weights. PYFLY_STATUS_INVALID for a type without kernels
+ * or a number out of range. */
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
-                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error);
+                               int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
+
+/* The last n_rows of n_cells tokens attend to all before them, likewise: eight heads of 128, in two groups. While it
+ * runs, pyfly_kernels_take_attention(is_ours) holds. */
+pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                                         int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
 
 /* ---- RPC servers ------------------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "attention.h"
+
 namespace pyfly::kernels {
 
 namespace {
@@ -10,6 +12,7 @@ namespace {
 struct InstructionSet {
     const char * name;
     const Products * (*products)(WeightType type);
+    const Attention * attention;
 };
 
 InstructionSet choose() {
@@ -26,18 +29,18 @@ InstructionSet choose() {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (is_allowed("avx512vnni") && has_avx2 && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-        return {"avx512vnni", avx512vnni::products};
+        return {"avx512vnni", avx512vnni::products, &avx2::attention};
     }
 #ifdef PYFLY_AVXVNNI
     if (is_allowed("avxvnni") && has_avx2 && __builtin_cpu_supports("avxvnni")) {
-        return {"avxvnni", avxvnni::products};
+        return {"avxvnni", avxvnni::products, &avx2::attention};
     }
 #endif
     if (is_allowed("avx2") && has_avx2) {
-        return {"avx2", avx2::products};
+        return {"avx2", avx2::products, &avx2::attention};
     }
 #endif
-    return {"none", nullptr};
+    return {"none", nullptr, nullptr};
 }
 
 const InstructionSet & chosen() {
@@ -53,6 +56,10 @@ const char * instruction_set() {
 
 const Products * products(WeightType type) {
     return chosen().products == nullptr ? nullptr : chosen().products(type);
+}
+
+const Attention * attention() {
+    return chosen().attention;
 }
 
 } // namespace pyfly::kernels

@@ -10,6 +10,7 @@
 #include "draft_context.h"
 #include "guard.h"
 #include "handles.h"
+#include "kernel_trials.h"
 #include "kernels/products.h"
 #include "llama_ext.h"
 #include "llama_target.h"
@@ -139,20 +140,47 @@ uint64_t pyfly_kernels_types(void) {
     return types;
 }
 
+void pyfly_kernels_take_attention(int32_t is_taken) {
+    pyfly::PackedBuffers::take_attention(is_taken != 0);
+}
+
+namespace {
+
+pyfly::TrialSetup trial_setup(int32_t n_rows, int32_t n_threads, int32_t n_repeats, int32_t is_ours) {
+    if (n_rows < 1 || n_threads < 1 || n_repeats < 1) {
+        throw Error(PYFLY_STATUS_INVALID, "a trial needs rows, threads and repeats");
+    }
+    if (is_ours != 0 && !pyfly::PackedBuffers::install().empty()) {
+        throw Error(PYFLY_STATUS_INVALID, "the kernels are not installed");
+    }
+    return {n_rows, n_threads, n_repeats, is_ours != 0};
+}
+
+} // namespace
+
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
-                               int32_t is_packed, pyfly_kernels_trial * out, pyfly_error * error) {
+                               int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error) {
     return guard(error, [&] {
         if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0) {
             throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
         }
-        if (n_out < 64 || n_out % 64 != 0 || n_rows < 1 || n_threads < 1 || n_repeats < 1) {
-            throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs, and rows, threads and repeats");
+        if (n_out < 64 || n_out % 64 != 0) {
+            throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs");
         }
-        if (is_packed != 0 && !pyfly::PackedBuffers::install().empty()) {
-            throw Error(PYFLY_STATUS_INVALID, "the kernels are not installed");
+        const pyfly::KernelTrial trial = pyfly::try_product(static_cast<pyfly::kernels::WeightType>(type), n_out,
+                                                            trial_setup(n_rows, n_threads, n_repeats, is_ours));
+        *out = {trial.error, trial.us};
+    });
+}
+
+pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
+                                         int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error) {
+    return guard(error, [&] {
+        if (n_cells < n_rows) {
+            throw Error(PYFLY_STATUS_INVALID, "a trial needs a cell for each row");
         }
-        const pyfly::PackedBuffers::Trial trial = pyfly::PackedBuffers::multiply(
-            static_cast<pyfly::kernels::WeightType>(type), n_out, n_rows, n_threads, n_repeats, is_packed != 0);
+        const pyfly::KernelTrial trial =
+            pyfly::try_attention(n_cells, trial_setup(n_rows, n_threads, n_repeats, is_ours));
         *out = {trial.error, trial.us};
     });
 }

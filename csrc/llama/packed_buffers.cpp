@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cmath>
 #include <cstring>
-#include <memory>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -15,8 +11,7 @@
 #include <dlfcn.h>
 #endif
 
-#include "error.h"
-#include "ggml-alloc.h"
+#include "cpu_attention.h"
 #include "ggml-cpu.h"
 #include "ggml_internal.h"
 #include "kernels/packing.h"
@@ -248,6 +243,17 @@ class PackedTraits : public TensorTraits {
     }
 } traits;
 
+CpuAttention attention;
+std::atomic<bool> takes_attention = false;
+
+// Whether these queries are products of packed weights: what they went through after that has them as its first source.
+bool come_of_packed_weights(const ggml_tensor * queries) {
+    while (queries != nullptr && queries->op != GGML_OP_MUL_MAT) {
+        queries = queries->src[0];
+    }
+    return queries != nullptr && is_packed(queries->src[0]->buffer);
+}
+
 class PackedExtra : public ExtraBufferType {
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
@@ -263,6 +269,10 @@ class PackedExtra : public ExtraBufferType {
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            const bool is_ours = takes_attention && come_of_packed_weights(op->src[0]) && CpuAttention::can_compute(op);
+            return is_ours ? &attention : nullptr;
+        }
         const bool is_ours =
             (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
         return is_ours ? &traits : nullptr;
@@ -401,31 +411,8 @@ std::string try_to_install() {
         return "a model was loaded before pyfly_cpp was imported";
     }
     installed = type;
+    attention.barrier = library.barrier;
     return {};
-}
-
-// Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
-ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights) {
-    for (ggml_backend_buffer_type_t type : library.extra_buffer_types != nullptr
-                                               ? library.extra_buffer_types()
-                                               : std::vector<ggml_backend_buffer_type_t>()) {
-        BufferType * own = reinterpret_cast<BufferType *>(type);
-        if (own == installed || own->context == nullptr) {
-            continue;
-        }
-        Buffer empty = {{}, type, nullptr, 0, GGML_BACKEND_BUFFER_USAGE_WEIGHTS};
-        ggml_tensor placed = *weights, x = *weights, product = *weights;
-        placed.buffer = reinterpret_cast<ggml_backend_buffer_t>(&empty);
-        x.type = GGML_TYPE_F32;
-        x.buffer = nullptr;
-        product.op = GGML_OP_MUL_MAT;
-        product.src[0] = &placed;
-        product.src[1] = &x;
-        if (static_cast<ExtraBufferType *>(own->context)->supports_op(own->device, &product)) {
-            return type;
-        }
-    }
-    return ggml_backend_cpu_buffer_type();
 }
 
 } // namespace
@@ -447,81 +434,35 @@ void PackedBuffers::take_everywhere(uint64_t types) {
     taken_everywhere = types;
 }
 
-PackedBuffers::Trial PackedBuffers::multiply(WeightType type, int64_t n_out, int32_t n_rows, int32_t n_threads,
-                                             int32_t n_repeats, bool is_packed) {
-    constexpr int64_t n_in = 512, n_own = 64; // rows of weights that are not copies of others
-    const ggml_type own = static_cast<ggml_type>(type);
-    const auto require = [](bool is_done) {
-        if (!is_done) {
-            throw Error(PYFLY_STATUS_NATIVE, "ggml could not multiply a matrix to try the kernels");
-        }
-    };
-    std::mt19937 random(1);
-    const auto fill = [&](std::vector<float> & values) {
-        for (float & value : values) {
-            value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
-        }
-    };
-    std::vector<float> values(n_in * n_own), x(static_cast<size_t>(n_in * n_rows)), weights(values.size());
-    fill(values);
-    fill(x);
-    std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * static_cast<size_t>(n_own));
-    const std::vector<float> importance(n_in, 1.0f);
-    ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
-    ggml_get_type_traits(own)->to_float(quantised.data(), weights.data(), n_in * n_own);
-    const size_t n_bytes = quantised.size();
-    for (int64_t copy = 1; copy < n_out / n_own; copy++) {
-        quantised.insert(quantised.end(), quantised.begin(), quantised.begin() + static_cast<std::ptrdiff_t>(n_bytes));
-    }
+bool PackedBuffers::take_attention(bool is_taken) {
+    return takes_attention.exchange(is_taken);
+}
 
-    const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
-    const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_weights(ggml_init(params), ggml_free);
-    const std::unique_ptr<ggml_context, decltype(&ggml_free)> of_rest(ggml_init(params), ggml_free);
-    const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_cpu_init(),
-                                                                              ggml_backend_free);
-    require(of_weights && of_rest && backend);
-    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-    ggml_tensor * w = ggml_new_tensor_2d(of_weights.get(), own, n_in, n_out);
-    ggml_tensor * rows = ggml_new_tensor_2d(of_rest.get(), GGML_TYPE_F32, n_in, n_rows);
-    ggml_tensor * product = ggml_mul_mat(of_rest.get(), w, rows);
-    const auto buffer_of = [](ggml_context * context, ggml_backend_buffer_type_t buffer_type) {
-        return std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>(
-            ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type), ggml_backend_buffer_free);
-    };
-    const auto w_buffer = buffer_of(
-        of_weights.get(), is_packed ? reinterpret_cast<ggml_backend_buffer_type_t>(installed) : stock_type(w));
-    const auto buffer = buffer_of(of_rest.get(), ggml_backend_cpu_buffer_type());
-    require(w_buffer && buffer);
-    ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
-    ggml_backend_tensor_set(rows, x.data(), 0, x.size() * sizeof(float));
-    ggml_cgraph * graph = ggml_new_graph(of_rest.get());
-    ggml_build_forward_expand(graph, product);
-    require(ggml_backend_supports_op(backend.get(), product));
-    Trial trial = {0.0, INFINITY};
-    for (int32_t i = 0; i < n_repeats; i++) {
-        const auto begin = std::chrono::steady_clock::now();
-        require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
-        const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
-        trial.us = std::min(trial.us, time.count());
-    }
-    std::vector<float> out(static_cast<size_t>(n_out * n_rows));
-    ggml_backend_tensor_get(product, out.data(), 0, out.size() * sizeof(float));
-    for (size_t r = 0; r < static_cast<size_t>(n_rows); r++) {
-        for (size_t o = 0; o < static_cast<size_t>(n_own); o++) {
-            double right = 0.0, magnitude = 0.0;
-            for (size_t i = 0; i < n_in; i++) {
-                const double one = static_cast<double>(weights[o * n_in + i]) * x[r * n_in + i];
-                right += one;
-                magnitude += std::abs(one);
-            }
-            for (size_t copy = o; copy < static_cast<size_t>(n_out); copy += n_own) {
-                const double difference = out[r * static_cast<size_t>(n_out) + copy] - right;
-                const double error = std::abs(difference) / std::max(magnitude, 1e-30);
-                trial.error = std::isfinite(error) ? std::max(trial.error, error) : INFINITY;
-            }
+ggml_backend_buffer_type_t PackedBuffers::type() {
+    return reinterpret_cast<ggml_backend_buffer_type_t>(installed);
+}
+
+ggml_backend_buffer_type_t PackedBuffers::stock_type(const ggml_tensor * weights) {
+    for (ggml_backend_buffer_type_t type : library.extra_buffer_types != nullptr
+                                               ? library.extra_buffer_types()
+                                               : std::vector<ggml_backend_buffer_type_t>()) {
+        BufferType * own = reinterpret_cast<BufferType *>(type);
+        if (own == installed || own->context == nullptr) {
+            continue;
+        }
+        Buffer empty = {{}, type, nullptr, 0, GGML_BACKEND_BUFFER_USAGE_WEIGHTS};
+        ggml_tensor placed = *weights, x = *weights, product = *weights;
+        placed.buffer = reinterpret_cast<ggml_backend_buffer_t>(&empty);
+        x.type = GGML_TYPE_F32;
+        x.buffer = nullptr;
+        product.op = GGML_OP_MUL_MAT;
+        product.src[0] = &placed;
+        product.src[1] = &x;
+        if (static_cast<ExtraBufferType *>(own->context)->supports_op(own->device, &product)) {
+            return type;
         }
     }
-    return trial;
+    return ggml_backend_cpu_buffer_type();
 }
 
 } // namespace pyfly

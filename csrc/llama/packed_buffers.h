@@ -1,13 +1,13 @@
 // The buffer type that brings kernels/ into llama.cpp: weights that are loaded into it are packed, and the CPU backend
-// multiplies with them by our products, in its own graph, threads and memory. ggml's list of extra buffer types (AMX
-// and its own repacking are entries of it) gets one entry more, in front.
+// multiplies with them by our products, in its own graph, threads and memory; attention is ours likewise. ggml's list
+// of extra buffer types (AMX and its own repacking are entries of it) gets one entry more, in front.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "kernels/formats.h"
+#include "ggml-backend.h"
 
 namespace pyfly {
 
@@ -34,18 +34,15 @@ class PackedBuffers {
     // The same for all other models of the process, from now on.
     static void take_everywhere(uint64_t types);
 
-    // What one multiplication gave.
-    struct Trial {
-        double error; // largest difference from the product of the dequantised weights, as a share of the sum of
-                      // magnitudes: about 1e-3 where activations are quantised, 1e-6 where not
-        double us;    // shortest time of `n_repeats`
-    };
+    // Whether attention is computed by CpuAttention where its queries are products of packed weights: for the whole
+    // process, from now on, and not at first. Returns what was before.
+    static bool take_attention(bool is_taken);
 
-    // Multiplies a matrix of this type, 512 x n_out, with n_rows rows on n_threads threads of the CPU backend, packed
-    // or plain. n_out is a multiple of 64. Throws Error(PYFLY_STATUS_NATIVE) where ggml refuses. Packed: needs
-    // install().
-    static Trial multiply(kernels::WeightType type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
-                          bool is_packed);
+    // The buffer type; null unless install() has succeeded.
+    static ggml_backend_buffer_type_t type();
+
+    // Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
+    static ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights);
 };
 
 } // namespace pyfly

@@ -15,7 +15,9 @@ from pyfly_cpp._native.kernels import (
     kernel_types,
     kernels_isa,
     kernels_taken,
+    take_attention,
     take_kernels_everywhere,
+    try_attention,
     try_kernels,
 )
 from pyfly_cpp._native.library import require_release, simd_level
@@ -71,7 +73,9 @@ __all__ = [
     "regions",
     "require_release",
     "simd_level",
+    "take_attention",
     "take_kernels_everywhere",
+    "try_attention",
     "try_kernels",
     "verify",
 ]

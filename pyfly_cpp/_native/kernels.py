@@ -1,4 +1,4 @@
-"""The products of packed weights: offering them to llama.cpp, and trying them."""
+"""Products of packed weights, and attention: offering them to llama.cpp, and trying them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyfly_cpp._native.library import ffi, lib
 
 
 class KernelTrial(NamedTuple):
-    """What one multiplication gave."""
+    """What one operation gave."""
 
     error: float
-    """Largest difference from the product of the dequantised weights, as a share of the sum of magnitudes."""
+    """Largest difference from the right result, as a share of the sum of magnitudes."""
     us: float
     """The shortest of the times, microseconds."""
 
@@ -50,9 +50,22 @@ def take_kernels_everywhere(types: int) -> None:
     lib.pyfly_kernels_take_everywhere(types)
 
 
-def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_packed: bool) -> KernelTrial:
+def take_attention(is_taken: bool) -> None:
+    """Whether attention to caches in F16 is ours, too, where its queries are products of packed weights: in the whole
+    process, from now on."""
+    lib.pyfly_kernels_take_attention(int(is_taken))
+
+
+def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_ours: bool) -> KernelTrial:
     """Multiplies a matrix of ggml type `kind`, 512 x n_out (a multiple of 64), with n_rows rows, by these products or
     as llama.cpp does without them. Raises ValueError for a number out of range, NativeError where ggml refuses."""
     out = ffi.new("pyfly_kernels_trial *")
-    check(lib.pyfly_kernels_try, kind, n_out, n_rows, n_threads, n_repeats, int(is_packed), out)
+    check(lib.pyfly_kernels_try, kind, n_out, n_rows, n_threads, n_repeats, int(is_ours), out)
+    return KernelTrial(out.error, out.us)
+
+
+def try_attention(n_cells: int, n_rows: int, n_threads: int, n_repeats: int, *, is_ours: bool) -> KernelTrial:
+    """Attention of the last n_rows of n_cells tokens to those before them, likewise."""
+    out = ffi.new("pyfly_kernels_trial *")
+    check(lib.pyfly_kernels_try_attention, n_cells, n_rows, n_threads, n_repeats, int(is_ours), out)
     return KernelTrial(out.error, out.us)

@@ -85,7 +85,7 @@ def load_batch(options: Options, n_parallel: int | None) -> FlyBatch:
     if n_parallel is None:
         path = model_path(options.model)
         n_parallel = choose_parallel(str(path), _n_ctx(options, path) or _training_context(path) or DEFAULT_N_CTX)
-    batch, _ = _load(options, FlyBatch, n_parallel=n_parallel, flash_attn=options.flash_attn or None)
+    batch, _ = _load(options, FlyBatch, n_parallel=n_parallel, flash_attn=options.flash_attn)
     try:
         require_chat_format(batch._crew.host)
     except ValueError:

@@ -63,7 +63,7 @@ class Options:
     n_batch: int
     n_gpu_layers: int
     n_threads: int | str
-    flash_attn: bool
+    flash_attn: bool | None
     chat_format: str | None
     temperature: float
     top_k: int
@@ -233,7 +233,8 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="Type of the K cache."),
         click.option("--cache-type-v", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
                      help="Type of the V cache; a quantised one needs --flash-attn."),
-        click.option("--flash-attn/--no-flash-attn", default=False, help="Flash attention.  [default: off]"),
+        click.option("--flash-attn/--no-flash-attn", default=None,
+                     help="Flash attention.  [default: on where it is ours, see --kernels]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
         click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
                      help=TEMPERATURE_HELP),

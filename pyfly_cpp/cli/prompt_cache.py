@@ -57,8 +57,14 @@ def save(path: Path, llm: FlyLlama, options: Options) -> None:
 def _identity(llm: FlyLlama, options: Options) -> dict[str, Any]:
     """What the state depends on, without reading the model's file."""
     status = Path(llm.model_path).stat()
-    settings = {name: getattr(options, name) for name in ("lora", "cache_type_k", "cache_type_v", "flash_attn")}
-    return {"size": status.st_size, "changed": status.st_mtime_ns, "n_ctx": llm.n_ctx(), **settings}
+    settings = {name: getattr(options, name) for name in ("lora", "cache_type_k", "cache_type_v")}
+    return {
+        "size": status.st_size,
+        "changed": status.st_mtime_ns,
+        "n_ctx": llm.n_ctx(),
+        "flash_attn": int(llm.context_params.flash_attn_type),
+        **settings,
+    }
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -39,6 +39,7 @@ def test_core_under_sanitizers(tmp_path):
         ("pyfly_thread_policy_test", "baseline"),
         ("pyfly_cross_vocabulary_test", "baseline"),
         ("pyfly_kernels_test", "baseline"),
+        ("pyfly_attention_test", "baseline"),
         ("pyfly_relay_test", "baseline"),
         ("pyfly_span_groups_test", "baseline"),
         ("pyfly_parts_test", "baseline"),

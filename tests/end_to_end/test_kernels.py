@@ -8,11 +8,11 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, _native, extra_buffers, kernels
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
-ALL = kernels.Verdict(tuple(_native.kernel_types()), "every type")
+ALL = kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
 
@@ -22,69 +22,95 @@ def every_type(monkeypatch):
     monkeypatch.setattr(kernels, "verdict", lambda: ALL)
 
 
-def rows_of(llm, tokens, sizes):
-    """Logits that follow each token, evaluated in batches of these sizes; [tokens][vocabulary]."""
-    memory = llama_cpp.llama_get_memory(llm._ctx.ctx)
-    llama_cpp.llama_memory_clear(memory, True)
+def rows_of(llm, tokens, sizes, start=0):
+    """Logits that follow each token, evaluated in batches of these sizes behind the `start` tokens that are evaluated
+    already; [tokens][vocabulary]."""
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm._ctx.ctx), 0, start, -1)
     batch = llama_cpp.llama_batch_init(64, 0, 1)
-    out, position = [], 0
+    out, position = [], start
     for size in sizes:
         batch.n_tokens = size
         for i in range(size):
-            batch.token[i], batch.pos[i], batch.logits[i] = tokens[position + i], position + i, 1
+            batch.token[i], batch.pos[i], batch.logits[i] = tokens[position - start + i], position + i, 1
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
         assert llama_cpp.llama_decode(llm._ctx.ctx, batch) == 0
         shape = (size, llm.n_vocab())
         out.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm._ctx.ctx), shape=shape).copy())
         position += size
     llama_cpp.llama_batch_free(batch)
-    return np.concatenate(out)
+    return np.concatenate(out) if out else None
 
 
 @pytest.mark.parametrize("kind", ALL.types, ids=str)
 @pytest.mark.parametrize("n_rows", [1, 3, 8, 17, 64])
 def test_products_are_as_right_as_those_of_llama_cpp(kind, n_rows):
-    ours = _native.try_kernels(kind, 128, n_rows, 2, 1, is_packed=True)
-    stock = _native.try_kernels(kind, 128, n_rows, 2, 1, is_packed=False)
+    ours = _native.try_kernels(kind, 128, n_rows, 2, 1, is_ours=True)
+    stock = _native.try_kernels(kind, 128, n_rows, 2, 1, is_ours=False)
     assert ours.error <= max(1.2 * stock.error, 1e-6) and ours.us > 0
+
+
+@pytest.mark.parametrize("n_cells", [64, 100, 700])
+@pytest.mark.parametrize("n_rows", [1, 3, 17, 64])
+def test_attention_is_more_right_than_that_of_llama_cpp(n_cells, n_rows):
+    for n_threads in (1, 2, 3):
+        ours = _native.try_attention(n_cells, n_rows, n_threads, 1, is_ours=True)
+        assert ours.error < 2e-6 and ours.us > 0
+    if n_rows < 64:  # whose tiles add in F32, too
+        assert ours.error < _native.try_attention(n_cells, n_rows, 2, 1, is_ours=False).error
 
 
 def test_a_trial_of_what_is_not_there_is_refused():
     for arguments in ((0, 64, 1, 1, 1), (2, 63, 1, 1, 1), (2, 64, 0, 1, 1), (-1, 64, 1, 1, 1), (99, 64, 1, 1, 1)):
         with pytest.raises(ValueError, match=r"kernels|trial"):
-            _native.try_kernels(*arguments, is_packed=True)
+            _native.try_kernels(*arguments, is_ours=True)
+    for arguments in ((8, 9, 1, 1), (8, 0, 1, 1), (8, 1, 0, 1), (8, 1, 1, 0)):
+        with pytest.raises(ValueError, match="trial"):
+            _native.try_attention(*arguments, is_ours=True)
 
 
 @pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_rows_are_the_same_bits_in_every_batch(model, n_threads, request):
-    llm = FlyLlama(
-        request.getfixturevalue(model), kernels="auto", n_ctx=256, n_threads=n_threads, n_threads_batch=n_threads,
-        flash_attn=True, verbose=False,
-    )  # fmt: skip
-    tokens = llm.tokenize(PROMPT.encode())[:24]
-    alone = rows_of(llm, tokens, [1] * len(tokens))
-    for size in (2, 3, 4, 6, 8, 12, 24):
-        assert np.array_equal(alone, rows_of(llm, tokens, [size] * (len(tokens) // size))), size
-    llm.close()
+def test_rows_are_the_same_bits_in_every_batch(model, request):
+    """And with every number of threads, behind 512 cells, where llama.cpp splits one token's attention by threads, and
+    in batches of 64 and more, which it computes in tiles."""
+    path = request.getfixturevalue(model)
+    options = {"kernels": "auto", "n_ctx": 640, "n_batch": 64, "verbose": False}
+    alone = {}
+    for n_threads in (1, 2, 3):
+        with closing(FlyLlama(path, n_threads=n_threads, n_threads_batch=n_threads, **options)) as llm:
+            tokens = (llm.tokenize(PROMPT.encode()) * 40)[:600]
+            for start in (0, 552):
+                rows_of(llm, tokens[:start], [64] * (start // 64) + [start % 64] * (start > 0))
+                for size in (1, 2, 3, 4, 6, 8, 12, 24, 48):
+                    rows = rows_of(llm, tokens[start : start + 48], [size] * (48 // size), start)
+                    assert np.array_equal(alone.setdefault(start, rows), rows), (n_threads, start, size)
+            assert np.array_equal(alone[0], rows_of(llm, tokens[:64], [64])[:48])
+
+
+def texts(llm, prompts, n=48):
+    return [llm.create_completion(p, max_tokens=n, temperature=0.0)["choices"][0]["text"] for p in prompts]
+
+
+PROMPTS = [PROMPT, "One two three one two three one two", "def add(a, b):\n    return", PROMPT + " How many"]
 
 
 @pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
 def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
+    """Whatever is drafted, how much of it, with which threads, alone or behind what another prompt has left."""
     path = request.getfixturevalue(model)
-    options = {"kernels": "auto", "n_ctx": 512, "flash_attn": True, "verbose": False}
-    prompts = [PROMPT, "One two three one two three one two", "def add(a, b):\n    return"]
-    with closing(FlyLlama(path, **options)) as llm:
-        plain = [llm.create_completion(p, max_tokens=48, temperature=0.0)["choices"][0]["text"] for p in prompts]
-    drafters = [PromptLookup(), *([DraftModel(tiny_draft)] if model == "tiny_target" else [])]
+    options = {"kernels": "auto", "n_ctx": 512, "verbose": False}
+    with closing(FlyLlama(path, n_threads=2, n_threads_batch=1, **options)) as llm:
+        plain = texts(llm, PROMPTS)
+        assert texts(llm, PROMPTS[::-1]) == plain[::-1]
+    drafters = [None, PromptLookup(), TokenRecycling(), [PromptLookup(), TokenRecycling()]]
+    drafters += [DraftModel(tiny_draft)] if model == "tiny_target" else [DraftModel(path)]
     for drafter in drafters:
-        for draft_max in (1, 3, 8):
-            with closing(FlyLlama(path, drafter=drafter, draft_max=draft_max, **options)) as llm:
-                drafted = [
-                    llm.create_completion(p, max_tokens=48, temperature=0.0)["choices"][0]["text"] for p in prompts
-                ]
-                assert drafted == plain, (drafter, draft_max)
-                assert llm.stats.drafted > 0
+        for draft_max in (1, 3, 8) if model == "tiny_target" else (5,):
+            llm = FlyLlama(path, drafter=drafter, draft_max=draft_max, n_threads=1, n_threads_batch=2, **options)
+            with closing(llm):
+                assert texts(llm, PROMPTS) == plain, (drafter, draft_max)
+                assert drafter is None or llm.stats.drafted > 0
+                llm.reset()
+                assert texts(llm, PROMPTS[:1]) == plain[:1]
 
 
 def test_what_works_with_stock_kernels_works_with_ours(tiny_target, lora):
@@ -144,8 +170,8 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "auto")
     kernels.verdict.cache_clear()
     try:
-        assert kernels.install() == kernels.Verdict((), "AMX crashes")
-        assert kernels.types_for(None) == 0
+        assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
+        assert kernels.take(None).bits == 0
         assert "AMX crashes" in kernels.describe()
     finally:
         kernels.verdict.cache_clear()

@@ -1,0 +1,22 @@
+// Attention on the CPU by kernels/attention.h, inside llama.cpp's graph: of GGML_OP_FLASH_ATTN_EXT with keys and values
+// in F16. llama.cpp's own depends on the batch and on the threads: one token's cells are split by threads from 512 on,
+// 64 tokens and more are computed in tiles, and what lies between adds up in F16, cell by cell, for each query alone.
+#pragma once
+
+#include "ggml_internal.h"
+
+namespace pyfly {
+
+class CpuAttention : public ggml_internal::TensorTraits {
+  public:
+    // Whether this operation can be computed here. The same answer for the same operation, from every thread.
+    static bool can_compute(const ggml_tensor * op);
+
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override;
+    bool compute_forward(ggml_internal::ComputeParams * params, ggml_tensor * op) override;
+
+    // The library's, which all threads of a graph wait at.
+    ggml_internal::Barrier barrier = nullptr;
+};
+
+} // namespace pyfly

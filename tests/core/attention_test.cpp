@@ -1,0 +1,161 @@
+// The steps of attention against sums of doubles, and the same bits whatever is computed beside them.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/attention.h"
+
+using namespace pyfly::kernels;
+
+namespace {
+
+int n_failed = 0;
+
+void check(bool is_right, const std::string & what) {
+    if (!is_right) {
+        std::printf("FAILED: %s\n", what.c_str());
+        n_failed++;
+    }
+}
+
+// k / 64 for -64 <= k <= 64 has eleven bits, so it is a half: the sign, an exponent and the bits behind the first.
+uint16_t half_of(int k) {
+    if (k == 0) {
+        return 0;
+    }
+    const int magnitude = std::abs(k);
+    int exponent = 0;
+    while (magnitude >> (exponent + 1) != 0) {
+        exponent++;
+    }
+    return static_cast<uint16_t>((k < 0 ? 0x8000 : 0) | (exponent - 6 + 15) << 10 |
+                                 ((magnitude << (10 - exponent)) & 1023));
+}
+
+struct Case {
+    int size, n_cells, n_queries;
+    size_t stride; // numbers between the beginnings of two cells
+    std::vector<double> cells;
+    std::vector<uint16_t> halves;
+    std::vector<float> queries, weights; // [n_queries][size], [n_queries][tile]
+
+    Case(int of_size, int of_cells, int of_queries, std::mt19937 & random)
+        : size(of_size), n_cells(of_cells), n_queries(of_queries), stride(static_cast<size_t>(of_size) + 24) {
+        halves.resize(stride * static_cast<size_t>(n_cells));
+        cells.resize(halves.size());
+        for (size_t i = 0; i < halves.size(); i++) {
+            const int k = static_cast<int>(random() % 129) - 64;
+            halves[i] = half_of(k);
+            cells[i] = k / 64.0;
+        }
+        std::normal_distribution<float> normal;
+        queries.resize(static_cast<size_t>(n_queries * size));
+        weights.resize(static_cast<size_t>(n_queries * tile));
+        for (std::vector<float> * numbers : {&queries, &weights}) {
+            for (float & number : *numbers) {
+                number = normal(random);
+            }
+        }
+    }
+
+    Cells all() const { return {reinterpret_cast<const uint8_t *>(halves.data()), stride * sizeof(uint16_t), n_cells}; }
+    double cell(int c, int i) const { return cells[static_cast<size_t>(c) * stride + static_cast<size_t>(i)]; }
+};
+
+// Pointers to rows of `width` numbers.
+template <class T> std::vector<T *> rows_of(T * first, int n, int width) {
+    std::vector<T *> rows;
+    for (int r = 0; r < n; r++) {
+        rows.push_back(first + r * width);
+    }
+    return rows;
+}
+
+void test_sums(const Case & of) {
+    const Attention & kernel = *attention();
+    const std::string what = std::to_string(of.size) + " x " + std::to_string(of.n_cells) + " cells, " +
+                             std::to_string(of.n_queries) + " queries";
+    std::vector<float> converted(static_cast<size_t>(tile * of.size));
+    std::vector<float> scores(static_cast<size_t>(of.n_queries * tile)), alone(scores.size());
+    const auto queries = rows_of(of.queries.data(), of.n_queries, of.size);
+    const auto weights = rows_of(of.weights.data(), of.n_queries, tile);
+    kernel.dot_products(of.all(), of.size, queries.data(), of.n_queries,
+                        rows_of(scores.data(), of.n_queries, tile).data(), converted.data());
+    std::vector<float> sums(static_cast<size_t>(of.n_queries * of.size), 0.5f), alone_sums(sums);
+    kernel.add_weighted(of.all(), of.size, weights.data(), of.n_queries,
+                        rows_of(sums.data(), of.n_queries, of.size).data(), converted.data());
+    for (int q = 0; q < of.n_queries; q++) {
+        float * own = alone.data() + q * tile;
+        float * own_sums = alone_sums.data() + q * of.size;
+        kernel.dot_products(of.all(), of.size, queries.data() + q, 1, &own, converted.data());
+        kernel.add_weighted(of.all(), of.size, weights.data() + q, 1, &own_sums, converted.data());
+        for (int c = 0; c < of.n_cells; c++) {
+            double right = 0.0, magnitude = 0.0;
+            for (int i = 0; i < of.size; i++) {
+                right += of.cell(c, i) * queries[static_cast<size_t>(q)][i];
+                magnitude += std::abs(of.cell(c, i) * queries[static_cast<size_t>(q)][i]);
+            }
+            check(std::abs(own[c] - right) <= 1e-6 * magnitude, what + ": dot product");
+            check(own[c] == scores[static_cast<size_t>(q * tile + c)], what + ": dot product alone and with others");
+        }
+        for (int i = 0; i < of.size; i++) {
+            double right = 0.5, magnitude = 0.5;
+            for (int c = 0; c < of.n_cells; c++) {
+                right += of.cell(c, i) * weights[static_cast<size_t>(q)][c];
+                magnitude += std::abs(of.cell(c, i) * weights[static_cast<size_t>(q)][c]);
+            }
+            check(std::abs(own_sums[i] - right) <= 3e-6 * magnitude, what + ": sum of values");
+            check(own_sums[i] == sums[static_cast<size_t>(q * of.size + i)], what + ": sum alone and with others");
+        }
+    }
+}
+
+void test_weights(std::mt19937 & random) {
+    const Attention & kernel = *attention();
+    std::uniform_real_distribution<float> uniform(-100.0f, 20.0f);
+    std::vector<float> scores(64), weights;
+    for (int round = 0; round < 100; round++) {
+        for (float & score : scores) {
+            score = uniform(random);
+        }
+        scores[random() % 64] = -INFINITY;
+        const float most = kernel.largest(scores.data(), 64);
+        check(most == *std::max_element(scores.begin(), scores.end()), "the largest");
+        weights = scores;
+        kernel.exponentials(weights.data(), 64, most);
+        for (size_t i = 0; i < scores.size(); i++) {
+            const double right = std::exp(static_cast<double>(scores[i] - most)); // the difference, rounded
+            check(right < 1e-37 ? weights[i] <= 1e-37f : std::abs(weights[i] - right) <= 3e-7 * right, "exponential");
+            check(std::isfinite(scores[i]) || weights[i] == 0.0f, "nothing of what is hidden");
+        }
+    }
+    scores.assign(64, -INFINITY);
+    check(kernel.largest(scores.data(), 64) == -INFINITY, "the largest of none");
+    scores[3] = NAN;
+    kernel.exponentials(scores.data(), 64, 1.0f);
+    check(std::isnan(scores[3]) && scores[2] == 0.0f, "a NaN is not lost");
+}
+
+} // namespace
+
+int main() {
+    if (attention() == nullptr) {
+        std::printf("skipped: no instruction set\n");
+        return 0;
+    }
+    std::mt19937 random(11);
+    for (const int size : {8, 64, 72, 80, 128, 192, 256, 576}) {
+        for (const int n_cells : {1, 2, 5, 31, 32}) {
+            for (const int n_queries : {1, 2, 3, 4, 5, 6, 7, 12, 17}) {
+                test_sums(Case(size, n_cells, n_queries, random));
+            }
+        }
+    }
+    test_weights(random);
+    std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
+    return n_failed == 0 ? 0 : 1;
+}
