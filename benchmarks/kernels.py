@@ -1,42 +1,50 @@
-"""What a batch costs by its number of tokens: llama.cpp's products of weights against ours.
+"""What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
-    python benchmarks/kernels.py --model MODEL [--rows 1,2,3,4,6,8,12,16,32] [--repeats 7] [--threads N]
+    python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16]
+        [--repeats 7] [--threads N]
 
-The same model is loaded twice, with kernels="stock" and "auto". Both evaluate batches of the same tokens behind the
-same beginning, in turns, so that whatever else the machine does slows both alike. Times are medians; the ratio is the
-median of the ratios of neighbours in time, with its range. The last lines compare the logits of tokens that were
-evaluated alone with those of the same tokens in batches.
+The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
+same random tokens behind the same beginning, in turns, so that whatever else the machine does slows both alike. Times
+are medians; the ratio is the median of the ratios of neighbours in time, with its range. The last lines compare the
+logits of tokens that were evaluated alone with those of the same tokens in batches.
+
+--as quantises the model to each of these types first, from whatever type it has: for times, not for texts.
+
+Where there is a C compiler, the roofline stands beside it: a batch takes at least as long as its weights take to be
+read at this machine's speed of memory, and as its products of bytes take at the speed of the dot instruction.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 import llama_cpp
 import numpy as np
 from speed import print_machine
 
-from pyfly_cpp import FlyLlama, kernels
+from pyfly_cpp import FlyLlama, _native, kernels
 from pyfly_cpp.threads import physical_cores
 
-TEXT = b"def fibonacci(n):\n    a, b = 0, 1\n    for i in range(n):\n        a, b = b, a + b\n    return a\n\n\n"
-N_BEFORE = 16
-"""Tokens that every batch stands behind."""
+HERE = Path(__file__).parent
+MOST_BATCH = 512
 
 
 class Side:
     """One of the two models."""
 
-    def __init__(self, path: str, choice: str, n_threads: int, n_most: int) -> None:
+    def __init__(self, path: str, choice: str, n_threads: int, n_ctx: int) -> None:
         begin = time.perf_counter()
         self.llm = FlyLlama(
-            path, kernels=choice, n_ctx=N_BEFORE + n_most, n_batch=max(n_most, 32), n_threads=n_threads,
-            n_threads_batch=n_threads, flash_attn=True, verbose=False,
+            path, kernels=choice, n_ctx=n_ctx, n_batch=MOST_BATCH, n_threads=n_threads, n_threads_batch=n_threads,
+            flash_attn=True, verbose=False,
         )  # fmt: skip
-        print(f"loaded with {choice} in {time.perf_counter() - begin:.1f} s")
-        self.batch = llama_cpp.llama_batch_init(max(n_most, N_BEFORE), 0, 1)
+        self.seconds_to_load = time.perf_counter() - begin
+        self.batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
 
     def evaluate(self, tokens: list[int], position: int) -> float:
         """Evaluates tokens at a position and forgets what stands behind it before; seconds."""
@@ -44,7 +52,8 @@ class Side:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, position, -1)
         self.batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
-            self.batch.token[i], self.batch.pos[i], self.batch.logits[i] = token, position + i, 1
+            self.batch.token[i], self.batch.pos[i] = token, position + i
+            self.batch.logits[i] = len(tokens) <= 32 or i + 1 == len(tokens)  # a prompt asks for one row
             self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
         begin = time.perf_counter()
         if llama_cpp.llama_decode(context, self.batch) != 0:
@@ -57,28 +66,49 @@ class Side:
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.llm.ctx), shape=(n, self.llm.n_vocab())).copy()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    given = parser.parse_args()
+def roofline(n_threads: int) -> dict[str, float]:
+    """Gigabytes, and 10^9 products of bytes, a second; empty where there is no compiler for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/roofline"
+        try:
+            subprocess.run(["cc", "-O2", "-pthread", str(HERE / "roofline.c"), "-o", program], check=True)
+            lines = subprocess.run([program, str(n_threads)], check=True, capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no roofline: {error}")
+            return {}
+    return {name: float(value) for name, value in (line.split() for line in lines.splitlines())}
+
+
+def quantised(model: str, name: str, folder: str) -> str:
+    """The model in another type."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    params.allow_requantize = True
+    path = f"{folder}/{name}.gguf"
+    if llama_cpp.llama_model_quantize(model.encode(), path.encode(), params) != 0:
+        raise SystemExit(f"llama.cpp could not quantise {model} to {name}.")
+    return path
+
+
+def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
+    """Prints a model's table."""
     rows = [int(n) for n in given.rows.split(",")]
-    print_machine()
-    print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
-    sides = [Side(given.model, choice, given.threads, max(rows)) for choice in ("stock", "auto")]
-    tokens = sides[0].llm.tokenize(TEXT * (1 + (N_BEFORE + max(rows)) // 16))[: N_BEFORE + max(rows)]
-    before, behind = tokens[:N_BEFORE], tokens[N_BEFORE:]
+    sides = [Side(path, choice, given.threads, given.behind + max(rows)) for choice in kernels.CHOICES[::-1]]
+    llm = sides[0].llm
+    tokens = np.random.default_rng(1).integers(0, llm.n_vocab(), given.behind + max(rows)).tolist()
+    before, behind = tokens[: given.behind], tokens[given.behind :]
     for side in sides:
-        side.evaluate(before, 0)
-        side.evaluate(behind, N_BEFORE)
+        for i in range(0, len(before), MOST_BATCH):
+            side.evaluate(before[i : i + MOST_BATCH], i)
+        side.evaluate(behind[:16], given.behind)
     times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
     for _ in range(given.repeats):
         for n in rows:
-            times[n].append(tuple(side.evaluate(behind[:n], N_BEFORE) for side in sides))
+            times[n].append(tuple(side.evaluate(behind[:n], given.behind) for side in sides))
 
     single = [median(pair[i] for pair in times[rows[0]]) for i in (0, 1)]
+    loads = " and ".join(f"{side.seconds_to_load:.1f}" for side in sides)
+    print(f"\n{name}, behind {given.behind} tokens; loaded in {loads} s")
     print(f"\n| tokens | stock, ms | ours, ms | stock / ours | stock, of {rows[0]} | ours, of {rows[0]} |")
     print("| ---: | ---: | ---: | --- | ---: | ---: |")
     for n in rows:
@@ -87,18 +117,51 @@ def main() -> None:
         ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         times_of_one = f"{stock / single[0]:.2f} | {ours / single[1]:.2f}"
         print(f"| {n} | {1e3 * stock:.1f} | {1e3 * ours:.1f} | {ratio} | {times_of_one} |")
-    print()
-    n_most = min(16, max(rows))
+    isa = _native.kernels_isa()
+    if isa in speeds:
+        n_bytes = llama_cpp.llama_model_size(llm.model)
+        n_weights = llama_cpp.llama_model_n_params(llm.model)
+        print(
+            f"\nroofline: {n_bytes / 1e9 / speeds['memory'] * 1e3:.1f} ms to read {n_bytes / 1e9:.2f} GB at "
+            f"{speeds['memory']:.1f} GB/s; {n_weights / 1e9 / speeds[isa] * 1e3:.1f} ms a token for "
+            f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
+        )
+    print_differences(sides, behind[: min(16, max(rows))], given.behind)
+    for side in sides:
+        side.llm.close()
+
+
+def print_differences(sides: list[Side], tokens: list[int], position: int) -> None:
+    """Alone against in batches."""
     for side, name in zip(sides, ("stock", "ours")):
         alone = []
-        for i in range(n_most):
-            side.evaluate(behind[i : i + 1], N_BEFORE + i)
+        for i, token in enumerate(tokens):
+            side.evaluate([token], position + i)
             alone.append(side.logits(1)[0])
         worst = 0.0
-        for n in range(2, n_most + 1):
-            side.evaluate(behind[:n], N_BEFORE)
+        for n in range(2, len(tokens) + 1):
+            side.evaluate(tokens[:n], position)
             worst = max(worst, float(np.abs(side.logits(n) - np.array(alone[:n])).max()))
-        print(f"{name}: logits of tokens alone and in batches of 2 to {n_most} differ by at most {worst:.2g}")
+        print(f"{name}: logits of tokens alone and in batches of 2 to {len(tokens)} differ by at most {worst:.2g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--as", dest="types", default="", metavar="TYPES")
+    parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
+    parser.add_argument("--behind", type=int, default=16, metavar="N")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    given = parser.parse_args()
+    print_machine()
+    print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
+    speeds = roofline(given.threads)
+    if not given.types:
+        compare(given.model, Path(given.model).name, given, speeds)
+    for name in filter(None, given.types.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            compare(quantised(given.model, name, folder), name, given, speeds)
 
 
 if __name__ == "__main__":

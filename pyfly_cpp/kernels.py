@@ -132,7 +132,7 @@ def verdict() -> Verdict:
     found = _read().get(key)
     if found is None:
         with _quiet():
-            found = _Found([kind for kind in _native.kernel_types() if _is_better(_product(kind))],
+            found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
                            bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
         _keep(key, found)
     names = f"{len(found.types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}"
@@ -179,17 +179,29 @@ def _attention(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelT
     return _native.try_attention(size, n_rows, n_threads, n_repeats, is_ours=is_ours)
 
 
+def _is_worth_packing(kind: int) -> bool:
+    """F32 needs no speed: only small matrices are packed of it, the routers of experts."""
+    return _is_right(_product(kind)) if kind == llama_cpp.GGML_TYPE_F32 else _is_better(_product(kind))
+
+
 def _is_better(trial: _Trial) -> bool:
     return any(_looks_better(trial) for _ in range(_LOOKS))
 
 
+def _is_right(trial: _Trial) -> bool:
+    try:
+        return all(trial(n_rows, is_large=False, is_ours=True).error <= _MOST_ERROR for n_rows in _ROWS)
+    except NativeError:
+        return False
+
+
 def _looks_better(trial: _Trial) -> bool:
     """Whether the results are right, not slower for one token, and faster for several."""
+    if not _is_right(trial):
+        return False
     ratios = []
     for n_rows in _ROWS:
         try:
-            if trial(n_rows, is_large=False, is_ours=True).error > _MOST_ERROR:
-                return False
             best = {True: math.inf, False: math.inf}
             for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
                 best[is_ours] = min(best[is_ours], trial(n_rows, is_large=True, is_ours=is_ours).us)

@@ -8,6 +8,7 @@
 namespace pyfly::kernels {
 
 enum class WeightType : int32_t {
+    f32 = 0, // routers of experts are
     f16 = 1,
     q4_0 = 2,
     q4_1 = 3,
@@ -156,9 +157,14 @@ template <WeightType type> constexpr int largest() {
     }
 }
 
-// The types whose weights are floats of 16 bits; they are not taken apart.
+// The types whose weights are floats; they are not taken apart.
 constexpr bool is_dense(WeightType type) {
-    return type == WeightType::f16 || type == WeightType::bf16;
+    return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16;
+}
+
+// Bytes of a weight of such a type.
+constexpr size_t dense_width(WeightType type) {
+    return type == WeightType::f32 ? 4 : 2;
 }
 
 // Takes the block at `block` apart.

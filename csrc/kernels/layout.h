@@ -38,6 +38,5 @@ template <class F> struct PackedBlock {
 
 // A type of floats: blocks of 32 inputs, [input][16 outputs].
 constexpr int dense_block = 32;
-constexpr int dense_bytes = 2 * panel * dense_block;
 
 } // namespace pyfly::kernels

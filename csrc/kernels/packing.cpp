@@ -1,6 +1,7 @@
 #include "packing.h"
 
 #include <cstring>
+#include <vector>
 
 #include "for_each_type.h"
 
@@ -22,9 +23,10 @@ Sizes sizes_of(WeightType type) {
                 static_cast<size_t>(PackedBlock<Format<WeightType::name>>::bytes)};
         PYFLY_FOR_EACH_FORMAT(PYFLY_SIZES)
 #undef PYFLY_SIZES
+        case WeightType::f32:
         case WeightType::f16:
         case WeightType::bf16:
-            return {dense_block, 2 * dense_block, dense_bytes};
+            return {dense_block, dense_width(type) * dense_block, dense_width(type) * dense_block * panel};
     }
     return {};
 }
@@ -80,10 +82,10 @@ template <WeightType type> void pack(size_t n_in, const uint8_t * rows, uint8_t 
     }
 }
 
-void pack_dense(size_t n_in, const uint8_t * rows, uint8_t * out) {
+template <size_t width> void pack_dense(size_t n_in, const uint8_t * rows, uint8_t * out) {
     for (size_t i = 0; i < n_in; i++) {
         for (size_t lane = 0; lane < panel; lane++) {
-            std::memcpy(out + (i * panel + lane) * 2, rows + (lane * n_in + i) * 2, 2);
+            std::memcpy(out + (i * panel + lane) * width, rows + (lane * n_in + i) * width, width);
         }
     }
 }
@@ -92,7 +94,7 @@ void pack_dense(size_t n_in, const uint8_t * rows, uint8_t * out) {
 
 bool can_pack(WeightType type, size_t n_in, size_t n_out) {
     const Sizes sizes = sizes_of(type);
-    return sizes.block > 0 && n_in > 0 && n_out > 0 && n_in % sizes.block == 0 && n_out % panel == 0;
+    return sizes.block > 0 && n_in > 0 && n_out > 0 && n_in % sizes.block == 0;
 }
 
 size_t panel_bytes(WeightType type, size_t n_in) {
@@ -105,16 +107,28 @@ size_t row_bytes(WeightType type, size_t n_in) {
     return n_in / sizes.block * sizes.row_bytes;
 }
 
-void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, uint8_t * out) {
+size_t n_panels(size_t n_out) {
+    return (n_out + panel - 1) / panel;
+}
+
+void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, size_t n_rows, uint8_t * out) {
+    std::vector<uint8_t> padded;
+    if (n_rows < panel) {
+        padded.assign(rows, rows + n_rows * row_bytes(type, n_in));
+        padded.resize(panel * row_bytes(type, n_in), 0);
+        rows = padded.data();
+    }
     switch (type) {
 #define PYFLY_PACK(name)                                                                                               \
     case WeightType::name:                                                                                             \
         return pack<WeightType::name>(n_in, rows, out);
         PYFLY_FOR_EACH_FORMAT(PYFLY_PACK)
 #undef PYFLY_PACK
+        case WeightType::f32:
+            return pack_dense<4>(n_in, rows, out);
         case WeightType::f16:
         case WeightType::bf16:
-            return pack_dense(n_in, rows, out);
+            return pack_dense<2>(n_in, rows, out);
     }
 }
 

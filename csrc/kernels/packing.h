@@ -7,7 +7,7 @@
 
 namespace pyfly::kernels {
 
-// Whether a matrix of this type and shape can be packed: whole panels of whole blocks.
+// Whether a matrix of this type and shape can be packed: rows of whole blocks.
 bool can_pack(WeightType type, size_t n_in, size_t n_out);
 
 // Bytes of a panel. Requires can_pack().
@@ -16,7 +16,11 @@ size_t panel_bytes(WeightType type, size_t n_in);
 // Bytes of a row as a GGUF file has it.
 size_t row_bytes(WeightType type, size_t n_in);
 
-// Packs 16 rows, row_bytes() apart, into a panel. Any thread may pack any panel.
-void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, uint8_t * out);
+// Panels of a matrix; the last one may be for fewer than 16 outputs.
+size_t n_panels(size_t n_out);
+
+// Packs n_rows <= 16 rows, row_bytes() apart, into a panel; what is missing of it becomes zeros. Any thread may pack
+// any panel.
+void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, size_t n_rows, uint8_t * out);
 
 } // namespace pyfly::kernels

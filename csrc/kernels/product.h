@@ -331,6 +331,16 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
 // Four sums of every fourth input, added at the end: one alone would wait for itself.
 constexpr int n_chains = 4;
 
+template <WeightType type> PYFLY_INLINE V load_dense(const uint8_t * weights) {
+    if constexpr (type == WeightType::f32) {
+        return Simd::load_float(reinterpret_cast<const float *>(weights));
+    } else if constexpr (type == WeightType::f16) {
+        return Simd::from_halves(weights);
+    } else {
+        return Simd::from_bfloats(weights);
+    }
+}
+
 template <WeightType type, int m>
 void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
     for (int part = 0; part < parts; part++) {
@@ -343,8 +353,8 @@ void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * 
         for (size_t i = 0; i < n_in; i += n_chains) {
 #pragma GCC unroll 4
             for (size_t k = 0; k < n_chains; k++) {
-                const uint8_t * at = weights + ((i + k) * panel + static_cast<size_t>(part * Simd::lanes)) * 2;
-                const V w = type == WeightType::f16 ? Simd::from_halves(at) : Simd::from_bfloats(at);
+                const V w = load_dense<type>(weights + ((i + k) * panel + static_cast<size_t>(part * Simd::lanes)) *
+                                                           dense_width(type));
                 for (int c = 0; c < m; c++) {
                     sums[k][c] = Simd::multiply_add(w, Simd::broadcast_float(strip + (i + k) * m + c), sums[k][c]);
                 }
@@ -403,6 +413,7 @@ const Products * products(WeightType type) {
                                      multiply_dense_panel<WeightType::name>};                                          \
         return &all;                                                                                                   \
     }
+        PYFLY_DENSE(f32)
         PYFLY_DENSE(f16)
         PYFLY_DENSE(bf16)
 #undef PYFLY_DENSE

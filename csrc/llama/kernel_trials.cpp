@@ -132,7 +132,11 @@ KernelTrial try_product(kernels::WeightType type, int64_t n_out, const TrialSetu
     std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * static_cast<size_t>(n_own));
     const std::vector<float> importance(n_in, 1.0f);
     ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
-    ggml_get_type_traits(own)->to_float(quantised.data(), right.data(), n_in * n_own);
+    if (const ggml_to_float_t to_float = ggml_get_type_traits(own)->to_float; to_float != nullptr) {
+        to_float(quantised.data(), right.data(), n_in * n_own);
+    } else { // F32
+        right = values;
+    }
     const size_t n_bytes = quantised.size();
     for (int64_t copy = 1; copy < n_out / n_own; copy++) {
         quantised.insert(quantised.end(), quantised.begin(), quantised.begin() + static_cast<std::ptrdiff_t>(n_bytes));

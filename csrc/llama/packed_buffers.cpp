@@ -46,16 +46,20 @@ WeightType type_of(const ggml_tensor * weights) {
     return static_cast<WeightType>(weights->type);
 }
 
+constexpr int64_t most_f32_outputs = 1024; // routers of experts have fewer; llama.cpp is faster with large matrices
+
 // Whether these weights are packed: matrices, or matrices of experts.
 bool can_pack(const ggml_tensor * weights) {
-    return weights->ne[3] == 1 && weights->view_src == nullptr && kernels::products(type_of(weights)) != nullptr &&
+    return weights->ne[3] == 1 && weights->view_src == nullptr &&
+           (weights->type != GGML_TYPE_F32 || weights->ne[1] <= most_f32_outputs) &&
+           kernels::products(type_of(weights)) != nullptr &&
            kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
                              static_cast<size_t>(weights->ne[1]));
 }
 
 size_t matrix_bytes(const ggml_tensor * weights) {
     return kernels::panel_bytes(type_of(weights), static_cast<size_t>(weights->ne[0])) *
-           static_cast<size_t>(weights->ne[1] / kernels::panel);
+           kernels::n_panels(static_cast<size_t>(weights->ne[1]));
 }
 
 // ---- Multiplying
@@ -91,17 +95,24 @@ void quantise_row(const Products & products, const float * x, size_t n_in, int32
 
 // Panels begin..end - 1 of a matrix times n rows of strips; `row_out(r)` is where outputs of row r go.
 template <class RowOut>
-void multiply_panels(const Products & products, const uint8_t * weights, size_t panel_bytes, size_t n_in,
+void multiply_panels(const Products & products, const ggml_tensor * matrix, const uint8_t * weights,
                      const int32_t * strips, size_t n, size_t begin, size_t end, RowOut row_out) {
+    const size_t n_in = static_cast<size_t>(matrix->ne[0]), n_out = static_cast<size_t>(matrix->ne[1]);
+    const size_t panel_bytes = kernels::panel_bytes(type_of(matrix), n_in);
     float * out[kernels::most_rows];
+    float last[kernels::most_rows][kernels::panel]; // of a panel with fewer outputs
     for (size_t first = 0; first < n; first += kernels::most_rows) {
         const size_t n_now = std::min(kernels::most_rows, n - first);
         const int32_t * rows = strips + first * products.row_words(n_in);
         for (size_t p = begin; p < end; p++) {
+            const size_t n_own = std::min<size_t>(kernels::panel, n_out - p * kernels::panel);
             for (size_t r = 0; r < n_now; r++) {
-                out[r] = row_out(first + r) + p * kernels::panel;
+                out[r] = n_own == kernels::panel ? row_out(first + r) + p * kernels::panel : last[r];
             }
             products.multiply(weights + p * panel_bytes, n_in, rows, n_now, out);
+            for (size_t r = 0; n_own < kernels::panel && r < n_now; r++) {
+                std::copy_n(last[r], n_own, row_out(first + r) + p * kernels::panel);
+            }
         }
     }
 }
@@ -153,10 +164,10 @@ class PackedTraits : public TensorTraits {
             quantise_row(products, x, n_in, strips, n, r);
         }
         begin_chunks(params);
-        const size_t panel_bytes = kernels::panel_bytes(type_of(weights), n_in);
-        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), 1, [&](size_t, size_t begin, size_t end) {
-            multiply_panels(products, static_cast<const uint8_t *>(weights->data), panel_bytes, n_in, strips, n, begin,
-                            end, [&](size_t r) {
+        const size_t n_panels = kernels::n_panels(static_cast<size_t>(weights->ne[1]));
+        share(params, n_panels, 1, [&](size_t, size_t begin, size_t end) {
+            multiply_panels(products, weights, static_cast<const uint8_t *>(weights->data), strips, n, begin, end,
+                            [&](size_t r) {
                                 return reinterpret_cast<float *>(
                                     row_at(static_cast<char *>(op->data), op, static_cast<int64_t>(r)));
                             });
@@ -222,12 +233,12 @@ class PackedTraits : public TensorTraits {
             }
         }
         begin_chunks(params);
-        const size_t panel_bytes = kernels::panel_bytes(type_of(weights), n_in), expert_bytes = matrix_bytes(weights);
-        share(params, static_cast<size_t>(weights->ne[1] / kernels::panel), n_busy,
+        const size_t expert_bytes = matrix_bytes(weights);
+        share(params, kernels::n_panels(static_cast<size_t>(weights->ne[1])), n_busy,
               [&](size_t k, size_t begin, size_t end) {
                   const size_t e = static_cast<size_t>(busy[k]), first = static_cast<size_t>(begins[e]);
                   multiply_panels(
-                      products, static_cast<const uint8_t *>(weights->data) + e * expert_bytes, panel_bytes, n_in,
+                      products, weights, static_cast<const uint8_t *>(weights->data) + e * expert_bytes,
                       strips + first * words, static_cast<size_t>(begins[e + 1]) - first, begin, end, [&](size_t i) {
                           return reinterpret_cast<float *>(row_at(static_cast<char *>(op->data), op, rows[first + i]));
                       });
@@ -287,13 +298,17 @@ constexpr size_t worth_a_thread = size_t{1} << 20; // bytes
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor) && "packed weights are written as a whole");
     const size_t n_in = static_cast<size_t>(tensor->ne[0]);
-    const size_t n_panels = static_cast<size_t>(tensor->ne[1] / kernels::panel * tensor->ne[2]);
-    const size_t file_bytes = kernels::panel * kernels::row_bytes(type_of(tensor), n_in);
+    const size_t n_out = static_cast<size_t>(tensor->ne[1]), n_each = kernels::n_panels(n_out); // of a matrix
+    const size_t n_panels = n_each * static_cast<size_t>(tensor->ne[2]);
+    const size_t row_bytes = kernels::row_bytes(type_of(tensor), n_in);
     const size_t packed_bytes = kernels::panel_bytes(type_of(tensor), n_in);
     std::atomic<size_t> next = 0;
     const auto pack = [&] {
         for (size_t p = next++; p < n_panels; p = next++) {
-            kernels::pack_panel(type_of(tensor), n_in, static_cast<const uint8_t *>(data) + p * file_bytes,
+            const size_t first = p % n_each * kernels::panel; // of the matrix's rows
+            kernels::pack_panel(type_of(tensor), n_in,
+                                static_cast<const uint8_t *>(data) + (p / n_each * n_out + first) * row_bytes,
+                                std::min<size_t>(kernels::panel, n_out - first),
                                 static_cast<uint8_t *>(tensor->data) + p * packed_bytes);
         }
     };

@@ -7,6 +7,7 @@ from contextlib import closing
 import llama_cpp
 import numpy as np
 import pytest
+from described import N_VOCAB, POPULAR, make
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels
 
@@ -60,7 +61,7 @@ def test_attention_is_more_right_than_that_of_llama_cpp(n_cells, n_rows):
 
 
 def test_a_trial_of_what_is_not_there_is_refused():
-    for arguments in ((0, 64, 1, 1, 1), (2, 63, 1, 1, 1), (2, 64, 0, 1, 1), (-1, 64, 1, 1, 1), (99, 64, 1, 1, 1)):
+    for arguments in ((4, 64, 1, 1, 1), (2, 63, 1, 1, 1), (2, 64, 0, 1, 1), (-1, 64, 1, 1, 1), (99, 64, 1, 1, 1)):
         with pytest.raises(ValueError, match=r"kernels|trial"):
             _native.try_kernels(*arguments, is_ours=True)
     for arguments in ((8, 9, 1, 1), (8, 0, 1, 1), (8, 1, 0, 1), (8, 1, 1, 0)):
@@ -84,6 +85,26 @@ def test_rows_are_the_same_bits_in_every_batch(model, request):
                     rows = rows_of(llm, tokens[start : start + 48], [size] * (48 // size), start)
                     assert np.array_equal(alone.setdefault(start, rows), rows), (n_threads, start, size)
             assert np.array_equal(alone[0], rows_of(llm, tokens[:64], [64])[:48])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
+def test_experts(kind, tmp_path):
+    """A mixture of four experts, two for each token: close to llama.cpp's, and the same bits in every batch."""
+    path = tmp_path / f"{kind}.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    model = make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf")
+    assert llama_cpp.llama_model_quantize(str(model).encode(), str(path).encode(), params) == 0
+    tokens = np.random.default_rng(1).integers(0, N_VOCAB, 48).tolist()
+    rows = {}
+    for choice in kernels.CHOICES:
+        with closing(FlyLlama(str(path), kernels=choice, flash_attn=True, n_ctx=64, verbose=False)) as llm:
+            rows[choice] = rows_of(llm, tokens, [1] * 48)
+            for size in (2, 3, 8, 24, 48):
+                other = rows_of(llm, tokens, [size] * (48 // size))
+                assert choice == "stock" or np.array_equal(rows[choice], other), size
+    difference = np.abs(rows["auto"] - rows["stock"]).max()
+    assert 0 < difference < (0.01 if kind == "F16" else 0.3) * np.abs(rows["stock"]).max()
 
 
 def texts(llm, prompts, n=48):
