@@ -134,6 +134,22 @@ def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
                 assert texts(llm, PROMPTS[:1]) == plain[:1]
 
 
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}], ids=["default", "all"]
+)
+def test_a_seed_gives_the_same_text_whatever_is_drafted(sampling, tiny_target, tiny_draft):
+    def sampled(drafter):
+        drafting = {} if drafter is None else {"drafter": drafter, "draft_max": 4}
+        with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=512, verbose=False, **drafting)) as llm:
+            answers = [llm.create_completion(PROMPT, max_tokens=48, seed=seed, **sampling) for seed in range(8)]
+            return [answer["choices"][0]["text"] for answer in answers]
+
+    plain = sampled(None)
+    assert len(set(plain)) > 1
+    assert sampled(PromptLookup()) == plain
+    assert sampled(DraftModel(tiny_draft)) == plain
+
+
 def test_what_works_with_stock_kernels_works_with_ours(tiny_target, lora):
     with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=256, verbose=False)) as llm:
         first = llm.create_completion(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"]
