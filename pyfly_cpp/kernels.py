@@ -217,7 +217,10 @@ def _looks_better(trial: _Trial) -> bool:
 def _key() -> str:
     from pyfly_cpp import __version__
 
-    parts = (__version__, llama_cpp.__version__, _native.kernels_isa(), physical_cores(), extra_buffers.cpu_model())
+    parts = (
+        __version__, llama_cpp.__version__, _native.kernels_isa(), _native.kernel_types(), physical_cores(),
+        extra_buffers.cpu_model(),
+    )  # fmt: skip
     return hashlib.sha256(repr(parts).encode() + llama_cpp.llama_print_system_info()).hexdigest()
 
 

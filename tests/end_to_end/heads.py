@@ -20,7 +20,7 @@ EAGLE3 = TINY / "tiny-llama-eagle3-f16.gguf"
 DFLASH = TINY / "tiny-llama-dflash-f16.gguf"
 DSPARK = TINY / "tiny-llama-dspark-f16.gguf"
 DRAFT = TINY / "tiny-llama-draft-f16.gguf"
-SETTINGS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+SETTINGS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 N_VOCAB = 1536
 TOLERANCE = {HYBRID: 4e-3, LLAMA: 1e-3}  # twice the noise between batched and single evaluation
 

@@ -18,7 +18,9 @@ import numpy as np
 
 @contextlib.contextmanager
 def fresh_model(model_path, n_ctx, n_threads):
-    llm = llama_cpp.Llama(model_path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, verbose=False)
+    llm = llama_cpp.Llama(
+        model_path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False
+    )
     try:
         yield llm
     finally:

@@ -343,7 +343,7 @@ def test_cache_types(tiny_target, tiny_draft, expected):
                 FlyLlama(tiny_target, flash_attn=True, **{name: kind}, **OPTIONS)
     with pytest.raises(ValueError, match=r"type_v=8 \(Q8_0\) needs flash attention; add flash_attn=True"):
         FlyLlama(tiny_target, type_v=8, **OPTIONS)
-    llm = FlyLlama(tiny_target, **OPTIONS)
+    llm = FlyLlama(tiny_target, flash_attn=False, **OPTIONS)
     with pytest.raises(ValueError, match="draft's type_v is q8_0, which needs flash attention; load the target with"):
         llm.drafter = DraftModel(tiny_draft, type_v=8)
     for kind in CACHE_TYPES:

@@ -50,7 +50,9 @@ def load(tiny_target, tiny_draft):
     loaded = []
 
     def load_one(**arguments):
-        loaded.append(FlyLlama(tiny_target, **{**OPTIONS, "drafter": DraftModel(tiny_draft), **arguments}))
+        loaded.append(
+            FlyLlama(tiny_target, **{**OPTIONS, "drafter": DraftModel(tiny_draft), "flash_attn": False, **arguments})
+        )
         return loaded[-1]
 
     yield load_one

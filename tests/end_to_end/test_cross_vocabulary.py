@@ -20,7 +20,7 @@ from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, Fuzzy, Incompatible
 from pyfly_cpp._native import Batch, ModelDrafter
 from pyfly_cpp.threads import physical_cores
 
-OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 SOURCES = (  # of random characters
     "abc ABC 123 .,:;'\"-\n\t\r", "  \n    return x_1 + y[2]  # 1e-5\n", "äöüßéñçøå ÄÖÜ", "漢字仮名交じり文 한국어",

@@ -19,7 +19,7 @@ from pyfly_cpp.threads import physical_cores
 TOLERANCE = 1e-3
 """Logits; for the tiny F16 models."""
 
-OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 PROMPTS = [
     PROMPT,
