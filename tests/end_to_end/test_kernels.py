@@ -10,6 +10,8 @@ import pytest
 from described import N_VOCAB, POPULAR, make
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels
+from pyfly_cpp.errors import NativeError
+from pyfly_cpp.evaluation.machine import resident_mib
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
@@ -194,21 +196,58 @@ def test_a_choice_that_there_is_not_is_refused(tiny_target, monkeypatch):
         FlyLlama(tiny_target)
 
 
-def test_nothing_is_tried_where_other_extra_buffers_crash(monkeypatch):
+@pytest.fixture
+def afresh(monkeypatch):
+    """Whatever is decided is tried, and not kept."""
+    monkeypatch.undo()  # the verdict that every test here has
+    monkeypatch.setattr(kernels, "_read", dict)
+    monkeypatch.setattr(kernels, "_keep", lambda *_: None)
+    kernels.verdict.cache_clear()
+    yield
+    monkeypatch.undo()
+    kernels.verdict.cache_clear()
+    kernels.install()  # as tests/conftest.py does
+
+
+def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
     """A trial of llama.cpp's own products would use those that end the process."""
 
     def refuse(*_, **__):
         raise AssertionError("a trial")
 
-    monkeypatch.undo()  # the verdict that every test here has
     monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
-    monkeypatch.setattr(kernels, "_read", dict)
     monkeypatch.setattr(_native, "try_kernels", refuse)
-    monkeypatch.setenv(kernels.VARIABLE, "auto")
-    kernels.verdict.cache_clear()
-    try:
-        assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
-        assert kernels.take(None).bits == 0
-        assert "AMX crashes" in kernels.describe()
-    finally:
-        kernels.verdict.cache_clear()
+    assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
+    assert kernels.take(None).bits == 0
+    assert "AMX crashes" in kernels.describe()
+
+
+@pytest.mark.parametrize("fault", ["wrong", "slow", "refused"])
+def test_what_fails_its_trial_is_left_to_llama_cpp(fault, afresh, monkeypatch, tiny_target):
+    def trial(*arguments, is_ours):
+        if fault == "refused" and is_ours:
+            raise NativeError("ggml could not compute a graph to try the kernels")
+        return _native.KernelTrial(0.1 if fault == "wrong" else 0.0, 2.0 if is_ours else 1.0)
+
+    monkeypatch.setattr(_native, "try_kernels", trial)
+    monkeypatch.setattr(_native, "try_attention", trial)
+    f32 = (llama_cpp.GGML_TYPE_F32,)  # needs no speed
+    assert kernels.verdict()[:2] == ((f32 if fault == "slow" else ()), False)
+    options = {"n_ctx": 128, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+    with closing(FlyLlama(tiny_target, **options)) as llm:
+        assert not llm.context_params.flash_attn_type
+        tokens = llm.tokenize(PROMPT.encode())[:8]
+        rows = rows_of(llm, tokens, [8])
+    with closing(FlyLlama(tiny_target, kernels="stock", **options)) as llm:
+        assert np.array_equal(rows, rows_of(llm, tokens, [8]))
+
+
+def test_unloading_gives_memory_back(tiny_target):
+    if resident_mib() is None:
+        pytest.skip("this system does not tell")
+    sizes = []
+    for _ in range(8):
+        with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=128, verbose=False)) as llm:
+            llm.eval([5, 6, 7])
+        sizes.append(resident_mib())
+    assert sizes[-1] - sizes[2] < 11, "a model has eleven megabytes"
