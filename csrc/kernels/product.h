@@ -234,6 +234,11 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
     }
 }
 
+// Weights are asked for this many bytes before they are used: a block, and at least 2 KB. Measured on Zen 1, two cores:
+// one row takes 0.76 to 0.9 of the time, two 0.87 to 0.95, from eight on it makes no difference. 4 KB, the distance at
+// which lines share their place in the cache, gained less; for floats nothing was gained.
+template <class P> constexpr int prefetched = P::bytes > 2048 ? P::bytes : 2048;
+
 // A panel times m rows, unpacked as it goes.
 template <WeightType type, int m>
 void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
@@ -246,6 +251,9 @@ void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip,
         }
     }
     for (size_t i = 0; i < n_in; i += F::block, weights += P::bytes, strip += Strip<F>::width * m) {
+        for (int line = 0; line < P::bytes; line += 64) {
+            __builtin_prefetch(weights + prefetched<P> + line); // may be behind the end, which does no harm
+        }
         for (int part = 0; part < parts; part++) {
             add_block<type, m>(weights, Packed<type>{weights + P::units + part * part_bytes}, strip, part, sums[part]);
         }
