@@ -21,7 +21,7 @@ from typing import Any
 import llama_cpp
 from speed import print_machine
 
-from pyfly_cpp import CrossVocabulary, FlyLlama, PromptLookup, TokenRecycling, _native
+from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.prompting import render_chat
 from pyfly_cpp.threads import physical_cores
@@ -54,7 +54,7 @@ def main() -> None:
         "lookup + recycling": [PromptLookup(), TokenRecycling()],
     }
     if given.cross:
-        ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(given.cross)]
+        ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(DraftModel(given.cross))]
     _native.take_kernels_everywhere(0)
     loaded: dict[str, Any] = {"stock": llama_cpp.Llama(given.model, **options)}
     loaded |= {name: FlyLlama(given.model, drafter=drafter, **options) for name, drafter in ways.items()}
