@@ -245,8 +245,8 @@ bool CpuAttention::can_compute(const ggml_tensor * op) {
     std::memcpy(&alibi, op->op_params + 1, sizeof(float));
     return kernels::attention() != nullptr && alibi == 0.0f && mask != nullptr && mask->type == GGML_TYPE_F16 &&
            mask->ne[2] == 1 && q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
-           q->nb[0] == sizeof(float) && k->nb[0] == sizeof(uint16_t) && v->nb[0] == sizeof(uint16_t) &&
-           k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] &&
+           q->nb[0] == sizeof(float) && k->nb[0] == sizeof(uint16_t) && v->nb[0] == sizeof(uint16_t) && q->ne[1] > 0 &&
+           k->ne[1] > 0 && k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] &&
            k->ne[3] == q->ne[3] && v->ne[3] == q->ne[3] && q->ne[3] % mask->ne[3] == 0;
 }
 
