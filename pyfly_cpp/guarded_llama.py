@@ -109,7 +109,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._kernel_choice = kernel_choice
-        self._kernels = kernels.take(kernel_choice)
+        self._kernels = kernels.take(kernel_choice, model_path)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))

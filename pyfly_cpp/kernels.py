@@ -19,12 +19,13 @@ import json
 import logging
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import llama_cpp
 
-from pyfly_cpp import _native, extra_buffers
+from pyfly_cpp import _native, extra_buffers, memory
 from pyfly_cpp.cache import cache_folder
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.files import OutputError, write_atomically
@@ -92,12 +93,22 @@ def require_choice(kernels: str | None) -> str:
     return wish
 
 
-def take(kernels: str | None) -> Verdict:
+def take(kernels: str | None, model_path: str) -> Verdict:
     """What to pack of a model that is loaded with this choice, nothing for "stock"; with attention, that of the process
-    is ours from now on. Raises ValueError as `require_choice` does."""
+    is ours from now on. Warns where there is too little memory: packed weights need as much as the file has bytes, and
+    llama.cpp can leave them in the file. Raises ValueError as `require_choice` does."""
     if require_choice(kernels) == "stock":
         return Verdict((), False, "stock")
     found = verdict()
+    n_needed, n_free = memory.bytes_of_model(model_path), memory.available()
+    if found.types and n_free is not None and n_needed > n_free:
+        warnings.warn(
+            f"{model_path!r} has {memory.in_words(n_needed)}, and {memory.in_words(n_free)} of memory are free, so it "
+            "is loaded without our kernels, which need a copy of it; take a smaller file for cheaper batches.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return Verdict((), False, "too little memory")
     _native.take_attention(found.attention)
     return found
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,13 @@ def _silence() -> Iterator[None]:
 
 def _copy(struct: Any) -> Any:
     return type(struct).from_buffer_copy(struct)
+
+
+def bytes_of_model(path: str) -> int:
+    """Of a GGUF file with all its parts."""
+    file = Path(path)
+    parts = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(file.name))
+    return sum(part.stat().st_size for part in file.parent.glob(parts))
 
 
 def available() -> int | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import closing
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
 from described import N_VOCAB, POPULAR, make
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels, memory
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.evaluation.machine import resident_mib
 
@@ -218,7 +220,7 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
     monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
     monkeypatch.setattr(_native, "try_kernels", refuse)
     assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
-    assert kernels.take(None).bits == 0
+    assert kernels.take(None, "model.gguf").bits == 0
     assert "AMX crashes" in kernels.describe()
 
 
@@ -240,6 +242,19 @@ def test_what_fails_its_trial_is_left_to_llama_cpp(fault, afresh, monkeypatch, t
         rows = rows_of(llm, tokens, [8])
     with closing(FlyLlama(tiny_target, kernels="stock", **options)) as llm:
         assert np.array_equal(rows, rows_of(llm, tokens, [8]))
+
+
+def test_a_model_that_memory_cannot_hold_twice_stays_in_its_file(tiny_target, tmp_path, monkeypatch):
+    for part in (1, 2):
+        (tmp_path / f"a[b]-0000{part}-of-00002.gguf").write_bytes(b"x" * 1000)
+    assert memory.bytes_of_model(str(tmp_path / "a[b]-00001-of-00002.gguf")) == 2000
+    n_bytes = memory.bytes_of_model(tiny_target)
+    assert n_bytes == Path(tiny_target).stat().st_size
+    for n_free, is_packed in ((n_bytes - 1, False), (n_bytes, True), (None, True)):
+        monkeypatch.setattr(memory, "available", lambda n=n_free: n)
+        with contextlib.nullcontext() if is_packed else pytest.warns(RuntimeWarning, match="take a smaller file"):
+            assert bool(kernels.take("auto", tiny_target).bits) == is_packed
+    assert not kernels.take("stock", tiny_target).bits
 
 
 def test_unloading_gives_memory_back(tiny_target):
