@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from contextlib import closing
 from pathlib import Path
 
@@ -89,6 +90,24 @@ def test_rows_are_the_same_bits_in_every_batch(model, request):
                     rows = rows_of(llm, tokens[start : start + 48], [size] * (48 // size), start)
                     assert np.array_equal(alone.setdefault(start, rows), rows), (n_threads, start, size)
             assert np.array_equal(alone[0], rows_of(llm, tokens[:64], [64])[:48])
+
+
+@pytest.mark.parametrize("architecture", POPULAR)
+def test_exact_tokens_of_every_kind_of_model(architecture, tmp_path):
+    """Sliding windows, recurrent states, latent attention, experts, sinks: the tokens of plain decoding, behind any
+    number of rejections."""
+    path = make(architecture, POPULAR[architecture], tmp_path / "model.gguf")
+    random = np.random.default_rng(3)
+    prompt = random.integers(0, N_VOCAB, 20).tolist() * 2
+
+    def tokens_of(drafter):
+        drafting = {} if drafter is None else {"drafter": drafter, "draft_max": 5}
+        with closing(FlyLlama(path, kernels="auto", n_ctx=256, verbose=False, **drafting)) as llm:
+            return list(itertools.islice(llm.generate(prompt, temp=0.0), 150))
+
+    plain = tokens_of(None)
+    for drafter in (PromptLookup(), TokenRecycling(), lambda _: random.integers(0, N_VOCAB, 5).tolist()):
+        assert tokens_of(drafter) == plain, drafter
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
