@@ -12,10 +12,9 @@ namespace pyfly::kernels {
 
 constexpr int tile = 32; // cells that are taken at once
 
-// Cells of one key/value head: n <= tile rows of F16, `stride` bytes apart.
+// Cells of one key/value head: n <= tile rows of F16, anywhere.
 struct Cells {
-    const uint8_t * rows;
-    size_t stride;
+    const uint16_t * const * rows;
     int n;
 };
 

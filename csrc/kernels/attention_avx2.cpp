@@ -21,24 +21,19 @@ PYFLY_INLINE __m256 load(const uint16_t * p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 }
 
-// Rows of cells, as floats or as they are.
-template <class Number> struct Rows {
-    const uint8_t * first;
-    size_t stride;
-    PYFLY_INLINE const Number * operator[](int c) const {
-        return reinterpret_cast<const Number *>(first + static_cast<size_t>(c) * stride);
-    }
-};
+// The same cells as floats.
+struct Converted {
+    const float * rows[tile];
 
-Rows<float> convert(Cells cells, int size, float * converted) {
-    const Rows<uint16_t> halves = {cells.rows, cells.stride};
-    for (int c = 0; c < cells.n; c++) {
-        for (int i = 0; i < size; i += 8) {
-            _mm256_storeu_ps(converted + c * size + i, load(halves[c] + i));
+    Converted(Cells cells, int size, float * room) {
+        for (int c = 0; c < cells.n; c++, room += size) {
+            for (int i = 0; i < size; i += 8) {
+                _mm256_storeu_ps(room + i, load(cells.rows[c] + i));
+            }
+            rows[c] = room;
         }
     }
-    return {reinterpret_cast<const uint8_t *>(converted), static_cast<size_t>(size) * sizeof(float)};
-}
+};
 
 // The sums of the lanes of four vectors.
 PYFLY_INLINE __m128 sums_of_lanes(const __m256 * v) {
@@ -70,7 +65,8 @@ PYFLY_INLINE void dot_four(const Number * const * rows, int size, const float * 
 }
 
 template <class Number>
-void dot_rows(Rows<Number> cells, int n, int size, const float * const * queries, int n_queries, float * const * out) {
+void dot_rows(const Number * const * cells, int n, int size, const float * const * queries, int n_queries,
+              float * const * out) {
     for (int c = 0; c < n; c += 4) {
         const Number * rows[4];
         for (int k = 0; k < 4; k++) {
@@ -89,9 +85,9 @@ void dot_rows(Rows<Number> cells, int n, int size, const float * const * queries
 void dot_products(Cells cells, int size, const float * const * queries, int n_queries, float * const * out,
                   float * converted) {
     if (n_queries < worth_converting) {
-        dot_rows(Rows<uint16_t>{cells.rows, cells.stride}, cells.n, size, queries, n_queries, out);
+        dot_rows(cells.rows, cells.n, size, queries, n_queries, out);
     } else {
-        dot_rows(convert(cells, size, converted), cells.n, size, queries, n_queries, out);
+        dot_rows(Converted(cells, size, converted).rows, cells.n, size, queries, n_queries, out);
     }
 }
 
@@ -136,7 +132,8 @@ void exponentials(float * x, int n, float most) {
 
 // out[q][at..at + 8 w - 1] += the weighted cells, for m queries.
 template <int m, int w, class Number>
-PYFLY_INLINE void add_columns(Rows<Number> cells, int n, int at, const float * const * weights, float * const * out) {
+PYFLY_INLINE void add_columns(const Number * const * cells, int n, int at, const float * const * weights,
+                              float * const * out) {
     __m256 sums[m][w];
     for (int q = 0; q < m; q++) {
         for (int k = 0; k < w; k++) {
@@ -164,7 +161,7 @@ PYFLY_INLINE void add_columns(Rows<Number> cells, int n, int at, const float * c
 }
 
 template <int m, int w, class Number>
-void add_rows(Rows<Number> cells, int n, int size, const float * const * weights, float * const * out) {
+void add_rows(const Number * const * cells, int n, int size, const float * const * weights, float * const * out) {
     int at = 0;
     for (; at + 8 * w <= size; at += 8 * w) {
         add_columns<m, w>(cells, n, at, weights, out);
@@ -175,7 +172,8 @@ void add_rows(Rows<Number> cells, int n, int size, const float * const * weights
 }
 
 template <class Number>
-void add_all(Rows<Number> cells, int n, int size, const float * const * weights, int n_queries, float * const * out) {
+void add_all(const Number * const * cells, int n, int size, const float * const * weights, int n_queries,
+             float * const * out) {
     int q = 0;
     for (; q + 4 <= n_queries; q += 4) {
         add_rows<4, 2>(cells, n, size, weights + q, out + q);
@@ -195,9 +193,9 @@ void add_all(Rows<Number> cells, int n, int size, const float * const * weights,
 void add_weighted(Cells cells, int size, const float * const * weights, int n_queries, float * const * out,
                   float * converted) {
     if (n_queries < worth_converting) {
-        add_all(Rows<uint16_t>{cells.rows, cells.stride}, cells.n, size, weights, n_queries, out);
+        add_all(cells.rows, cells.n, size, weights, n_queries, out);
     } else {
-        add_all(convert(cells, size, converted), cells.n, size, weights, n_queries, out);
+        add_all(Converted(cells, size, converted).rows, cells.n, size, weights, n_queries, out);
     }
 }
 

@@ -40,13 +40,16 @@ struct Shape {
           n_together(std::clamp<size_t>(most_scores / (n_heads * n_tiles * tile), 1, n_rows)) {}
 
     // Floats: the scores, [n_together][n_heads][n_tiles][tile]; what each head's weights are to be divided by,
-    // [n_together][n_heads]; and cells as floats, for each thread. Then bytes: whether a row sees a cell of a tile,
-    // [n_together][n_tiles].
+    // [n_together][n_heads]; and cells as floats, for each thread. Then the order of the cells, int32 [n_cells]; and
+    // bytes: whether a row sees a cell of a tile, [n_together][n_tiles].
     size_t n_scores() const { return n_together * n_heads * n_tiles * tile; }
     size_t n_divisors() const { return n_together * n_heads; }
     size_t n_converted() const { return tile * std::max(key_size, value_size); }
     size_t work_size(size_t n_threads) const {
-        return (n_scores() + n_divisors() + n_threads * n_converted()) * sizeof(float) + n_together * n_tiles;
+        return before_order(n_threads) * sizeof(float) + n_cells * sizeof(int32_t) + n_together * n_tiles;
+    }
+    size_t before_order(size_t n_threads) const { // floats
+        return n_scores() + n_divisors() + n_threads * n_converted();
     }
 };
 
@@ -59,7 +62,8 @@ class Rows {
           n_threads_(static_cast<size_t>(params.n_threads)), scores_(static_cast<float *>(params.work)),
           divisors_(scores_ + shape.n_scores()),
           converted_(divisors_ + shape.n_divisors() + thread_ * shape.n_converted()),
-          sees_(reinterpret_cast<uint8_t *>(divisors_ + shape.n_divisors() + n_threads_ * shape.n_converted())) {
+          order_(reinterpret_cast<const int32_t *>(scores_ + shape.before_order(n_threads_))),
+          sees_(reinterpret_cast<uint8_t *>(const_cast<int32_t *>(order_) + shape.n_cells)) {
         std::memcpy(&scale_, op->op_params, sizeof(float));
         std::memcpy(&cap_, op->op_params + 2, sizeof(float));
         scale_ /= cap_ != 0.0f ? cap_ : 1.0f;
@@ -98,25 +102,41 @@ class Rows {
 
     uint8_t & sees(size_t r, size_t t) const { return sees_[r * shape_.n_tiles + t]; }
 
-    kernels::Cells cells(const ggml_tensor * of, size_t group, size_t t) const {
-        const size_t n = std::min<size_t>(tile, shape_.n_cells - t * tile);
-        return {at<const uint8_t>(of, t * tile, group, stream_), of->nb[1], static_cast<int>(n)};
-    }
+    // A tile of keys or values.
+    struct Tile {
+        const uint16_t * rows[tile];
+        int n;
 
-    // The mask of a row's tile.
-    const uint16_t * mask(size_t r, size_t t) const {
-        return at<const uint16_t>(op_->src[3], first_ + r, 0, stream_ % size_of(op_->src[3], 3)) + t * tile;
+        Tile(const Rows & of, const ggml_tensor * numbers, size_t group, size_t t, size_t column = 0)
+            : n(static_cast<int>(std::min<size_t>(tile, of.shape_.n_cells - t * tile))) {
+            for (int c = 0; c < n; c++) {
+                rows[c] = at<const uint16_t>(numbers, of.cell(t, c), group, of.stream_) + column;
+            }
+        }
+
+        kernels::Cells cells() const { return {rows, n}; }
+    };
+
+    // The cell that is number c of a tile.
+    size_t cell(size_t t, int c) const { return static_cast<size_t>(order_[t * tile + static_cast<size_t>(c)]); }
+
+    // What is added to the scores of a row's tile, F16.
+    void read_mask(size_t r, size_t t, int n, uint16_t * out) const {
+        const uint16_t * row = at<const uint16_t>(op_->src[3], first_ + r, 0, stream_ % size_of(op_->src[3], 3));
+        for (int c = 0; c < n; c++) {
+            out[c] = row[cell(t, c)];
+        }
     }
 
     float * out(size_t r, size_t head) const { return at<float>(op_, head, first_ + r, stream_); }
 
     void score_tile(size_t t, size_t group) {
-        const kernels::Cells keys = cells(op_->src[1], group, t);
+        const Tile keys(*this, op_->src[1], group, t);
         const float * queries[most_queries];
         float * into[most_queries];
         size_t n_queries = 0;
         const auto flush = [&] {
-            kernels::attention()->dot_products(keys, static_cast<int>(shape_.key_size), queries,
+            kernels::attention()->dot_products(keys.cells(), static_cast<int>(shape_.key_size), queries,
                                                static_cast<int>(n_queries), into, converted_);
             n_queries = 0;
         };
@@ -124,7 +144,8 @@ class Rows {
         for (size_t begin = 0; begin < n_; begin += most_queries) {
             const size_t end = std::min(n_, begin + most_queries);
             for (size_t r = begin; r < end; r++) {
-                const uint16_t * hides = mask(r, t);
+                uint16_t hides[tile];
+                read_mask(r, t, keys.n, hides);
                 is_seen[r - begin] =
                     std::any_of(hides, hides + keys.n, [](uint16_t value) { return value != minus_infinity; });
                 for (size_t h = 0; is_seen[r - begin] && h < shape_.n_each; h++) {
@@ -152,7 +173,9 @@ class Rows {
     void finish_scores(size_t r, size_t t, size_t group, int n) const {
         float bias[tile];
         std::fill(bias, bias + tile, -INFINITY);
-        ggml_fp16_to_fp32_row(mask(r, t), bias, n);
+        uint16_t halves[tile];
+        read_mask(r, t, n, halves);
+        ggml_fp16_to_fp32_row(halves, bias, n);
         for (size_t head = group * shape_.n_each; head < (group + 1) * shape_.n_each; head++) {
             float * own = scores(r, head, t);
             std::fill(own + n, own + tile, 0.0f);
@@ -199,11 +222,10 @@ class Rows {
         const float * weights[most_queries];
         float * into[most_queries];
         for (size_t t = 0; t < shape_.n_tiles; t++) {
-            kernels::Cells values = cells(op_->src[2], group, t);
-            values.rows += column * sizeof(uint16_t);
+            const Tile values(*this, op_->src[2], group, t, column);
             size_t n_queries = 0;
             const auto flush = [&] {
-                kernels::attention()->add_weighted(values, static_cast<int>(n_columns), weights,
+                kernels::attention()->add_weighted(values.cells(), static_cast<int>(n_columns), weights,
                                                    static_cast<int>(n_queries), into, converted_);
                 n_queries = 0;
             };
@@ -233,6 +255,7 @@ class Rows {
     const Shape & shape_;
     size_t stream_, first_, n_, thread_, n_threads_;
     float *scores_, *divisors_, *converted_;
+    const int32_t * order_;
     uint8_t * sees_;
     float scale_, cap_;
 };
@@ -257,6 +280,13 @@ bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & siz
 
 bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
     const Shape shape(op);
+    const ggml_tensor * cache = op->src[1]->view_src;
+    if (params->thread == 0) {
+        order.read(cache != nullptr ? cache->data : nullptr, shape.n_cells,
+                   reinterpret_cast<int32_t *>(static_cast<float *>(params->work) +
+                                               shape.before_order(static_cast<size_t>(params->n_threads))));
+    }
+    barrier(params->pool);
     for (size_t stream = 0; stream < shape.n_streams; stream++) {
         for (size_t first = 0; first < shape.n_rows; first += shape.n_together) {
             Rows rows(*params, op, shape, stream, first, std::min(shape.n_together, shape.n_rows - first));

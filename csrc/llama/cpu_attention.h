@@ -3,7 +3,7 @@
 // 64 tokens and more are computed in tiles, and what lies between adds up in F16, cell by cell, for each query alone.
 #pragma once
 
-#include "ggml_internal.h"
+#include "cell_order.h"
 
 namespace pyfly {
 
@@ -17,6 +17,8 @@ class CpuAttention : public ggml_internal::TensorTraits {
 
     // The library's, which all threads of a graph wait at.
     ggml_internal::Barrier barrier = nullptr;
+
+    CellOrder order; // of every cache that is attended to
 };
 
 } // namespace pyfly

@@ -255,6 +255,7 @@ class PackedTraits : public TensorTraits {
 } traits;
 
 CpuAttention attention;
+CellWriter cell_writer(attention.order);
 std::atomic<bool> takes_attention = false;
 
 // Whether these queries are products of packed weights: what they went through after that has them as its first source.
@@ -280,6 +281,9 @@ class PackedExtra : public ExtraBufferType {
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
+        if (op->op == GGML_OP_SET_ROWS) {
+            return takes_attention && CellWriter::is_write(op) ? &cell_writer : nullptr;
+        }
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
             const bool is_ours = takes_attention && come_of_packed_weights(op->src[0]) && CpuAttention::can_compute(op);
             return is_ours ? &attention : nullptr;

@@ -40,6 +40,7 @@ struct Case {
     int size, n_cells, n_queries;
     size_t stride; // numbers between the beginnings of two cells
     std::vector<double> cells;
+    std::vector<const uint16_t *> rows;
     std::vector<uint16_t> halves;
     std::vector<float> queries, weights; // [n_queries][size], [n_queries][tile]
 
@@ -52,6 +53,9 @@ struct Case {
             halves[i] = half_of(k);
             cells[i] = k / 64.0;
         }
+        for (int c = 0; c < n_cells; c++) {
+            rows.push_back(halves.data() + static_cast<size_t>(c) * stride);
+        }
         std::normal_distribution<float> normal;
         queries.resize(static_cast<size_t>(n_queries * size));
         weights.resize(static_cast<size_t>(n_queries * tile));
@@ -62,7 +66,7 @@ struct Case {
         }
     }
 
-    Cells all() const { return {reinterpret_cast<const uint8_t *>(halves.data()), stride * sizeof(uint16_t), n_cells}; }
+    Cells all() const { return {rows.data(), n_cells}; }
     double cell(int c, int i) const { return cells[static_cast<size_t>(c) * stride + static_cast<size_t>(i)]; }
 };
 

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from described import N_VOCAB, POPULAR, make
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native, extra_buffers, kernels, memory
+from pyfly_cpp import (
+    DraftModel,
+    FlyBatch,
+    FlyLlama,
+    PromptLookup,
+    TokenRecycling,
+    _native,
+    extra_buffers,
+    kernels,
+    memory,
+)
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.evaluation.machine import resident_mib
 
@@ -155,6 +165,22 @@ def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
                 assert drafter is None or llm.stats.drafted > 0
                 llm.reset()
                 assert texts(llm, PROMPTS[:1]) == plain[:1]
+
+
+@pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
+def test_texts_at_once_are_those_of_one_alone(model, request, tiny_draft):
+    """Requests come and go, so their cells lie scattered, and those that one leaves are taken by another."""
+    path = request.getfixturevalue(model)
+    options = {"kernels": "auto", "n_ctx": 256, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+    prompts = [prompt[: 10 + 9 * i] for i, prompt in enumerate((PROMPTS * 3)[:9])]
+    limits = [{"max_tokens": n, "temperature": 0.0} for n in (5, 40, 17, 33, 9, 48, 25, 12, 40)]
+    with closing(FlyLlama(path, **options)) as llm:
+        plain = [llm(p, **limit)["choices"][0]["text"] for p, limit in zip(prompts, limits)]
+    drafters = [None, PromptLookup()] + ([DraftModel(tiny_draft)] if model == "tiny_target" else [])
+    for n, drafter in itertools.product((2, 4, 8) if model == "tiny_target" else (3,), drafters):
+        with FlyBatch(path, n, drafter=drafter, **options) as batch:
+            handles = [batch.submit(p, **limit) for p, limit in zip(prompts, limits)]
+            assert [handle.result()["choices"][0]["text"] for handle in handles] == plain, (n, drafter)
 
 
 @pytest.mark.parametrize(
