@@ -7,35 +7,52 @@ namespace pyfly {
 
 void CellOrder::write(const void * cache, const ggml_tensor * cells, size_t n_cells) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<int32_t> & order = orders_[cache];
-    if (order.size() != n_cells) { // another cache, where one was before
-        order.resize(n_cells);
-        std::iota(order.begin(), order.end(), 0);
+    Written & written = caches_[cache];
+    if (written.marks.size() != n_cells) { // another cache, where one was before
+        written = {{}, std::vector<Mark>(n_cells, Mark::never)};
     }
-    std::vector<bool> is_written(n_cells, false);
-    std::vector<int32_t> written;
-    for (int64_t i = 0; i < cells->ne[0]; i++) {
-        const int64_t cell = cells->type == GGML_TYPE_I64 ? static_cast<const int64_t *>(cells->data)[i]
-                                                          : static_cast<const int32_t *>(cells->data)[i];
-        if (cell >= 0 && cell < static_cast<int64_t>(n_cells) && !is_written[static_cast<size_t>(cell)]) {
-            written.push_back(static_cast<int32_t>(cell));
-            is_written[static_cast<size_t>(cell)] = true;
+    const auto each_cell = [&](auto use) {
+        for (int64_t i = 0; i < cells->ne[0]; i++) {
+            const int64_t cell = cells->type == GGML_TYPE_I64 ? static_cast<const int64_t *>(cells->data)[i]
+                                                              : static_cast<const int32_t *>(cells->data)[i];
+            if (cell >= 0 && static_cast<size_t>(cell) < n_cells) {
+                use(static_cast<int32_t>(cell), written.marks[static_cast<size_t>(cell)]);
+            }
         }
+    };
+    bool is_any_again = false;
+    each_cell([&](int32_t, Mark & mark) {
+        is_any_again = is_any_again || mark == Mark::before;
+        mark = Mark::now;
+    });
+    if (is_any_again) {
+        written.cells.erase(
+            std::remove_if(written.cells.begin(), written.cells.end(),
+                           [&](int32_t cell) { return written.marks[static_cast<size_t>(cell)] == Mark::now; }),
+            written.cells.end());
     }
-    order.erase(
-        std::remove_if(order.begin(), order.end(), [&](int32_t cell) { return is_written[static_cast<size_t>(cell)]; }),
-        order.end());
-    order.insert(order.end(), written.begin(), written.end());
+    each_cell([&](int32_t cell, Mark & mark) {
+        if (mark == Mark::now) { // else it is there twice
+            written.cells.push_back(cell);
+            mark = Mark::before;
+        }
+    });
 }
 
 void CellOrder::read(const void * cache, size_t n_cells, int32_t * out) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = orders_.find(cache);
-    if (found == orders_.end() || found->second.size() < n_cells) {
+    const auto found = caches_.find(cache);
+    if (found == caches_.end() || found->second.marks.size() < n_cells) {
         std::iota(out, out + n_cells, 0);
         return;
     }
-    std::copy_if(found->second.begin(), found->second.end(), out,
+    const Written & written = found->second;
+    for (size_t cell = 0; cell < n_cells; cell++) {
+        if (written.marks[cell] == Mark::never) {
+            *out++ = static_cast<int32_t>(cell);
+        }
+    }
+    std::copy_if(written.cells.begin(), written.cells.end(), out,
                  [&](int32_t cell) { return cell < static_cast<int32_t>(n_cells); });
 }
 

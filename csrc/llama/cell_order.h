@@ -13,7 +13,8 @@ namespace pyfly {
 
 class CellOrder {
   public:
-    // Cells of the cache that begins at `cache` are written, one after the other.
+    // Cells of the cache that begins at `cache` are written, one after the other; it has n_cells. Takes as
+    // many steps as there are cells to write, and if one was written before, as many as ever were.
     void write(const void * cache, const ggml_tensor * cells, size_t n_cells);
 
     // The first n_cells cells of a cache, those that were written last at the end; the others, whose content came in
@@ -21,8 +22,14 @@ class CellOrder {
     void read(const void * cache, size_t n_cells, int32_t * out);
 
   private:
+    enum class Mark : uint8_t { never, before, now }; // when a cell is written
+    struct Written {
+        std::vector<int32_t> cells; // in their order
+        std::vector<Mark> marks;    // of every cell
+    };
+
     std::mutex mutex_; // contexts compute at the same time
-    std::map<const void *, std::vector<int32_t>> orders_;
+    std::map<const void *, Written> caches_;
 };
 
 // Sees which cells a graph writes, and leaves the writing to llama.cpp.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/attention.h"
 
@@ -38,32 +39,44 @@ struct Shape {
           n_heads(size_of(op->src[0], 2)), n_streams(size_of(op->src[0], 3)), n_groups(size_of(op->src[1], 2)),
           n_each(n_heads / n_groups), n_cells(size_of(op->src[1], 1)), n_tiles((n_cells + tile - 1) / tile),
           n_together(std::clamp<size_t>(most_scores / (n_heads * n_tiles * tile), 1, n_rows)) {}
+};
 
-    // Floats: the scores, [n_together][n_heads][n_tiles][tile]; what each head's weights are to be divided by,
-    // [n_together][n_heads]; and cells as floats, for each thread. Then the order of the cells, int32 [n_cells]; and
-    // bytes: whether a row sees a cell of a tile, [n_together][n_tiles].
-    size_t n_scores() const { return n_together * n_heads * n_tiles * tile; }
-    size_t n_divisors() const { return n_together * n_heads; }
-    size_t n_converted() const { return tile * std::max(key_size, value_size); }
-    size_t work_size(size_t n_threads) const {
-        return before_order(n_threads) * sizeof(float) + n_cells * sizeof(int32_t) + n_together * n_tiles;
-    }
-    size_t before_order(size_t n_threads) const { // floats
-        return n_scores() + n_divisors() + n_threads * n_converted();
+// The work memory of all threads.
+struct Work {
+    size_t n_converted; // floats of each thread
+    float * scores;     // [n_together][n_heads][n_tiles][tile]
+    float * divisors;   // [n_together][n_heads]: of each head's weights
+    float * converted;  // [n_threads][n_converted]: cells as floats
+    int32_t * order;    // [n_cells]: the cells, as attention takes them
+    uint8_t * sees;     // [n_together][n_tiles]: whether a row sees a cell of a tile
+    size_t size;        // bytes
+
+    // At `memory`; null where only the size is asked for.
+    Work(const Shape & shape, size_t n_threads, void * memory)
+        : n_converted(tile * std::max(shape.key_size, shape.value_size)) {
+        char * const begin = static_cast<char *>(memory);
+        size = 0;
+        const auto take = [&](auto *& part, size_t n) {
+            using Number = std::remove_reference_t<decltype(*part)>;
+            part = memory != nullptr ? reinterpret_cast<Number *>(begin + size) : nullptr;
+            size += n * sizeof(Number);
+        };
+        take(scores, shape.n_together * shape.n_heads * shape.n_tiles * tile);
+        take(divisors, shape.n_together * shape.n_heads);
+        take(converted, n_threads * n_converted);
+        take(order, shape.n_cells);
+        take(sees, shape.n_together * shape.n_tiles);
     }
 };
 
 // Rows first..first + n - 1 of a stream, in three steps; all threads wait for each other behind each.
 class Rows {
   public:
-    Rows(const ComputeParams & params, const ggml_tensor * op, const Shape & shape, size_t stream, size_t first,
-         size_t n)
-        : op_(op), shape_(shape), stream_(stream), first_(first), n_(n), thread_(static_cast<size_t>(params.thread)),
-          n_threads_(static_cast<size_t>(params.n_threads)), scores_(static_cast<float *>(params.work)),
-          divisors_(scores_ + shape.n_scores()),
-          converted_(divisors_ + shape.n_divisors() + thread_ * shape.n_converted()),
-          order_(reinterpret_cast<const int32_t *>(scores_ + shape.before_order(n_threads_))),
-          sees_(reinterpret_cast<uint8_t *>(const_cast<int32_t *>(order_) + shape.n_cells)) {
+    Rows(const ComputeParams & params, const ggml_tensor * op, const Shape & shape, const Work & work, size_t stream,
+         size_t first, size_t n)
+        : op_(op), shape_(shape), work_(work), stream_(stream), first_(first), n_(n),
+          thread_(static_cast<size_t>(params.thread)), n_threads_(static_cast<size_t>(params.n_threads)),
+          converted_(work.converted + thread_ * work.n_converted) {
         std::memcpy(&scale_, op->op_params, sizeof(float));
         std::memcpy(&cap_, op->op_params + 2, sizeof(float));
         scale_ /= cap_ != 0.0f ? cap_ : 1.0f;
@@ -97,10 +110,10 @@ class Rows {
 
   private:
     float * scores(size_t r, size_t head, size_t t) const {
-        return scores_ + ((r * shape_.n_heads + head) * shape_.n_tiles + t) * tile;
+        return work_.scores + ((r * shape_.n_heads + head) * shape_.n_tiles + t) * tile;
     }
 
-    uint8_t & sees(size_t r, size_t t) const { return sees_[r * shape_.n_tiles + t]; }
+    uint8_t & sees(size_t r, size_t t) const { return work_.sees[r * shape_.n_tiles + t]; }
 
     // A tile of keys or values.
     struct Tile {
@@ -118,7 +131,7 @@ class Rows {
     };
 
     // The cell that is number c of a tile.
-    size_t cell(size_t t, int c) const { return static_cast<size_t>(order_[t * tile + static_cast<size_t>(c)]); }
+    size_t cell(size_t t, int c) const { return static_cast<size_t>(work_.order[t * tile + static_cast<size_t>(c)]); }
 
     // What is added to the scores of a row's tile, F16.
     void read_mask(size_t r, size_t t, int n, uint16_t * out) const {
@@ -209,7 +222,7 @@ class Rows {
             }
         }
         sum += sinks != nullptr ? std::exp(sinks[head] - most) : 0.0f;
-        divisors_[r * shape_.n_heads + head] = sum;
+        work_.divisors[r * shape_.n_heads + head] = sum;
     }
 
     void add_columns(size_t group, size_t column, size_t n_columns) {
@@ -242,7 +255,7 @@ class Rows {
         }
         for (size_t r = 0; r < n_; r++) {
             for (size_t head = first_head; head < first_head + shape_.n_each; head++) {
-                const float divisor = divisors_[r * shape_.n_heads + head];
+                const float divisor = work_.divisors[r * shape_.n_heads + head];
                 const float factor = divisor == 0.0f ? 0.0f : 1.0f / divisor;
                 for (size_t i = column; i < column + n_columns; i++) {
                     out(r, head)[i] *= factor;
@@ -253,10 +266,9 @@ class Rows {
 
     const ggml_tensor * op_;
     const Shape & shape_;
+    const Work & work_;
     size_t stream_, first_, n_, thread_, n_threads_;
-    float *scores_, *divisors_, *converted_;
-    const int32_t * order_;
-    uint8_t * sees_;
+    float * converted_; // this thread's
     float scale_, cap_;
 };
 
@@ -274,22 +286,21 @@ bool CpuAttention::can_compute(const ggml_tensor * op) {
 }
 
 bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & size) {
-    size = Shape(op).work_size(static_cast<size_t>(n_threads));
+    size = Work(Shape(op), static_cast<size_t>(n_threads), nullptr).size;
     return true;
 }
 
 bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
     const Shape shape(op);
+    const Work work(shape, static_cast<size_t>(params->n_threads), params->work);
     const ggml_tensor * cache = op->src[1]->view_src;
     if (params->thread == 0) {
-        order.read(cache != nullptr ? cache->data : nullptr, shape.n_cells,
-                   reinterpret_cast<int32_t *>(static_cast<float *>(params->work) +
-                                               shape.before_order(static_cast<size_t>(params->n_threads))));
+        order.read(cache != nullptr ? cache->data : nullptr, shape.n_cells, work.order);
     }
     barrier(params->pool);
     for (size_t stream = 0; stream < shape.n_streams; stream++) {
         for (size_t first = 0; first < shape.n_rows; first += shape.n_together) {
-            Rows rows(*params, op, shape, stream, first, std::min(shape.n_together, shape.n_rows - first));
+            Rows rows(*params, op, shape, work, stream, first, std::min(shape.n_together, shape.n_rows - first));
             rows.score();
             barrier(params->pool);
             rows.weigh();

@@ -7,20 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "kernels/attention.h"
 
 using namespace pyfly::kernels;
 
 namespace {
-
-int n_failed = 0;
-
-void check(bool is_right, const std::string & what) {
-    if (!is_right) {
-        std::printf("FAILED: %s\n", what.c_str());
-        n_failed++;
-    }
-}
 
 // k / 64 for -64 <= k <= 64 has eleven bits, so it is a half: the sign, an exponent and the bits behind the first.
 uint16_t half_of(int k) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "kernels/for_each_type.h"
 #include "kernels/packing.h"
 #include "kernels/products.h"
@@ -15,15 +16,6 @@
 using namespace pyfly::kernels;
 
 namespace {
-
-int n_failed = 0;
-
-void check(bool is_right, const std::string & what) {
-    if (!is_right) {
-        std::printf("FAILED: %s\n", what.c_str());
-        n_failed++;
-    }
-}
 
 double from_half(uint16_t half) {
     const int exponent = half >> 10 & 31, mantissa = half & 1023;
