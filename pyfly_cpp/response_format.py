@@ -68,8 +68,10 @@ def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
     named = _named_tool(out)
     for name, parameters in _parameters_of_tools(out):
         what = f"the schema of the tool {name!r}"
-        with contextlib.suppress(*([] if name == named else [ValueError])), _convertible(what):
-            expect_schema(_as_text(parameters, what))
+        with contextlib.suppress(*([] if name == named else [ValueError])):
+            text = _as_text(parameters, what)
+            with _convertible(what):
+                expect_schema(text)
     return out
 
 

@@ -8,6 +8,7 @@ characters of a `pattern` are not escaped for JSON.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from typing import Any
@@ -62,11 +63,17 @@ def expect_schema(text: str) -> None:
     Raises:
         Exception: of many kinds, where either cannot convert it: chat formats then let any JSON pass.
     """
-    strict, loose = schema_to_gbnf(schema_from(text)), json_schema_to_gbnf(text)
+    loose, strict = _grammars(text)
     _strict_of.pop(loose, None)
     _strict_of[loose] = strict
     for oldest in list(_strict_of)[:-_MOST_KEPT]:
         _strict_of.pop(oldest, None)
+
+
+@functools.lru_cache(_MOST_KEPT)
+def _grammars(text: str) -> tuple[str, str]:
+    """llama-cpp-python's grammar of a schema, and ours."""
+    return json_schema_to_gbnf(text), schema_to_gbnf(schema_from(text))
 
 
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
