@@ -109,12 +109,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         self._kernel_choice = kernel_choice
-        self._kernels = kernels.take(kernel_choice, model_path)
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
         if self._placement.addresses:
             kwargs.setdefault("n_gpu_layers", -1)
+        self._kernels = kernels.take(kernel_choice, model_path, kwargs)
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = self._kernels.attention and kernels.is_for_attention(info.architecture, kwargs)
         # The base class assigns to draft_model.

@@ -93,21 +93,23 @@ def require_choice(kernels: str | None) -> str:
     return wish
 
 
-def take(kernels: str | None, model_path: str) -> Verdict:
-    """What to pack of a model that is loaded with this choice, nothing for "stock"; with attention, that of the process
-    is ours from now on. Warns where there is too little memory: packed weights need as much as the file has bytes, and
-    llama.cpp can leave them in the file. Raises ValueError as `require_choice` does."""
+def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> Verdict:
+    """What to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`, nothing for
+    "stock"; with attention, that of the process is ours from now on. Nothing is packed if there is too little memory:
+    packed weights need as much as the file has bytes, and llama.cpp can leave them in the file. Warns of it unless
+    layers are on a GPU, for which our kernels do nothing. Raises ValueError as `require_choice` does."""
     if require_choice(kernels) == "stock":
         return Verdict((), False, "stock")
     found = verdict()
     n_needed, n_free = memory.bytes_of_model(model_path), memory.available()
     if found.types and n_free is not None and n_needed > n_free:
-        warnings.warn(
-            f"{model_path!r} has {memory.in_words(n_needed)}, and {memory.in_words(n_free)} of memory are free, so it "
-            "is loaded without our kernels, which need a copy of it; take a smaller file for cheaper batches.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if _is_on_cpu(arguments):
+            warnings.warn(
+                f"{model_path!r} has {memory.in_words(n_needed)}, and {memory.in_words(n_free)} of memory are free, so "
+                "it is loaded without our kernels, which need a copy of it; take a smaller file for cheaper batches.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return Verdict((), False, "too little memory")
     _native.take_attention(found.attention)
     return found
@@ -117,8 +119,11 @@ def is_for_attention(architecture: str, arguments: Mapping[str, Any]) -> bool:
     """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16 cache,
     and with a graph for flash attention."""
     has_f16_cache = all(arguments.get(name) in (None, llama_cpp.GGML_TYPE_F16) for name in ("type_k", "type_v"))
-    is_on_cpu = arguments.get("n_gpu_layers", 0) == 0 or not llama_cpp.llama_supports_gpu_offload()
-    return is_on_cpu and has_f16_cache and architecture not in _WITHOUT_FLASH_ATTENTION
+    return _is_on_cpu(arguments) and has_f16_cache and architecture not in _WITHOUT_FLASH_ATTENTION
+
+
+def _is_on_cpu(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("n_gpu_layers", 0) == 0 or not llama_cpp.llama_supports_gpu_offload()
 
 
 def install() -> Verdict:

@@ -34,8 +34,11 @@ PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold ha
 
 @pytest.fixture(autouse=True)
 def every_type(monkeypatch):
-    """Whatever is faster on this machine: all types are packed where a model asks for kernels."""
+    """Whatever is faster on this machine: all types are packed if a model asks for kernels."""
     monkeypatch.setattr(kernels, "verdict", lambda: ALL)
+    yield
+    monkeypatch.undo()
+    kernels.install()  # as tests/conftest.py does
 
 
 def rows_of(llm, tokens, sizes, start=0):
@@ -253,7 +256,6 @@ def afresh(monkeypatch):
     yield
     monkeypatch.undo()
     kernels.verdict.cache_clear()
-    kernels.install()  # as tests/conftest.py does
 
 
 def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
@@ -265,7 +267,7 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
     monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
     monkeypatch.setattr(_native, "try_kernels", refuse)
     assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
-    assert kernels.take(None, "model.gguf").bits == 0
+    assert kernels.take(None, "model.gguf", {}).bits == 0
     assert "AMX crashes" in kernels.describe()
 
 
@@ -298,8 +300,15 @@ def test_a_model_that_memory_cannot_hold_twice_stays_in_its_file(tiny_target, tm
     for n_free, is_packed in ((n_bytes - 1, False), (n_bytes, True), (None, True)):
         monkeypatch.setattr(memory, "available", lambda n=n_free: n)
         with contextlib.nullcontext() if is_packed else pytest.warns(RuntimeWarning, match="take a smaller file"):
-            assert bool(kernels.take("auto", tiny_target).bits) == is_packed
-    assert not kernels.take("stock", tiny_target).bits
+            assert bool(kernels.take("auto", tiny_target, {}).bits) == is_packed
+    assert not kernels.take("stock", tiny_target, {}).bits
+
+
+def test_nobody_is_warned_of_what_a_gpu_holds(tiny_target, monkeypatch, recwarn):
+    monkeypatch.setattr(memory, "available", lambda: 1)
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    assert not kernels.take("auto", tiny_target, {"n_gpu_layers": -1}).bits
+    assert not recwarn.list
 
 
 def test_unloading_gives_memory_back(tiny_target):
