@@ -2,11 +2,14 @@
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16]
         [--repeats 7] [--threads N]
+    python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
 same random tokens behind the same beginning, in turns, so that whatever else the machine does slows both alike. Times
 are medians; the ratio is the median of the ratios of neighbours in time, with its range. The last lines compare the
 logits of tokens that were evaluated alone with those of the same tokens in batches.
+
+--attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
 
 --as quantises the model to each of these types first, from whatever type it has: for times, not for texts.
 
@@ -28,6 +31,7 @@ import numpy as np
 from speed import print_machine
 
 from pyfly_cpp import FlyLlama, _native, kernels
+from pyfly_cpp.programs import quantize
 from pyfly_cpp.threads import physical_cores
 
 HERE = Path(__file__).parent
@@ -81,13 +85,24 @@ def roofline(n_threads: int) -> dict[str, float]:
 
 def quantised(model: str, name: str, folder: str) -> str:
     """The model in another type."""
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
-    params.allow_requantize = True
     path = f"{folder}/{name}.gguf"
-    if llama_cpp.llama_model_quantize(model.encode(), path.encode(), params) != 0:
-        raise SystemExit(f"llama.cpp could not quantise {model} to {name}.")
+    ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    quantize(model, path, ftype, lambda: None, f"llama.cpp could not quantise {model} to {name}")
     return path
+
+
+def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
+    """Attention alone, by the trial that decides which is used."""
+    print(
+        "\n| tokens | llama.cpp, us | ours, us | error of llama.cpp's | of ours |\n| ---: | ---: | ---: | ---: | ---: |"
+    )
+    for n in (1, 2, 4, 16, 64, 256):
+        best = {}
+        for is_ours in (False, True) * repeats:
+            trial = _native.try_attention(n_cells, n, n_threads, 2, is_ours=is_ours)
+            best[is_ours] = min(best.get(is_ours, trial), trial, key=lambda t: t.us)
+        stock, ours = best[False], best[True]
+        print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
 def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
@@ -147,7 +162,9 @@ def print_differences(sides: list[Side], tokens: list[int], position: int) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model")
+    what.add_argument("--attention", type=int, metavar="CELLS")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
     parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
     parser.add_argument("--behind", type=int, default=16, metavar="N")
@@ -156,6 +173,8 @@ def main() -> None:
     given = parser.parse_args()
     print_machine()
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
+    if given.attention:
+        return print_attention(given.attention, given.threads, given.repeats)
     speeds = roofline(given.threads)
     if not given.types:
         compare(given.model, Path(given.model).name, given, speeds)

@@ -65,7 +65,8 @@ def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: i
 
 
 def try_attention(n_cells: int, n_rows: int, n_threads: int, n_repeats: int, *, is_ours: bool) -> KernelTrial:
-    """Attention of the last n_rows of n_cells tokens to those before them, likewise."""
+    """Attention of the last n_rows of n_cells tokens to those before them (eight heads of 128, in two groups), by ours
+    or by llama.cpp's. Raises ValueError for a number out of range, NativeError if ggml refuses."""
     out = ffi.new("pyfly_kernels_trial *")
     check(lib.pyfly_kernels_try_attention, n_cells, n_rows, n_threads, n_repeats, int(is_ours), out)
     return KernelTrial(out.error, out.us)

@@ -234,7 +234,7 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--cache-type-v", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
                      help="Type of the V cache; a quantised one needs --flash-attn."),
         click.option("--flash-attn/--no-flash-attn", default=None,
-                     help="Flash attention.  [default: on where it is ours, see --kernels]"),
+                     help="Flash attention.  [default: on if our kernels compute it, see --kernels]"),
         click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
         click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
                      help=TEMPERATURE_HELP),

@@ -88,7 +88,7 @@ RPC_OPTION = click.option(
 
 KERNELS_OPTION = click.option(
     "--kernels", type=click.Choice(CHOICES),
-    help="Products of weights on the CPU: auto, ours where they are faster here, or stock, llama.cpp's.  "
+    help="Kernels on the CPU: auto, ours if they are faster here, or stock, llama.cpp's.  "
     f"[default: {VARIABLE}, or auto]",
 )  # fmt: skip
 
