@@ -27,30 +27,43 @@ void read_nibbles(const uint8_t * from, uint8_t * q) {
 
 // A fifth bit for each of 32 weights.
 void add_fifth_bits(const uint8_t * bits, uint8_t * q) {
-    for (int i = 0; i < 32; i++) {
-        q[i] |= static_cast<uint8_t>((bits[i / 8] >> (i % 8) & 1) << 4);
+    for (int k = 0; k < 4; k++, q += 8) {
+        for (int i = 0; i < 8; i++) {
+            q[i] |= static_cast<uint8_t>((bits[k] >> i & 1) << 4);
+        }
     }
 }
 
-// A fifth bit for each of 256 weights, 32 with every bit of `bits`.
-void add_fifth_bits_k(const uint8_t * bits, uint8_t * q) {
-    for (int i = 0; i < 256; i++) {
-        q[i] |= static_cast<uint8_t>((bits[i % 32] >> (i / 32) & 1) << 4);
+// The loops of blocks of 256 run over bytes that lie side by side, so that compilers make vectors of them: packing is
+// most of what loading a model takes.
+
+// A high bit for each of 256 weights, 32 with every bit of `bits`.
+void add_bits_k(const uint8_t * bits, int bit, uint8_t * q) {
+    for (int k = 0; k < 8; k++, q += 32) {
+        for (int i = 0; i < 32; i++) {
+            q[i] |= static_cast<uint8_t>((bits[i] >> k & 1) << bit);
+        }
     }
 }
 
 // 256 nibbles, 64 from each 32 bytes: the low ones, then the high ones.
 void read_nibbles_k(const uint8_t * from, uint8_t * q) {
-    for (int i = 0; i < 256; i++) {
-        const uint8_t byte = from[i / 64 * 32 + i % 32];
-        q[i] = i % 64 < 32 ? byte & 15 : byte >> 4;
+    for (int k = 0; k < 4; k++, from += 32, q += 64) {
+        for (int i = 0; i < 32; i++) {
+            q[i] = from[i] & 15;
+            q[i + 32] = from[i] >> 4;
+        }
     }
 }
 
 // 256 times two bits, 128 from each 32 bytes: the lowest two of each byte, then the next two, ...
 void read_two_bits_k(const uint8_t * from, uint8_t * q) {
-    for (int i = 0; i < 256; i++) {
-        q[i] = from[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    for (int half = 0; half < 2; half++, from += 32) {
+        for (int shift = 0; shift < 8; shift += 2, q += 32) {
+            for (int i = 0; i < 32; i++) {
+                q[i] = from[i] >> shift & 3;
+            }
+        }
     }
 }
 
@@ -133,9 +146,7 @@ template <> void decode_block<WeightType::q3_k>(const uint8_t * block, DecodedBl
         out.mins[i] = 0;
     }
     read_two_bits_k(block + 32, out.q);
-    for (int i = 0; i < 256; i++) {
-        out.q[i] |= static_cast<uint8_t>((block[i % 32] >> (i / 32) & 1) << 2);
-    }
+    add_bits_k(block, 2, out.q);
     out.d = read_16(block + 108);
     out.m = 0;
 }
@@ -152,15 +163,19 @@ template <> void decode_block<WeightType::q5_k>(const uint8_t * block, DecodedBl
     out.m = read_16(block + 2);
     read_scales_and_mins(block + 4, out);
     read_nibbles_k(block + 48, out.q);
-    add_fifth_bits_k(block + 16, out.q);
+    add_bits_k(block + 16, 4, out.q);
 }
 
 template <> void decode_block<WeightType::q6_k>(const uint8_t * block, DecodedBlock & out) {
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128, quarter = i % 128 / 32, at = i % 32;
-        const uint8_t low = block[half * 64 + quarter % 2 * 32 + at];
-        const uint8_t high = block[128 + half * 32 + at] >> (quarter * 2) & 3;
-        out.q[i] = static_cast<uint8_t>((quarter < 2 ? low & 15 : low >> 4) | high << 4);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
+        uint8_t * q = out.q + 128 * half;
+        for (int i = 0; i < 32; i++) {
+            q[i] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+            q[i + 32] = static_cast<uint8_t>((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+            q[i + 64] = static_cast<uint8_t>(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+            q[i + 96] = static_cast<uint8_t>(low[i + 32] >> 4 | high[i] >> 6 << 4);
+        }
     }
     std::memcpy(out.scales, block + 192, 16);
     std::memset(out.mins, 0, sizeof(out.mins));

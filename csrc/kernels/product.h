@@ -17,8 +17,6 @@
 #include "layout.h"
 #include "products.h"
 
-#define PYFLY_INLINE inline __attribute__((always_inline))
-
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 
@@ -33,14 +31,19 @@ constexpr int part_bytes = vector / parts;
 // ---- Activations
 // -----------------------------------------------------------------------------------------------------
 
+// The unsigned form of a type's weights is multiplied, unless the instruction set prefers the signed one.
+template <WeightType type>
+constexpr int offset_of = Simd::template prefers_signed<largest<type>()> ? 0 : Format<type>::offset;
+
 // Activations of m rows, a strip, are interleaved by row, so that a product has one pointer with constant offsets. For
-// each block of the weights' type: [block / 4][m] quads of bytes; then with groups [n_pairs][m] pairs of int16, the
-// sums of groups 2p and 2p + 1; without, [m] the block's sum times the type's offset; then [m] floats d; then, where
-// the type has minima but no groups, [m] floats, d times the sum. All are four bytes wide.
-template <class F> struct Strip {
-    static constexpr int n_sums = F::has_groups ? PackedBlock<F>::n_pairs : 1;
-    static constexpr int sums = F::block / 4;
-    static constexpr int d = sums + n_sums;
+// each block of the weights' type: [block / 4][m] quads of bytes; with an offset [block / group][m] words, where the
+// sum of a group starts (Simd::start_of); with minima and groups [n_pairs][m] pairs of int16, the sums of groups 2p
+// and 2p + 1; then [m] floats d; with minima and no groups [m] floats, d times the sum. All are four bytes wide.
+template <WeightType type> struct Strip {
+    using F = Format<type>;
+    static constexpr int starts = F::block / 4;
+    static constexpr int sums = starts + (offset_of<type> != 0 ? F::block / F::group : 0);
+    static constexpr int d = sums + (F::has_groups && F::has_mins ? PackedBlock<F>::n_pairs : 0);
     static constexpr int d_sum = d + 1;
     static constexpr int width = d_sum + (F::has_mins && !F::has_groups ? 1 : 0); // words of a block of one row
 };
@@ -75,20 +78,9 @@ template <int block> PYFLY_INLINE float quantise_block(const float * x, int8_t *
     return largest / 127.0f + nan;
 }
 
-PYFLY_INLINE int sum_of(const int8_t * q, int n) {
-    int sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += q[i];
-    }
-    return sum;
-}
-
-// The unsigned form of a type's weights is multiplied, unless the instruction set prefers the signed one.
-template <class F, int most> constexpr int offset_of = Simd::template prefers_signed<most> ? 0 : F::offset;
-
 template <WeightType type> void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     using F = Format<type>;
-    using S = Strip<F>;
+    using S = Strip<type>;
     int8_t q[F::block];
     for (size_t i = 0; i < n_in; i += F::block, strip += S::width * m) {
         const float d = quantise_block<F::block>(x + i, q);
@@ -96,19 +88,21 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
         for (int k = 0; k < F::block / 4; k++) {
             put(k, q + 4 * k);
         }
-        if constexpr (F::has_groups) {
-            for (int p = 0; p < S::n_sums; p++) {
+        if constexpr (offset_of<type> != 0) {
+            for (int g = 0; g < F::block / F::group; g++) {
+                const int32_t start = Simd::start_of(q + g * F::group, F::group, offset_of<type>);
+                put(S::starts + g, &start);
+            }
+        }
+        if constexpr (F::has_mins && F::has_groups) {
+            for (int p = 0; p < PackedBlock<F>::n_pairs; p++) {
                 const int16_t pair[2] = {static_cast<int16_t>(sum_of(q + 2 * p * F::group, F::group)),
                                          static_cast<int16_t>(sum_of(q + (2 * p + 1) * F::group, F::group))};
                 put(S::sums + p, pair);
             }
-        } else {
-            const int sum = sum_of(q, F::block), from_offset = sum * offset_of<F, largest<type>()>;
-            put(S::sums, &from_offset);
-            if constexpr (F::has_mins) {
-                const float d_sum = d * static_cast<float>(sum);
-                put(S::d_sum, &d_sum);
-            }
+        } else if constexpr (F::has_mins) {
+            const float d_sum = d * static_cast<float>(sum_of(q, F::block));
+            put(S::d_sum, &d_sum);
         }
         put(S::d, &d);
     }
@@ -131,7 +125,7 @@ template <int n_bits, int to> PYFLY_INLINE I bits_of(const uint8_t * vectors, in
 // Quad `i` of a unit of packed weights: bytes, in the form that the instruction set multiplies.
 template <WeightType type> PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
     using F = Format<type>;
-    constexpr int offset = offset_of<F, largest<type>()>;
+    constexpr int offset = offset_of<type>;
     I q = bits_of<F::low, 0>(vectors, i);
     if constexpr (F::high > 0) {
         q = Simd::or_bits(q, bits_of < F::high == 0 ? 1 : F::high, F::low > (vectors + F::low * vector, i));
@@ -166,25 +160,22 @@ template <WeightType type, int m, class Weights>
 PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_t * strip, int part, V * sums) {
     using F = Format<type>;
     using P = PackedBlock<F>;
-    using S = Strip<F>;
+    using S = Strip<type>;
     constexpr int most = largest<type>();
+    constexpr bool has_starts = offset_of<type> != 0;
     const auto word = [&](int at, int row) { return strip + at * m + row; };
     const auto own = [&](int at, int bytes) { return block + at + part * Simd::lanes * bytes; }; // this part's outputs
     const V d = F::d_bytes == 1 ? Simd::from_exponents(own(P::d, 1)) : Simd::from_halves(own(P::d, 2));
-    I products[m];
+    I products[m], from_mins[m];
     for (int c = 0; c < m; c++) {
-        products[c] = Simd::zero();
+        products[c] = from_mins[c] = Simd::zero();
     }
     if constexpr (F::has_groups) {
-        I corrections[m];
-        for (int c = 0; c < m; c++) {
-            corrections[c] = Simd::zero();
-        }
         constexpr int n_quads = F::group / 4;
 #pragma GCC unroll 1
         for (int p = 0; p < P::n_pairs; p++) {
             I scales = Simd::template load_pairs<F::has_signed_scales>(own(P::scales + p * P::pair_bytes, 2));
-            I mins = scales; // for the offset
+            I mins = scales;
             if constexpr (F::has_short_scales) {
                 mins = Simd::shift_right_16(scales, 4);
                 scales = Simd::and_bytes(scales, 15);
@@ -193,43 +184,30 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
             }
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
-                const int first = (2 * p + h) * n_quads;
-                Simd::template add_products<m, n_quads, most, true>(
+                const int group = 2 * p + h, first = group * n_quads;
+                Simd::template add_products<m, n_quads, most, true, has_starts>(
                     products, [&](int i) { return weights.quad(first / unit_quads, first % unit_quads + i); },
-                    word(first, 0), Simd::scale_of(scales, h));
+                    word(first, 0), word(S::starts + group, 0), Simd::scale_of(scales, h));
             }
-            if constexpr (F::has_mins || offset_of<F, most> != 0) {
+            if constexpr (F::has_mins) {
                 for (int c = 0; c < m; c++) {
-                    corrections[c] = Simd::add(corrections[c], Simd::multiply_pairs(mins, word(S::sums + p, c)));
+                    from_mins[c] = Simd::add(from_mins[c], Simd::multiply_pairs(mins, word(S::sums + p, c)));
                 }
             }
         }
-        if constexpr (offset_of<F, most> != 0) {
-            for (int c = 0; c < m; c++) {
-                products[c] = Simd::subtract(products[c], Simd::shift_left(corrections[c], offset_of<F, most>));
-            }
-        }
-        for (int c = 0; c < m; c++) {
-            const V row_d = Simd::broadcast_float(word(S::d, c));
-            sums[c] = Simd::multiply_add(Simd::to_float(products[c]), Simd::multiply(d, row_d), sums[c]);
-            if constexpr (F::has_mins) {
-                const V min = Simd::multiply(Simd::from_halves(own(P::m, 2)), row_d);
-                sums[c] = Simd::multiply_subtract(Simd::to_float(corrections[c]), min, sums[c]);
-            }
-        }
     } else {
-        Simd::template add_products<m, unit_quads, most, false>(
-            products, [&](int i) { return weights.quad(0, i); }, word(0, 0), Simd::no_scale());
-        for (int c = 0; c < m; c++) {
-            if constexpr (offset_of<F, most> != 0) {
-                products[c] = Simd::subtract(products[c], Simd::broadcast(word(S::sums, c)));
-            }
-            sums[c] = Simd::multiply_add(Simd::to_float(products[c]),
-                                         Simd::multiply(d, Simd::broadcast_float(word(S::d, c))), sums[c]);
-            if constexpr (F::has_mins) {
-                sums[c] = Simd::multiply_subtract(Simd::from_halves(own(P::m, 2)),
-                                                  Simd::broadcast_float(word(S::d_sum, c)), sums[c]);
-            }
+        Simd::template add_products<m, unit_quads, most, false, has_starts>(
+            products, [&](int i) { return weights.quad(0, i); }, word(0, 0), word(S::starts, 0), Simd::no_scale());
+    }
+    for (int c = 0; c < m; c++) {
+        const V row_d = Simd::broadcast_float(word(S::d, c));
+        sums[c] = Simd::multiply_add(Simd::to_float(products[c]), Simd::multiply(d, row_d), sums[c]);
+        if constexpr (F::has_mins && F::has_groups) {
+            const V min = Simd::multiply(Simd::from_halves(own(P::m, 2)), row_d);
+            sums[c] = Simd::multiply_subtract(Simd::to_float(from_mins[c]), min, sums[c]);
+        } else if constexpr (F::has_mins) {
+            sums[c] = Simd::multiply_subtract(Simd::from_halves(own(P::m, 2)), Simd::broadcast_float(word(S::d_sum, c)),
+                                              sums[c]);
         }
     }
 }
@@ -251,7 +229,7 @@ void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip,
             sums[part][c] = Simd::zero_float();
         }
     }
-    for (size_t i = 0; i < n_in; i += F::block, weights += P::bytes, strip += Strip<F>::width * m) {
+    for (size_t i = 0; i < n_in; i += F::block, weights += P::bytes, strip += Strip<type>::width * m) {
         for (int line = 0; line < P::bytes; line += 64) {
             __builtin_prefetch(weights + prefetched<P> + line); // may be behind the end, which does no harm
         }
@@ -308,7 +286,7 @@ template <WeightType type>
 void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows, float * const * out) {
     using F = Format<type>;
     using P = PackedBlock<F>;
-    using S = Strip<F>;
+    using S = Strip<type>;
     const size_t n_blocks = n_in / F::block;
     if (n_rows <= Simd::worth_unpacking) {
         for (size_t first = 0; first < n_rows; first += Simd::strip_rows) {
@@ -397,7 +375,7 @@ void interleave(const float * x, size_t n_in, int32_t * strip, int m, int row) {
 }
 
 template <WeightType type> constexpr size_t words(size_t n_in) {
-    return n_in / Format<type>::block * Strip<Format<type>>::width;
+    return n_in / Format<type>::block * Strip<type>::width;
 }
 
 constexpr size_t dense_words(size_t n_in) {

@@ -21,13 +21,28 @@ struct Simd : Lanes256 {
         return _mm256_shuffle_epi8(pairs, h == 0 ? first : _mm256_add_epi8(first, _mm256_set1_epi8(2)));
     }
 
-    // Adds the products of n_quads quads with m rows, times the scale (no_scale() where !is_scaled). strip[n_quads][m];
-    // weights are at most `most`.
-    template <int m, int n_quads, int most, bool is_scaled, class Quad>
-    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, I scale) {
-        // Products that fit in 16 bits together: of two bytes each.
+    // What the products of unsigned weights with q[n] exceed those of the signed ones by, negated: for the two bytes of
+    // each quad that come into the lower 16 bits, and for the two others.
+    PYFLY_LANES int32_t start_of(const int8_t * q, int n, int offset) {
+        int16_t pair[2] = {0, 0};
+        for (int i = 0; i < n; i++) {
+            pair[i / 2 % 2] = static_cast<int16_t>(pair[i / 2 % 2] - offset * q[i]);
+        }
+        int32_t start;
+        std::memcpy(&start, pair, sizeof(start));
+        return start;
+    }
+
+    // Adds the products of n_quads quads with m rows, times the scale (no_scale() where !is_scaled); where has_starts,
+    // of the signed weights. strip[n_quads][m]; starts[m]; weights are at most `most`, unsigned.
+    //
+    // Sums of unsigned weights fit in 16 bits for few quads only. Those of the signed weights fit for all of a group,
+    // and additions wrap around: so a sum that starts from the offset's share is right in the end, wherever it was
+    // between. n_quads * 2 * 127 * offset < 32768 for all types that have one.
+    template <int m, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
+    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, const int32_t * starts, I scale) {
         constexpr int n_fitting = prefers_signed<most> ? 1 : 32767 / (2 * 127 * most);
-        constexpr int n_chain = n_fitting < n_quads ? n_fitting : n_quads;
+        constexpr int n_chain = has_starts || n_fitting > n_quads ? n_quads : n_fitting;
         I chain[m];
 #pragma GCC unroll 8
         for (int i = 0; i < n_quads; i++) {
@@ -38,7 +53,11 @@ struct Simd : Lanes256 {
                 I a = broadcast(strip + i * m + c);
                 a = prefers_signed<most> ? _mm256_sign_epi8(a, q) : a;
                 const I product = _mm256_maddubs_epi16(magnitude, a);
-                chain[c] = i % n_chain == 0 ? product : _mm256_add_epi16(chain[c], product);
+                if (i % n_chain != 0) {
+                    chain[c] = _mm256_add_epi16(chain[c], product);
+                } else {
+                    chain[c] = has_starts ? _mm256_add_epi16(broadcast(starts + c), product) : product;
+                }
                 if ((i + 1) % n_chain == 0 || i + 1 == n_quads) {
                     sums[c] = add(sums[c], _mm256_madd_epi16(chain[c], scale));
                 }

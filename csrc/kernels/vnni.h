@@ -18,13 +18,17 @@ template <class Lanes, class Own> struct Vnni : Lanes {
         return Own::shift_right_32(h == 0 ? Lanes::shift_left(pairs, 1 << 16) : pairs, 16);
     }
 
-    // Adds the products of n_quads quads with m rows, times the scale where is_scaled. strip[n_quads][m].
-    template <int m, int n_quads, int most, bool is_scaled, class Quad>
-    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, I scale) {
+    // What the products of unsigned weights with q[n] exceed those of the signed ones by, negated.
+    PYFLY_LANES int32_t start_of(const int8_t * q, int n, int offset) { return -offset * sum_of(q, n); }
+
+    // Adds the products of n_quads quads with m rows, times the scale where is_scaled; where has_starts, of the signed
+    // weights. strip[n_quads][m]; starts[m].
+    template <int m, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
+    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, const int32_t * starts, I scale) {
         I own[m];
 #pragma GCC unroll 8
         for (int c = 0; c < m; c++) {
-            own[c] = is_scaled ? Lanes::zero() : sums[c];
+            own[c] = has_starts ? Lanes::broadcast(starts + c) : Lanes::zero();
         }
 #pragma GCC unroll 8
         for (int i = 0; i < n_quads; i++) {
@@ -36,7 +40,7 @@ template <class Lanes, class Own> struct Vnni : Lanes {
         }
 #pragma GCC unroll 8
         for (int c = 0; c < m; c++) {
-            sums[c] = is_scaled ? Lanes::add(sums[c], Own::multiply_32(own[c], scale)) : own[c];
+            sums[c] = Lanes::add(sums[c], is_scaled ? Own::multiply_32(own[c], scale) : own[c]);
         }
     }
 };
