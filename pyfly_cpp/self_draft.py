@@ -221,9 +221,7 @@ class _Header(NamedTuple):
     def read(cls, path: Path) -> _Header:
         require_gguf(str(path))
         _native.inspect_model(str(path))
-        with open_metadata(path, no_alloc=True, load_mode=llama_cpp.LLAMA_LOAD_MODE_NONE) as model:
-            if not model:
-                raise ValueError(f"llama.cpp {llama_cpp.__version__} cannot load {str(path)!r}.")
+        with open_metadata(path) as model:
             return cls(
                 llama_cpp.llama_model_n_params(model), llama_cpp.llama_model_size(model),
                 _native.model_vocabulary(model), metadata(model, "general.file_type"),

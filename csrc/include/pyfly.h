@@ -262,11 +262,11 @@ typedef struct pyfly_model_info {
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
-/* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
- * word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Whether a head was trained for
- * this very model no header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way;
- * PYFLY_STATUS_INVALID if one of them is no GGUF file, or loading `path` would end the process. */
-pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
+/* How the GGUF file at `path` (UTF-8) could draft for `target`, a llama_model that may be loaded without its weights:
+ * `out` receives the word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Reads no
+ * weights. If it could not, fails as the constructor of that drafter would. Whether a head was trained for this very
+ * model no file says. */
+pyfly_status pyfly_companion_word(const void * target, const char * path, char out[16], pyfly_error * error);
 
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
