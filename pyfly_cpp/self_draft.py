@@ -58,7 +58,12 @@ class Kind(NamedTuple):
 
 KINDS = {
     kind.name: kind
-    for kind in (Kind("q4_0", 2, 4.9), Kind("q2_k", 10, 3.6), Kind("q3_k_s", 11, 3.9), Kind("q4_k_m", 15, 5.3))
+    for kind in (
+        Kind("q4_0", llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, 4.9),
+        Kind("q2_k", llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K, 3.6),
+        Kind("q3_k_s", llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S, 3.9),
+        Kind("q4_k_m", llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 5.3),
+    )
 }
 """The candidates by their names."""
 

@@ -29,8 +29,15 @@ from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.placement import remote_devices, split_address
 from pyfly_cpp.threads import physical_cores
 
-_VOCABULARIES = ("none", "SentencePiece (SPM)", "byte-level BPE", "WordPiece", "Unigram (UGM)", "RWKV", "PLaMo-2")
-"""llama_vocab_type of llama.h."""
+_VOCABULARIES = {
+    llama_cpp.LLAMA_VOCAB_TYPE_NONE: "none",
+    llama_cpp.LLAMA_VOCAB_TYPE_SPM: "SentencePiece (SPM)",
+    llama_cpp.LLAMA_VOCAB_TYPE_BPE: "byte-level BPE",
+    llama_cpp.LLAMA_VOCAB_TYPE_WPM: "WordPiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_UGM: "Unigram (UGM)",
+    llama_cpp.LLAMA_VOCAB_TYPE_RWKV: "RWKV",
+    llama_cpp.LLAMA_VOCAB_TYPE_PLAMO2: "PLaMo-2",
+}
 
 
 @click.command(
@@ -145,7 +152,7 @@ def _model(path: Path) -> dict[str, Any]:
             "n_layer": llama_cpp.llama_model_n_layer(model),
             "n_layer_mtp": llama_cpp.llama_model_n_layer_nextn(model),
             "n_vocab": llama_cpp.llama_vocab_n_tokens(vocabulary),
-            "vocab_type": _VOCABULARIES[kind] if 0 <= kind < len(_VOCABULARIES) else str(kind),
+            "vocab_type": _VOCABULARIES.get(kind, str(kind)),
             "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
             "is_recurrent": bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)),
             "n_protected": _n_protected(model) if _is_model(path) else None,
