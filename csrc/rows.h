@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "pyfly.h"
+
 namespace pyfly {
 
 // Largest n of a top-n entropy.
-constexpr int32_t max_top = 32;
+constexpr int32_t max_top = PYFLY_MAX_TOP;
 
 struct TokenLogit {
     int32_t token;

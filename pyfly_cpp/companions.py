@@ -1,8 +1,7 @@
 """Companions: the files on this machine that could draft for a model.
 
-A draft model needs the vocabulary of its target, which the header of a GGUF file tells in milliseconds, and should be
-much smaller. Nothing here loads a model. Which of the fitting files drafts best, and whether any pays, only decoding
-shows: the governor watches that.
+A draft model needs the vocabulary of its target, and should be much smaller. Nothing here reads weights. Which of the
+fitting files drafts best, and whether any saves time, only decoding shows: the governor watches that.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyfly_cpp import _native
 from pyfly_cpp.drafters import DRAFTERS, OwnDrafter
+from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.memory import available
+from pyfly_cpp.metadata import open_metadata
 from pyfly_cpp.models import models_folder
 
 MOST_SHARE = 0.5
@@ -28,7 +29,7 @@ as half of one that the target decodes."""
 BEST_SHARE = 0.1
 """The share that is looked for: a rule of thumb, not measured here (published pairs are 32B with 1.5B, 8B with 1B)."""
 
-_MOST_HEADERS = 64  # that are read for one model
+_MOST_FILES = 64  # that are looked into for one model
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -46,20 +47,23 @@ class Companion(NamedTuple):
 
 def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
     """The companions of a model, the most promising first: heads that lie beside it, then draft models, the one whose
-    share is nearest to BEST_SHARE first. Looks beside the model and in `places`; reads headers as it goes on.
+    share is nearest to BEST_SHARE first. Looks beside the model and in `places`, one file after the other.
 
     Raises:
         ValueError: the model is no usable GGUF file.
     """
     target = Path(model_path)
     _native.inspect_model(str(target))
-    candidates = _candidates(target)[:_MOST_HEADERS]
-    beside = {one.path: _companion(target, one) for one in candidates if one.path.parent == target.parent}
-    yield from (found for found in beside.values() if found is not None and found.drafter.is_head)
-    for one in candidates:
-        found = beside[one.path] if one.path in beside else _companion(target, one)
-        if found is not None and not found.drafter.is_head:  # a head from elsewhere may be of another model
-            yield found
+    candidates = _candidates(target)[:_MOST_FILES]
+    if not candidates:
+        return
+    with open_metadata(target) as model:
+        beside = {one.path: _companion(model, one) for one in candidates if one.path.parent == target.parent}
+        yield from (found for found in beside.values() if found is not None and found.drafter.is_head)
+        for one in candidates:
+            found = beside[one.path] if one.path in beside else _companion(model, one)
+            if found is not None and not found.drafter.is_head:  # a head from elsewhere may be of another model
+                yield found
 
 
 def places() -> list[Path]:
@@ -124,10 +128,10 @@ def _candidates(target: Path) -> list[_Candidate]:
     return sorted(found)
 
 
-def _companion(target: Path, one: _Candidate) -> Companion | None:
+def _companion(target: Any, one: _Candidate) -> Companion | None:
     try:
-        kind = DRAFTERS[_native.companion_word(str(target), str(one.path))]
-    except (ValueError, OSError):  # it does not fit, or is damaged
+        kind = DRAFTERS[_native.companion_word(target, str(one.path))]
+    except (ValueError, PyflyError, OSError):  # it does not fit, or is damaged
         return None
     return Companion(one.path, kind.make(one.path), one.size, one.share)
 

@@ -82,8 +82,6 @@ def build_datastore(
     require_free(path, force)
     files = _files(sources, Path(path))
     with open_metadata(Path(model), vocab_only=True) as opened:
-        if not opened:
-            raise ValueError(f"llama.cpp {llama_cpp.__version__} cannot load {os.fspath(model)!r}.")
         vocabulary = llama_cpp.llama_model_get_vocab(opened)
         n_vocab, mark = llama_cpp.llama_vocab_n_tokens(vocabulary), _native.model_vocabulary(opened)
         if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -100,7 +98,7 @@ def build_datastore(
 def inspect_datastore(
     path: str | os.PathLike[str], model: str | os.PathLike[str] | None = None, check: bool = False
 ) -> Inspected:
-    """Reads the header; `check`: everything. Raises ValueError if it is no datastore, or damaged."""
+    """Reads the header; `check`: everything. Raises ValueError if it is no datastore, or damaged, or for the model."""
     first_bytes(os.fspath(path), "datastore", "datastore", 1)
     try:
         info = _native.read_store(path, check)
@@ -110,7 +108,7 @@ def inspect_datastore(
     if model is not None:
         require_gguf(os.fspath(model))
         with open_metadata(Path(model), vocab_only=True) as opened:
-            fits = bool(opened) and _native.model_vocabulary(opened) == info.vocabulary
+            fits = _native.model_vocabulary(opened) == info.vocabulary
     return Inspected(info.n_tokens, info.n_vocab, os.path.getsize(path), fits)
 
 

@@ -16,17 +16,24 @@ from pyfly_cpp import _native
 
 @contextlib.contextmanager
 def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
-    """The model as llama.cpp sees it without its weights: a llama_model, with what `params` sets."""
+    """The model as llama.cpp sees it without its weights: a llama_model, with what `params` sets.
+
+    Raises:
+        ValueError: llama.cpp cannot load it.
+    """
     model_params = llama_cpp.llama_model_default_params()
-    for name, value in params.items():
+    for name, value in {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, **params}.items():
         setattr(model_params, name, value)
     with _native.load_guard():
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
+    if not model:
+        raise ValueError(
+            f"llama-cpp-python {llama_cpp.__version__} cannot load {os.fspath(path)!r}; verbose=True shows why."
+        )
     try:
         yield model
     finally:
-        if model:
-            llama_cpp.llama_model_free(model)
+        llama_cpp.llama_model_free(model)
 
 
 def metadata(model: Any, key: str) -> str | None:

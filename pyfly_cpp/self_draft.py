@@ -58,7 +58,12 @@ class Kind(NamedTuple):
 
 KINDS = {
     kind.name: kind
-    for kind in (Kind("q4_0", 2, 4.9), Kind("q2_k", 10, 3.6), Kind("q3_k_s", 11, 3.9), Kind("q4_k_m", 15, 5.3))
+    for kind in (
+        Kind("q4_0", llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, 4.9),
+        Kind("q2_k", llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K, 3.6),
+        Kind("q3_k_s", llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S, 3.9),
+        Kind("q4_k_m", llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 5.3),
+    )
 }
 """The candidates by their names."""
 
@@ -221,9 +226,7 @@ class _Header(NamedTuple):
     def read(cls, path: Path) -> _Header:
         require_gguf(str(path))
         _native.inspect_model(str(path))
-        with open_metadata(path, no_alloc=True, load_mode=llama_cpp.LLAMA_LOAD_MODE_NONE) as model:
-            if not model:
-                raise ValueError(f"llama.cpp {llama_cpp.__version__} cannot load {str(path)!r}.")
+        with open_metadata(path) as model:
             return cls(
                 llama_cpp.llama_model_n_params(model), llama_cpp.llama_model_size(model),
                 _native.model_vocabulary(model), metadata(model, "general.file_type"),

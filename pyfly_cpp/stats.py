@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from pyfly_cpp import _native
 from pyfly_cpp._native import GovernorState, RawRecord
 from pyfly_cpp.rules import REGIONS
 from pyfly_cpp.words import counted
 
-ORIGINS = ("matched", "loose", "target")
-"""In the order of `pyfly_origin` of pyfly.h."""
-
-REASONS = ("match", "loose", "gate", "window", "boundary", "safety")
-"""In the order of `pyfly_reason` of pyfly.h."""
+ORIGINS, REASONS = tuple(_native.ORIGINS), tuple(_native.REASONS)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ RULES = {
     # Across rounds the bonus comes before the next draft, which W = 1 does not reach.
     "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
 }
-"""All rules by their words, in the order of `pyfly_window_rule` of pyfly.h."""
+"""All rules by their words."""
 
 WORDS = (*RULES, "across", "in-round", "tail=", "window=")
 """What the words of a written window begin with; `window=W` is the size alone."""
@@ -71,9 +71,9 @@ class Window:
         """The last positions of a round at which no mismatch can stand, >= 0."""
         return max(RULES[self.rule].needed(self.size, self.outlives_round), self.tail or 0)
 
-    def config(self) -> tuple[int, int, int, bool]:
+    def config(self) -> tuple[int, str, int, bool]:
         """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
-        return self.size, list(RULES).index(self.rule), -1 if self.tail is None else self.tail, self.outlives_round
+        return self.size, self.rule, -1 if self.tail is None else self.tail, self.outlives_round
 
     def but(self, **fields: Any) -> Window:
         """This window with other fields. One without positions gets the usual number of them with a rule for them."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from gguf_edit import edit_gguf, other_token, with_padding
+from gguf_edit import edit_gguf, other_token, with_padding, without
 
-from pyfly_cpp import DFlash, DraftModel, DSpark, Eagle3, PromptLookup, companions
+from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError, companions
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cli import main
 from pyfly_cpp.pairs import PAIRS, published_pair
 
-EAGLE3 = Path(__file__).parents[1] / "models" / "tiny" / "tiny-llama-eagle3-f16.gguf"
+TINY = Path(__file__).parents[1] / "models" / "tiny"
+EAGLE3 = TINY / "tiny-llama-eagle3-f16.gguf"
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +112,7 @@ def test_what_does_not_fit(target, home, tiny_draft, tiny_qwen35, smollm2):
     edit_gguf(tiny_draft, folder / "padded.gguf", *with_padding(tiny_draft, 129))
     edit_gguf(tiny_draft, folder / "embeddings.gguf", {"llama.pooling_type": 1})
     edit_gguf(EAGLE3, folder / "narrow.gguf", {"eagle3.target_hidden_size": 128})
+    edit_gguf(tiny_draft, folder / "lacking.gguf", tensors=without("blk.0.attn_q.weight"))
     (folder / "cut.gguf").write_bytes(Path(tiny_draft).read_bytes()[:1000])
     (folder / "empty.gguf").write_bytes(b"")
     os.symlink(folder / "nothing", folder / "dangling.gguf")
@@ -117,6 +120,95 @@ def test_what_does_not_fit(target, home, tiny_draft, tiny_qwen35, smollm2):
     assert found(target) == []
     edit_gguf(tiny_draft, folder / "fits.gguf", *with_padding(tiny_draft, 128))
     assert found(target) == [("fits.gguf", DraftModel)]
+
+
+# ---- One verdict -----------------------------------------------------------------------------------------------------
+
+
+def as_it_is(source):
+    return {}, None
+
+
+def padded(n):
+    return lambda source: with_padding(source, n)
+
+
+def with_fields(**fields):
+    return lambda source: ({name.replace("__", "."): value for name, value in fields.items()}, None)
+
+
+def with_tokens(*texts):
+    return lambda source: (other_token(source, *texts), None)
+
+
+def head_alone(source):
+    """The MTP head of a model, as converters write it into a file of its own."""
+
+    def edit(arrays):
+        for name in [name for name in arrays if name.startswith("blk.") and not name.startswith("blk.4.")]:
+            del arrays[name]
+
+    return {}, edit
+
+
+def foreign_head(source):
+    return other_token(source, "pyfly"), head_alone(source)[1]
+
+
+LLAMA, DRAFT, HYBRID = "tiny-llama-target-f16.gguf", "tiny-llama-draft-f16.gguf", "tiny-qwen35-mtp-f16.gguf"
+BOS = {"tokenizer__ggml__bos_token_id": 1532}
+DFLASH, DSPARK = "tiny-llama-dflash-f16.gguf", "tiny-llama-dspark-f16.gguf"
+FITTING = {
+    "a draft": (LLAMA, as_it_is, DRAFT, as_it_is, DraftModel),
+    "a target that is padded": (LLAMA, padded(64), DRAFT, as_it_is, DraftModel),
+    "a draft that is padded": (LLAMA, as_it_is, DRAFT, padded(128), DraftModel),
+    "a token that is empty": (LLAMA, with_tokens(""), DRAFT, with_tokens(""), DraftModel),
+    "another BOS, which nothing adds": (LLAMA, as_it_is, DRAFT, with_fields(**BOS), DraftModel),
+    "a hybrid": (LLAMA, as_it_is, HYBRID, as_it_is, DraftModel),
+    "an EAGLE-3 head": (LLAMA, as_it_is, EAGLE3.name, as_it_is, Eagle3),
+    "a DFlash head": (LLAMA, as_it_is, DFLASH, as_it_is, DFlash),
+    "a DSpark head": (LLAMA, as_it_is, DSPARK, as_it_is, DSpark),
+    "an MTP head": (HYBRID, as_it_is, HYBRID, head_alone, MTP),
+}
+UNFIT = {
+    "a draft that is padded more": (LLAMA, as_it_is, DRAFT, padded(129), DraftModel),
+    "another token": (LLAMA, as_it_is, DRAFT, with_tokens("pyfly"), DraftModel),
+    "an empty one in place of a token": (LLAMA, as_it_is, DRAFT, with_tokens(""), DraftModel),
+    "another BOS": (
+        LLAMA, as_it_is, DRAFT, with_fields(**BOS, tokenizer__ggml__add_bos_token=True), DraftModel),
+    "a model of embeddings": (LLAMA, as_it_is, DRAFT, with_fields(llama__pooling_type=1), DraftModel),
+    "an EAGLE-3 head without the padding": (LLAMA, padded(64), EAGLE3.name, as_it_is, Eagle3),
+    "a DSpark head without a mask token": (
+        LLAMA, as_it_is, DSPARK, with_fields(tokenizer__ggml__mask_token_id=None), DSpark),
+    "an MTP head of another architecture": (LLAMA, as_it_is, HYBRID, head_alone, MTP),
+    "an MTP head of another vocabulary": (HYBRID, as_it_is, HYBRID, foreign_head, MTP),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FITTING, *UNFIT])
+def test_doctor_companions_and_the_loader_agree(name, tmp_path, capsys, monkeypatch):
+    target, edit_target, draft, edit_draft, kind = {**FITTING, **UNFIT}[name]
+    target = edit_gguf(TINY / target, tmp_path / "target.gguf", *edit_target(TINY / target))
+    draft = edit_gguf(TINY / draft, tmp_path / "draft.gguf", *edit_draft(TINY / draft))
+    fits = name in FITTING
+
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", "--json", "-m", str(target), "-d", str(draft)])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["draft_fits"], report["draft_word"]) == ((True, kind.word) if fits else (False, None))
+    assert (left.value.code or 0) == (0 if fits else 1)
+
+    monkeypatch.setattr(companions, "MOST_SHARE", 2.0)
+    assert [one for _, one in found(target)] == ([kind] if fits else [])
+
+    llm = FlyLlama(target, n_ctx=128, n_threads=1, verbose=False)
+    with contextlib.closing(llm):
+        if fits:
+            llm.drafter = kind(draft)
+        else:
+            with pytest.raises((ValueError, PyflyError)) as refused:
+                llm.drafter = kind(draft)
+            assert report["draft_problem"].split(";")[0] == str(refused.value).split(";")[0]
 
 
 def test_memory_is_left_for_the_target(target, tiny_draft, monkeypatch):

@@ -16,6 +16,10 @@ namespace {
 constexpr int64_t default_block_size = 16;
 constexpr int64_t most_rows_of_chain = 32; // llama.cpp's graph of a Markov head grows with every row, its room does not
 
+const char * name_of(bool is_dspark) {
+    return is_dspark ? "DSpark head" : "DFlash head";
+}
+
 [[noreturn]] void refuse(pyfly_status status, const std::string & why) {
     throw Error(status, why);
 }
@@ -27,7 +31,7 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
     const auto number = [](int64_t n) { return std::to_string(n); };
     const bool has_selector = file.has_tensor("selector_hidden.weight");
     const int64_t n_vocab = static_cast<int64_t>(file.n_tokens());
-    if (file.has_tensor("markov_w1.weight") != is_dspark) {
+    if (DFlash::is_dspark(file) != is_dspark) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
                          : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
@@ -63,10 +67,9 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
             file.has_tensor("conf_proj.weight"), static_cast<int32_t>(n_candidates)};
 }
 
-DFlash::Loaded DFlash::load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_dspark,
-                            int32_t draft_max) {
-    const ModelFile file(config.model_path ? config.model_path : "");
-    const char * name = is_dspark ? "DSpark head" : "DFlash head";
+DFlash::Opened DFlash::open(const llama_model * target, const ModelFile & file, bool is_dspark, int32_t draft_max,
+                            double p_min, const OpenDraft & open) {
+    const char * name = name_of(is_dspark);
     const std::string what = std::string("the ") + name + " '" + file.path() + "'";
     if (file.architecture() != "dflash") {
         refuse(PYFLY_STATUS_INCOMPATIBLE, "'" + file.path() + "' is of architecture " + file.architecture() +
@@ -75,8 +78,7 @@ DFlash::Loaded DFlash::load(const LlamaTarget & target, const pyfly_draft_model_
     }
     file.require_loadable();
     const Block block = read_block(file, is_dspark, what);
-    const llama_model * target_model = llama_get_model(target.context());
-    const int64_t n_embd = llama_model_n_embd(target_model);
+    const int64_t n_embd = llama_model_n_embd(target);
     if (file.integer("embedding_length") != n_embd) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                what + " reads hidden states of width " + std::to_string(file.integer("embedding_length").value_or(0)) +
@@ -87,20 +89,29 @@ DFlash::Loaded DFlash::load(const LlamaTarget & target, const pyfly_draft_model_
                                          " drafts blocks of " + std::to_string(block.n_most) +
                                          " tokens; lower draft_max");
     }
-    if (is_dspark && config.p_min > 0.0 && !block.has_confidence) {
+    if (is_dspark && p_min > 0.0 && !block.has_confidence) {
         refuse(PYFLY_STATUS_INVALID, what + " has no confidence head, which p_min needs; set p_min to 0");
     }
     require_layer_head(target, file, what);
-    ModelPointer model = load_draft(target, config, name, DraftKind::head);
-    require_vocabulary(target, model.get(), config, name);
+    ModelPointer model = open_sharing_vocabulary(target, file, open, name, DraftKind::head);
     require_target_layers(target, model.get(), what);
+    return {std::move(model), block};
+}
+
+DFlash::Loaded DFlash::load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_dspark,
+                            int32_t draft_max) {
+    const llama_model * target_model = llama_get_model(target.context());
+    auto [model, block] = open(target_model, ModelFile(config.model_path ? config.model_path : ""), is_dspark,
+                               draft_max, config.p_min, open_with_weights(target, config));
+    const char * name = name_of(is_dspark);
     llama_context_params params = draft_context_params(target, config);
     params.ctx_other = target.context();
     // Attention that is not causal takes a batch in one piece.
     const uint32_t n_rows = static_cast<uint32_t>(block.n_most) + 1;
     params.n_batch = params.n_ubatch = std::min(std::max(params.n_ubatch, n_rows), params.n_ctx);
     ContextPointer context = make_draft_context(target, model.get(), params, name);
-    const size_t width = llama_model_target_layer_ids_n(model.get()) * static_cast<size_t>(n_embd);
+    const size_t width =
+        llama_model_target_layer_ids_n(model.get()) * static_cast<size_t>(llama_model_n_embd(target_model));
     return {{std::move(model), std::move(context), followed_pool(target, config), {name, width, width, 0, 0, 1}},
             block};
 }

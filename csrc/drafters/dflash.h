@@ -23,6 +23,27 @@ class DFlash : public HeadDrafter {
     // confidence head that is not there, NATIVE if llama.cpp cannot.
     DFlash(LlamaTarget & target, const pyfly_draft_model_config & config, bool is_dspark, int32_t draft_max);
 
+    // What the file says of a block.
+    struct Block {
+        int32_t n_most;       // tokens that it proposes at most
+        size_t first_row;     // that proposes one
+        int32_t mask_token;   // what the rows behind the anchor hold
+        bool is_causal;       // rows see only those before them
+        bool has_confidence;  // a confidence head
+        int32_t n_candidates; // of a row, for the selector; 0: it has none
+    };
+    struct Opened {
+        ModelPointer model;
+        Block block;
+    };
+
+    // Opens the file of a head that fits the target; arguments and Errors as of the constructor.
+    static Opened open(const llama_model * target, const ModelFile & file, bool is_dspark, int32_t draft_max,
+                       double p_min, const OpenDraft & open);
+
+    // Which of the two a file holds.
+    static bool is_dspark(const ModelFile & file) { return file.has_tensor("markov_w1.weight"); }
+
     int32_t draft_most() const override { return block_.n_most; }
     bool drafts_at_once() const override { return true; }
     bool has_rows() const override { return block_.n_candidates == 0; }
@@ -34,15 +55,6 @@ class DFlash : public HeadDrafter {
     void draft(std::vector<Job> & jobs) override;
 
   private:
-    // What the file says of a block.
-    struct Block {
-        int32_t n_most;       // tokens that it proposes at most
-        size_t first_row;     // that proposes one
-        int32_t mask_token;   // what the rows behind the anchor hold
-        bool is_causal;       // rows see only those before them
-        bool has_confidence;  // a confidence head
-        int32_t n_candidates; // of a row, for the selector; 0: it has none
-    };
     struct Loaded {
         Parts parts;
         Block block;

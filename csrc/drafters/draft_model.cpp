@@ -6,32 +6,43 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "llama/model_file.h"
 #include "stopwatch.h"
 
 namespace pyfly {
 
 namespace {
 
-// n_positions is set to the most positions that a text can have, 0: any number.
-ModelPointer load_checked(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
-                          size_t & n_positions) {
-    const ModelFile file(config.model_path ? config.model_path : "");
-    file.require_model();
-    n_positions = static_cast<size_t>(file.n_learned_positions());
-    ModelPointer model = load_draft(target, config, "draft model", DraftKind::model);
-    if (!is_translated) {
-        require_vocabulary(target, model.get(), config, "draft model",
-                           "use one of the same model family, or CrossVocabulary(DraftModel(...))", most_padding);
-    }
-    return model;
-}
+// Sizes of one family are padded differently: Qwen2.5-7B has 152,064 tokens and its 0.5B 151,936. llama.cpp allows as
+// many.
+constexpr int32_t most_padding = 128;
 
 } // namespace
 
+ModelPointer DraftModel::open(const llama_model * target, const ModelFile & file, const OpenDraft & open,
+                              bool is_translated) {
+    file.require_model();
+    if (file.integer("pooling_type").value_or(0) > 0) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE,
+                    "the draft model '" + file.path() + "' makes embeddings, not text; use another file");
+    }
+    if (is_translated) {
+        return open(file, "draft model", DraftKind::model);
+    }
+    return open_sharing_vocabulary(target, file, open, "draft model", DraftKind::model, most_padding,
+                                   "use one of the same model family, or CrossVocabulary(DraftModel(...))");
+}
+
+// n_positions is set to the most positions that a text can have, 0: any number.
+ModelPointer DraftModel::load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
+                              size_t & n_positions) {
+    const ModelFile file(config.model_path ? config.model_path : "");
+    n_positions = static_cast<size_t>(file.n_learned_positions());
+    return open(llama_get_model(target.context()), file, open_with_weights(target, config), is_translated);
+}
+
 DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
                        std::unique_ptr<Lookahead> ahead, bool is_translated)
-    : p_min_(require_p_min(config.p_min)), model_(load_checked(target, config, is_translated, n_positions_)),
+    : p_min_(require_p_min(config.p_min)), model_(load(target, config, is_translated, n_positions_)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
       n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),

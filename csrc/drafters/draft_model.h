@@ -24,6 +24,11 @@ class DraftModel : public Drafter {
     DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
                std::unique_ptr<Lookahead> ahead = nullptr, bool is_translated = false);
 
+    // Opens the file of a draft model that fits the target; throws Error as the constructor does. is_translated: it may
+    // have another vocabulary.
+    static ModelPointer open(const llama_model * target, const ModelFile & file, const OpenDraft & open,
+                             bool is_translated = false);
+
     const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
     int32_t n_texts() const override { return memories_.n(); }
@@ -56,6 +61,9 @@ class DraftModel : public Drafter {
 
         size_t n_wanted() const { return n_more + 1 - out->tokens.size(); }
     };
+
+    static ModelPointer load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
+                             size_t & n_positions);
 
     void warm_up();
     size_t n_new(const Job & job) const;

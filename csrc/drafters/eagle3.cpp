@@ -7,17 +7,14 @@
 #include "guard.h"
 #include "handles.h"
 #include "llama/llama_ext.h"
-#include "llama/model_file.h"
 
 namespace pyfly {
 
-HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_model_config & config) {
-    const ModelFile file(config.model_path ? config.model_path : "");
+ModelPointer Eagle3::open(const llama_model * target, const ModelFile & file, const OpenDraft & open) {
     const std::string what = "the EAGLE-3 head '" + file.path() + "'";
     const auto refuse = [](const std::string & why) { throw Error(PYFLY_STATUS_INCOMPATIBLE, why); };
     const auto number = [](int64_t n) { return std::to_string(n); };
-    const llama_model * target_model = llama_get_model(target.context());
-    const int64_t n_embd = llama_model_n_embd(target_model);
+    const int64_t n_embd = llama_model_n_embd(target);
 
     if (file.architecture() != "eagle3") {
         refuse("'" + file.path() + "' is of architecture " + file.architecture() +
@@ -33,13 +30,20 @@ HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_mo
                ", the target's have " + number(n_embd) + "; use the head of this very model");
     }
     require_layer_head(target, file, what);
-    ModelPointer model = load_draft(target, config, "EAGLE-3 head", DraftKind::head);
-    require_vocabulary(target, model.get(), config, "EAGLE-3 head");
+    ModelPointer model = open_sharing_vocabulary(target, file, open, "EAGLE-3 head", DraftKind::head);
     require_target_layers(target, model.get(), what);
+    return model;
+}
+
+HeadDrafter::Parts Eagle3::load(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+    const llama_model * target_model = llama_get_model(target.context());
+    ModelPointer model =
+        open(target_model, ModelFile(config.model_path ? config.model_path : ""), open_with_weights(target, config));
     llama_context_params params = draft_context_params(target, config);
     params.ctx_other = target.context();
     ContextPointer context = make_draft_context(target, model.get(), params, "EAGLE-3 head");
-    const size_t row_width = llama_model_target_layer_ids_n(model.get()) * static_cast<size_t>(n_embd);
+    const size_t row_width =
+        llama_model_target_layer_ids_n(model.get()) * static_cast<size_t>(llama_model_n_embd(target_model));
     const size_t n_embd_own = static_cast<size_t>(llama_model_n_embd(model.get()));
     const Shape shape = {"EAGLE-3 head", row_width, n_embd_own, 1, 1, 1};
     return {std::move(model), std::move(context), followed_pool(target, config), shape};

@@ -14,6 +14,9 @@ class Eagle3 : public StepHead {
     // Throws Error: INCOMPATIBLE if the file is no such head or one of another model, NATIVE if llama.cpp cannot.
     Eagle3(LlamaTarget & target, const pyfly_draft_model_config & config);
 
+    // Opens the file of a head that fits the target; throws Error as the constructor does.
+    static ModelPointer open(const llama_model * target, const ModelFile & file, const OpenDraft & open);
+
   protected:
     void read_rows(size_t span, size_t begin, size_t n, float * out) override { rows_.read(span, begin, n, out); }
     void make_inputs(const float * rows, size_t n, float * out) override;

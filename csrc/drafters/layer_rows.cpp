@@ -48,11 +48,10 @@ void LayerRows::read(size_t span, size_t begin, size_t n, float * out) const {
     }
 }
 
-void require_layer_head(const LlamaTarget & target, const ModelFile & file, const std::string & what) {
+void require_layer_head(const llama_model * target, const ModelFile & file, const std::string & what) {
     const auto number = [](int64_t n) { return std::to_string(n); };
-    const llama_model * target_model = llama_get_model(target.context());
-    const int64_t n_embd = llama_model_n_embd(target_model), n_vocab = target.n_vocab();
-    const std::string architecture = model_architecture(target_model);
+    const int64_t n_embd = llama_model_n_embd(target), n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(target));
+    const std::string architecture = model_architecture(target);
     if (std::find(publishing.begin(), publishing.end(), architecture) == publishing.end()) {
         refuse("llama.cpp does not publish the hidden states of architecture " + architecture + ", which " + what +
                " reads; choose another drafter");
@@ -79,8 +78,8 @@ void require_layer_head(const LlamaTarget & target, const ModelFile & file, cons
     }
 }
 
-void require_target_layers(const LlamaTarget & target, const llama_model * head, const std::string & what) {
-    const int32_t n_layer = llama_model_n_layer(llama_get_model(target.context()));
+void require_target_layers(const llama_model * target, const llama_model * head, const std::string & what) {
+    const int32_t n_layer = llama_model_n_layer(target);
     const int32_t * layers = llama_model_target_layer_ids(head);
     const uint32_t n_layers = llama_model_target_layer_ids_n(head);
     if (n_layers == 0) {

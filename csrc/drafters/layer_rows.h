@@ -32,9 +32,9 @@ class LayerRows {
 // What must hold before a head's file is loaded: the target publishes the inputs of its layers; what the head borrows
 // (token embedding, output matrix) fits, and what it has of its own covers the vocabulary. `what` names it in errors.
 // Throws Error(PYFLY_STATUS_INCOMPATIBLE).
-void require_layer_head(const LlamaTarget & target, const ModelFile & file, const std::string & what);
+void require_layer_head(const llama_model * target, const ModelFile & file, const std::string & what);
 
 // What must hold of the loaded head: it names layers, which the target has. Throws Error(PYFLY_STATUS_INCOMPATIBLE).
-void require_target_layers(const LlamaTarget & target, const llama_model * head, const std::string & what);
+void require_target_layers(const llama_model * target, const llama_model * head, const std::string & what);
 
 } // namespace pyfly

@@ -6,19 +6,51 @@
 #include "guard.h"
 #include "handles.h"
 #include "llama/llama_ext.h"
-#include "llama/model_file.h"
 
 namespace pyfly {
+
+namespace {
+
+[[noreturn]] void refuse(pyfly_status status, const std::string & why) {
+    throw Error(status, why);
+}
+
+void require_depth(int32_t draft_max, const std::string & architecture, int32_t n_heads, const std::string & what) {
+    if (draft_max > mtp_draft_max(architecture, n_heads)) {
+        refuse(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(draft_max) + ", but " + what + " has " +
+                                         std::to_string(n_heads) +
+                                         " chained NextN layers, which draft one token each; lower draft_max");
+    }
+}
+
+} // namespace
+
+ModelPointer Mtp::open(const llama_model * target, const ModelFile & file, int32_t draft_max, const OpenDraft & open) {
+    const std::string what = "the MTP head '" + file.path() + "'", architecture = model_architecture(target);
+    file.require_mtp();
+    if (file.architecture() != architecture) {
+        refuse(PYFLY_STATUS_INCOMPATIBLE, what + " is for models of architecture " + file.architecture() +
+                                              ", the target's is " + architecture +
+                                              "; use the head of this very model");
+    }
+    const int64_t width = file.integer("embedding_length").value_or(0), target_width = llama_model_n_embd(target);
+    if (width != target_width) {
+        refuse(PYFLY_STATUS_INCOMPATIBLE, what + " reads hidden states of width " + std::to_string(width) +
+                                              ", the target's have " + std::to_string(target_width) +
+                                              "; use the head of this very model");
+    }
+    require_depth(draft_max, architecture, file.n_nextn(), what);
+    return open_sharing_vocabulary(target, file, open, "MTP head", DraftKind::mtp_head);
+}
 
 // Checks everything that must hold before a context may be made.
 HeadDrafter::Parts Mtp::load(const LlamaTarget & target, const pyfly_draft_model_config & config, int32_t draft_max,
                              bool is_loaded) {
-    const auto refuse = [](pyfly_status status, const std::string & why) { throw Error(status, why); };
     const llama_model * target_model = llama_get_model(target.context());
-    const std::string architecture = model_architecture(target_model);
     int32_t n_heads = llama_model_n_layer_nextn(target_model);
-    std::string what = "the model";
+    ModelPointer model;
     if (config.model_path == nullptr) {
+        const std::string architecture = model_architecture(target_model);
         if (mtp_draft_max(architecture, n_heads) < 1) {
             refuse(PYFLY_STATUS_INCOMPATIBLE, "the model has no MTP head that llama.cpp can run (" +
                                                   std::to_string(n_heads) + " NextN layers, architecture " +
@@ -28,33 +60,11 @@ HeadDrafter::Parts Mtp::load(const LlamaTarget & target, const pyfly_draft_model
             refuse(PYFLY_STATUS_INVALID,
                    "the model was loaded without its MTP head; load it again with drafter=MTP() from the start");
         }
+        require_depth(draft_max, architecture, n_heads, "the model");
     } else {
         const ModelFile file(config.model_path);
-        file.require_mtp();
-        what = "the MTP head '" + file.path() + "'";
         n_heads = file.n_nextn();
-        if (file.architecture() != architecture) {
-            refuse(PYFLY_STATUS_INCOMPATIBLE, what + " is for models of architecture " + file.architecture() +
-                                                  ", the target's is " + architecture +
-                                                  "; use the head of this very model");
-        }
-        const int64_t width = file.integer("embedding_length").value_or(0);
-        const int64_t target_width = llama_model_n_embd(target_model);
-        if (width != target_width) {
-            refuse(PYFLY_STATUS_INCOMPATIBLE, what + " reads hidden states of width " + std::to_string(width) +
-                                                  ", the target's have " + std::to_string(target_width) +
-                                                  "; use the head of this very model");
-        }
-    }
-    if (draft_max > mtp_draft_max(architecture, n_heads)) {
-        refuse(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(draft_max) + ", but " + what + " has " +
-                                         std::to_string(n_heads) +
-                                         " chained NextN layers, which draft one token each; lower draft_max");
-    }
-    ModelPointer model;
-    if (config.model_path != nullptr) {
-        model = load_draft(target, config, "MTP head", DraftKind::mtp_head);
-        require_vocabulary(target, model.get(), config, "MTP head");
+        model = open(target_model, file, draft_max, open_with_weights(target, config));
     }
     llama_context_params params = draft_context_params(target, config);
     params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;

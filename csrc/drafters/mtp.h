@@ -15,6 +15,10 @@ class Mtp : public StepHead {
     Mtp(LlamaTarget & target, const pyfly_draft_model_config & config, int32_t draft_max, bool is_loaded);
     ~Mtp() override;
 
+    // Opens the file of a head that fits the target; throws Error as the constructor does.
+    static ModelPointer open(const llama_model * target, const ModelFile & file, int32_t draft_max,
+                             const OpenDraft & open);
+
   protected:
     void read_rows(size_t span, size_t begin, size_t n, float * out) override;
     void make_inputs(const float * rows, size_t n, float * out) override;

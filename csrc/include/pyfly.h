@@ -59,7 +59,10 @@ typedef struct pyfly_row_stats {
     double top_entropy; /* -sum p ln p over the `top` most probable, not renormalised, nats (FLy reference code) */
 } pyfly_row_stats;
 
-/* row[n_vocab], 1 <= top <= 32. PYFLY_STATUS_NOT_FINITE for a row without a distribution. */
+/* Most tokens that are looked for in a row. */
+#define PYFLY_MAX_TOP 32
+
+/* row[n_vocab], 1 <= top <= PYFLY_MAX_TOP. PYFLY_STATUS_NOT_FINITE for a row without a distribution. */
 pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top, pyfly_row_stats * out,
                                   pyfly_error * error);
 
@@ -118,8 +121,8 @@ typedef enum pyfly_gate_kind {
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..32; EXACT_FIRST, FUZZY: >= 0; NO_REPEAT: >= 1; STOCHASTIC: 0..2;
-                         ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY: >= 0; NO_REPEAT: >= 1;
+                         STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -262,11 +265,11 @@ typedef struct pyfly_model_info {
  * and PYFLY_STATUS_INCOMPATIBLE if it has none that llama.cpp can run. */
 pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_model_info * out, pyfly_error * error);
 
-/* How the GGUF file at `path` could draft for the one at `target` (UTF-8), by their headers alone: `out` receives the
- * word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Whether a head was trained for
- * this very model no header says. PYFLY_STATUS_INCOMPATIBLE if it could not, with what is in the way;
- * PYFLY_STATUS_INVALID if one of them is no GGUF file, or loading `path` would end the process. */
-pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error);
+/* How the GGUF file at `path` (UTF-8) could draft for `target`, a llama_model that may be loaded without its weights:
+ * `out` receives the word of the drafter, zero-terminated: "draft", "mtp", "eagle3", "dflash" or "dspark". Reads no
+ * weights. If it could not, fails as the constructor of that drafter would. Whether a head was trained for this very
+ * model no file says. */
+pyfly_status pyfly_companion_word(const void * target, const char * path, char out[16], pyfly_error * error);
 
 /* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
@@ -468,8 +471,8 @@ pyfly_status pyfly_drafter_retrieval_new(const void * data, size_t n_bytes, uint
                                          int32_t min_ngram, int32_t num_pred, int32_t max_matches, pyfly_drafter ** out,
                                          pyfly_error * error);
 
-/* Token recycling: remembers the n_candidates (1..32) most probable tokens of every row that the target evaluates, by
- * the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
+/* Token recycling: remembers the n_candidates (1..PYFLY_MAX_TOP) most probable tokens of every row that the target
+ * evaluates, by the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
 pyfly_status pyfly_drafter_recycling_new(const pyfly_target * target, int32_t n_candidates, int32_t num_pred,
                                          pyfly_drafter ** out, pyfly_error * error);
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "abort_guard.h"
-#include "companion.h"
 #include "draft_context.h"
+#include "drafters/companion.h"
 #include "guard.h"
 #include "handles.h"
 #include "kernel_trials.h"
@@ -62,9 +62,9 @@ void pyfly_load_guard(int32_t is_on) {
     }
 }
 
-pyfly_status pyfly_companion_word(const char * target, const char * path, char out[16], pyfly_error * error) {
+pyfly_status pyfly_companion_word(const void * target, const char * path, char out[16], pyfly_error * error) {
     return guard(error, [&] {
-        const std::string word = pyfly::companion_word(pyfly::ModelFile(target), pyfly::ModelFile(path));
+        const std::string word = pyfly::companion_word(static_cast<const llama_model *>(target), path);
         std::snprintf(out, 16, "%s", word.c_str());
     });
 }

@@ -25,28 +25,48 @@ std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
     return devices;
 }
 
-} // namespace
+bool has_texts(const llama_vocab * vocabulary) {
+    return llama_vocab_type(vocabulary) != LLAMA_VOCAB_TYPE_NONE;
+}
 
+std::string differs(const char * what, int64_t target, int64_t draft) {
+    return std::string("the draft's ") + what + " is " + std::to_string(draft) + ", the target's " +
+           std::to_string(target);
+}
+
+std::string token_differs(int32_t token, std::string_view target, std::string_view draft) {
+    return "token " + std::to_string(token) + " is '" + std::string(target) + "' in the target and '" +
+           std::string(draft) + "' in the draft";
+}
+
+// The first token that is another one by the draft's header alone; empty if there may be none. llama.cpp names empty
+// tokens and cuts an ending off others, so these do not count.
+std::string difference_in_header(const llama_vocab * target, const ModelFile & draft) {
+    const int32_t n = has_texts(target) ? llama_vocab_n_tokens(target) : 0;
+    for (int32_t token = 0; token < n && static_cast<size_t>(token) < draft.n_tokens(); token++) {
+        const std::string_view a = llama_vocab_get_text(target, token), b = draft.token(static_cast<size_t>(token));
+        if (!b.empty() && b.substr(0, a.size()) != a) {
+            return token_differs(token, a, b);
+        }
+    }
+    return {};
+}
+
+// The first difference, empty if there is none.
 std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare) {
-    const auto number = [](int64_t n) { return std::to_string(n); };
-    const auto differs = [&](const char * what, int64_t a, int64_t b) {
-        return std::string("the draft's ") + what + " is " + number(b) + ", the target's " + number(a);
-    };
     if (llama_vocab_type(target) != llama_vocab_type(draft)) {
         return differs("tokenizer type", llama_vocab_type(target), llama_vocab_type(draft));
     }
     const int32_t n_target = llama_vocab_n_tokens(target);
     const int32_t n_draft = llama_vocab_n_tokens(draft);
     // The text of tokens first: it says more than two numbers do.
-    const bool has_texts = llama_vocab_type(target) != LLAMA_VOCAB_TYPE_NONE;
-    for (int32_t token = 0; has_texts && token < std::min(n_target, n_draft); token++) {
-        const char * a = llama_vocab_get_text(target, token);
-        const char * b = llama_vocab_get_text(draft, token);
-        if (std::strcmp(a, b) != 0) {
-            return "token " + number(token) + " is '" + a + "' in the target and '" + b + "' in the draft";
+    for (int32_t token = 0; has_texts(target) && token < std::min(n_target, n_draft); token++) {
+        const std::string_view a = llama_vocab_get_text(target, token), b = llama_vocab_get_text(draft, token);
+        if (a != b) {
+            return token_differs(token, a, b);
         }
     }
-    if (std::abs(n_target - n_draft) > (has_texts ? n_spare : 0)) {
+    if (std::abs(n_target - n_draft) > (has_texts(target) ? n_spare : 0)) {
         return differs("vocabulary size", n_target, n_draft);
     }
     const bool adds_bos = llama_vocab_get_add_bos(target) || llama_vocab_get_add_bos(draft);
@@ -60,6 +80,22 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
     return {};
 }
 
+ModelPointer load(const ModelFile & file, const llama_model_params & params, uint64_t kernel_types, const char * what) {
+    ModelPointer model;
+    {
+        const AbortGuard guard;
+        const PackedBuffers::Taking taking(kernel_types);
+        model.reset(llama_model_load_from_file(file.path().c_str(), params));
+    }
+    if (!model) {
+        throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + file.path() +
+                                             "'; check that it is a complete GGUF file");
+    }
+    return model;
+}
+
+} // namespace
+
 uint64_t vocabulary_hash(const llama_vocab * vocabulary) {
     uint64_t hash = 14695981039346656037u; // FNV-1a
     const auto add = [&](const void * data, size_t n) {
@@ -71,8 +107,7 @@ uint64_t vocabulary_hash(const llama_vocab * vocabulary) {
     const int32_t numbers[] = {llama_vocab_type(vocabulary), n, llama_vocab_bos(vocabulary),
                                llama_vocab_eos(vocabulary)};
     add(numbers, sizeof(numbers));
-    const bool has_texts = llama_vocab_type(vocabulary) != LLAMA_VOCAB_TYPE_NONE;
-    for (int32_t token = 0; has_texts && token < n; token++) {
+    for (int32_t token = 0; has_texts(vocabulary) && token < n; token++) {
         const char * text = llama_vocab_get_text(vocabulary, token);
         add(text, std::strlen(text) + 1);
     }
@@ -99,41 +134,46 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
     return draw ? draw(row, n_vocab, drawn) : max.token;
 }
 
-ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        DraftKind kind) {
-    const std::string path = config.model_path ? config.model_path : "";
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers = config.n_gpu_layers;
-    params.load_mtp = kind == DraftKind::mtp_head;
-    params.devices = reinterpret_cast<ggml_backend_dev_t *>(config.devices);
-    std::vector<ggml_backend_dev_t> of_target;
-    if (params.devices == nullptr && kind != DraftKind::model) {
-        of_target = devices_of(llama_get_model(target.context()));
-        params.devices = of_target.data();
-    }
-    params.use_extra_bufts = config.use_extra_bufts != 0;
-    ModelPointer model;
-    {
-        const AbortGuard guard;
-        const PackedBuffers::Taking taking(config.kernel_types);
-        model.reset(llama_model_load_from_file(path.c_str(), params));
-    }
-    if (!model) {
-        throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + path +
-                                             "'; check that it is a complete GGUF file");
-    }
-    return model;
+OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_config & config) {
+    return [&](const ModelFile & file, const char * what, DraftKind kind) {
+        llama_model_params params = llama_model_default_params();
+        params.n_gpu_layers = config.n_gpu_layers;
+        params.load_mtp = kind == DraftKind::mtp_head;
+        params.devices = reinterpret_cast<ggml_backend_dev_t *>(config.devices);
+        std::vector<ggml_backend_dev_t> of_target;
+        if (params.devices == nullptr && kind != DraftKind::model) {
+            of_target = devices_of(llama_get_model(target.context()));
+            params.devices = of_target.data();
+        }
+        params.use_extra_bufts = config.use_extra_bufts != 0;
+        return load(file, params, config.kernel_types, what);
+    };
 }
 
-void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,
-                        const char * what, const char * remedy, int32_t n_spare) {
-    const std::string difference = vocabulary_difference(llama_model_get_vocab(llama_get_model(target.context())),
-                                                         llama_model_get_vocab(model), n_spare);
-    if (!difference.empty()) {
-        throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + config.model_path +
-                                                   "' does not share the target's vocabulary: " + difference + "; " +
-                                                   remedy);
-    }
+ModelPointer open_without_weights(const ModelFile & file, const char * what, DraftKind kind) {
+    llama_model_params params = llama_model_default_params();
+    params.n_gpu_layers = 0;
+    params.load_mode = LLAMA_LOAD_MODE_NONE;
+    params.no_alloc = true;
+    params.load_mtp = kind == DraftKind::mtp_head;
+    params.use_extra_bufts = false;
+    return load(file, params, 0, what);
+}
+
+ModelPointer open_sharing_vocabulary(const llama_model * target, const ModelFile & file, const OpenDraft & open,
+                                     const char * what, DraftKind kind, int32_t n_spare, const char * remedy) {
+    const auto require_none = [&](const std::string & difference) {
+        if (!difference.empty()) {
+            throw Error(PYFLY_STATUS_INCOMPATIBLE, std::string("the ") + what + " '" + file.path() +
+                                                       "' does not share the target's vocabulary: " + difference +
+                                                       "; " + remedy);
+        }
+    };
+    const llama_vocab * vocabulary = llama_model_get_vocab(target);
+    require_none(difference_in_header(vocabulary, file)); // many files are looked at, and opening one is slow
+    ModelPointer model = open(file, what, kind);
+    require_none(vocabulary_difference(vocabulary, llama_model_get_vocab(model.get()), n_spare));
+    return model;
 }
 
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config) {

@@ -1,6 +1,7 @@
 // What every drafter with a model of its own needs: the model, its context, and that it fits the target.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include "distribution.h"
 #include "llama.h"
 #include "llama_target.h"
+#include "model_file.h"
 #include "pyfly.h"
 
 namespace pyfly {
@@ -21,15 +23,7 @@ struct ContextDeleter {
 using ModelPointer = std::unique_ptr<llama_model, ModelDeleter>;
 using ContextPointer = std::unique_ptr<llama_context, ContextDeleter>;
 
-// Tokens of padding by which the vocabularies of a draft model and its target may differ, as in llama.cpp.
-constexpr int32_t most_padding = 128;
-
-// Where the draft's vocabulary differs from the target's, in one sentence; empty if it does not. One of them may have
-// up to n_spare tokens more than the other: sizes of one family are padded differently (Qwen2.5-7B has 152,064 tokens
-// and its 0.5B 151,936; llama.cpp allows 128). BOS and EOS count where a model puts them into its texts by itself.
-std::string vocabulary_difference(const llama_vocab * target, const llama_vocab * draft, int32_t n_spare);
-
-// A hash of all that vocabulary_difference() looks at.
+// A hash of all that open_sharing_vocabulary() compares.
 uint64_t vocabulary_hash(const llama_vocab * vocabulary);
 
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
@@ -45,14 +39,21 @@ std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_m
 // the file's MTP blocks.
 enum class DraftKind { model, head, mtp_head };
 
-// Loads config.model_path; `what` names it in errors. Throws Error(NATIVE) if llama.cpp cannot.
-ModelPointer load_draft(const LlamaTarget & target, const pyfly_draft_model_config & config, const char * what,
-                        DraftKind kind);
+// Opens a file; `what` names it in errors. Throws Error(NATIVE) if llama.cpp cannot.
+using OpenDraft = std::function<ModelPointer(const ModelFile & file, const char * what, DraftKind kind)>;
 
-// Throws Error(INCOMPATIBLE), with the remedy, if the vocabularies differ by more than n_spare tokens at the end.
-void require_vocabulary(const LlamaTarget & target, const llama_model * model, const pyfly_draft_model_config & config,
-                        const char * what, const char * remedy = "use one of the same model family",
-                        int32_t n_spare = 0);
+// To draft with: loads the weights as `config` says, beside the target. Both are borrowed.
+OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_config & config);
+
+// To see whether it fits: neither reads weights nor allocates memory for them.
+ModelPointer open_without_weights(const ModelFile & file, const char * what, DraftKind kind);
+
+// Opens a file whose vocabulary is the target's; throws Error(INCOMPATIBLE), with the first difference and the remedy,
+// where it is not; for other tokens before it is opened. One of the two may have up to n_spare tokens more at its end.
+// BOS and EOS count where a model puts them into its texts by itself.
+ModelPointer open_sharing_vocabulary(const llama_model * target, const ModelFile & file, const OpenDraft & open,
+                                     const char * what, DraftKind kind, int32_t n_spare = 0,
+                                     const char * remedy = "use one of the same model family");
 
 // Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
 // batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.

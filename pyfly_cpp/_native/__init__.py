@@ -20,7 +20,17 @@ from pyfly_cpp._native.kernels import (
     try_attention,
     try_kernels,
 )
-from pyfly_cpp._native.library import require_release, simd_level
+from pyfly_cpp._native.library import (
+    GATE_KINDS,
+    LOOKUP_MATCHES,
+    MAX_TOP,
+    ORIGINS,
+    REASONS,
+    REGIONS,
+    WINDOW_RULES,
+    require_release,
+    simd_level,
+)
 from pyfly_cpp._native.model import (
     ContextMemory,
     LlamaTarget,
@@ -37,6 +47,13 @@ from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, m
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
+    "GATE_KINDS",
+    "LOOKUP_MATCHES",
+    "MAX_TOP",
+    "ORIGINS",
+    "REASONS",
+    "REGIONS",
+    "WINDOW_RULES",
     "Batch",
     "CallbackDrafter",
     "ContextMemory",

@@ -14,7 +14,7 @@ from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import Drafter
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp._native.model import Target
-from pyfly_cpp._native.verify import GateNodes, WindowConfig, gate_array
+from pyfly_cpp._native.verify import GateNodes, WindowConfig, gate_array, window_fields
 
 
 class RawRecord(NamedTuple):
@@ -211,7 +211,7 @@ class Slot:
         target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
-        is_one = isinstance(window[0], int)
+        windows: Any = [window] * lib.PYFLY_N_REGIONS if isinstance(window[0], int) else window
         limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
         if draft_max is not None and len(draft_max) != len(self._batch.drafters):
             raise ValueError(f"give a draft_max for each of the {len(self._batch.drafters)} drafters.")
@@ -224,7 +224,7 @@ class Slot:
                 "sampler_chain": ffi.NULL if sampler is None else void_pointer(sampler.sampler),
                 "gate": nodes,
                 "n_gate": len(nodes),
-                "windows": [window] * lib.PYFLY_N_REGIONS if is_one else list(window),
+                "windows": [window_fields(one) for one in windows],
                 "draft_max": limits,
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),

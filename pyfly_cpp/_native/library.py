@@ -64,5 +64,23 @@ def _load() -> tuple[Any, Any]:
 
 ffi, lib = _load()
 
+
+def _words(prefix: str) -> dict[str, int]:
+    """The constants of an enum of pyfly.h in their order: number by word, which is the rest of the name in lower
+    case."""
+    constants = {name[len(prefix) :].lower(): int(getattr(lib, name)) for name in dir(lib) if name.startswith(prefix)}
+    return dict(sorted(constants.items(), key=lambda constant: constant[1]))
+
+
+GATE_KINDS = _words("PYFLY_GATE_")
+LOOKUP_MATCHES = _words("PYFLY_LOOKUP_")
+ORIGINS = _words("PYFLY_ORIGIN_")
+REASONS = _words("PYFLY_REASON_")
+REGIONS = _words("PYFLY_REGION_")
+WINDOW_RULES = _words("PYFLY_WINDOW_")
+
+MAX_TOP: int = lib.PYFLY_MAX_TOP
+"""Most tokens that are looked for in a row."""
+
 simd_level: str = ffi.string(lib.pyfly_simd_level()).decode()
 """Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline"."""

@@ -35,20 +35,15 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     return ModelInfo(architecture, *map(int, numbers))
 
 
-def companion_word(target: str, path: str) -> str:
-    """The word of the drafter that the GGUF file at `path` could be for the model at `target`, by their headers.
+def companion_word(target: Any, path: str) -> str:
+    """The word of the drafter that the GGUF file at `path` could be for `target`, a llama_model as llama_cpp holds it
+    (a ctypes pointer), loaded with or without its weights. Reads no weights.
 
     Raises:
-        IncompatibleDraftError: it could not, with what is in the way.
-        ValueError: one of them is no usable GGUF file.
+        ValueError, PyflyError: it could not: what that drafter would raise.
     """
     word = ffi.new("char[]", 16)
-    check(
-        lib.pyfly_companion_word,
-        ffi.new("char[]", target.encode("utf-8")),
-        ffi.new("char[]", path.encode("utf-8")),
-        word,
-    )
+    check(lib.pyfly_companion_word, void_pointer(target), ffi.new("char[]", path.encode("utf-8")), word)
     return str(ffi.string(word), "ascii")
 
 

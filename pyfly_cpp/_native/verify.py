@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pyfly_cpp._native.boundary import check, float_pointer, floats, token_pointer, tokens
-from pyfly_cpp._native.library import ffi, lib
+from pyfly_cpp._native.library import GATE_KINDS, WINDOW_RULES, ffi, lib
 
-GateNodes = Sequence[tuple[int, int, float, float]]
-"""(kind, n, threshold, second) of a gate's nodes in reverse Polish order: `pyfly_gate_node` of pyfly.h."""
+GateNodes = Sequence[tuple[str, int, float, float]]
+"""(word of GATE_KINDS, n, threshold, second) of a gate's nodes in reverse Polish order: `pyfly_gate_node` of
+pyfly.h."""
 
-WindowConfig = tuple[int, int, int, bool]
-"""(size, rule, tail or -1, across_rounds): `pyfly_window_config` of pyfly.h."""
+WindowConfig = tuple[int, str, int, bool]
+"""(size, word of WINDOW_RULES, tail or -1, across_rounds): `pyfly_window_config` of pyfly.h."""
 
 
 class RawDecision(NamedTuple):
@@ -56,8 +57,8 @@ def verify(
         lib.pyfly_verify, float_pointer(rows), rows.shape[1], token_pointer(draft_array), n_draft,
         ffi.NULL if draft_rows is None else float_pointer(draft_rows),
         ffi.NULL if choices is None else token_pointer(choices), ffi.NULL if where is None else token_pointer(where),
-        gate_array(gate), len(gate),
-        ffi.new("pyfly_window_config *", window), token_pointer(protected_array), protected_array.shape[0],
+        gate_array(gate), len(gate), ffi.new("pyfly_window_config *", window_fields(window)),
+        token_pointer(protected_array), protected_array.shape[0],
         ffi.NULL if before is None else token_pointer(before), n_before, given_away, seed,
         decisions, emitted, n_emitted,
     )  # fmt: skip
@@ -77,4 +78,10 @@ def regions(pieces: Sequence[str | bytes], control: frozenset[int]) -> list[int]
 
 def gate_array(gate: GateNodes) -> Any:
     """A gate as C takes it; to be kept while C uses it."""
-    return ffi.new("pyfly_gate_node[]", [tuple(node) for node in gate])
+    return ffi.new("pyfly_gate_node[]", [(GATE_KINDS[kind], *numbers) for kind, *numbers in gate])
+
+
+def window_fields(window: WindowConfig) -> tuple[int, int, int, bool]:
+    """A window as C takes it."""
+    size, rule, tail, across_rounds = window
+    return size, WINDOW_RULES[rule], tail, across_rounds

@@ -16,11 +16,12 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native, extra_buffers, kernels
-from pyfly_cpp.cli.loading import silence
+from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.where import RPC_OPTION
 from pyfly_cpp.devices import devices
-from pyfly_cpp.errors import RpcError
+from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.errors import PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.metadata import metadata, open_metadata
@@ -28,10 +29,15 @@ from pyfly_cpp.models import embedded_model, resolve_model
 from pyfly_cpp.placement import remote_devices, split_address
 from pyfly_cpp.threads import physical_cores
 
-_VOCABULARIES = ("none", "SentencePiece (SPM)", "byte-level BPE", "WordPiece", "Unigram (UGM)", "RWKV", "PLaMo-2")
-"""llama_vocab_type of llama.h."""
-
-_FREE_OF_WEIGHTS = {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, "load_mtp": True}
+_VOCABULARIES = {
+    llama_cpp.LLAMA_VOCAB_TYPE_NONE: "none",
+    llama_cpp.LLAMA_VOCAB_TYPE_SPM: "SentencePiece (SPM)",
+    llama_cpp.LLAMA_VOCAB_TYPE_BPE: "byte-level BPE",
+    llama_cpp.LLAMA_VOCAB_TYPE_WPM: "WordPiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_UGM: "Unigram (UGM)",
+    llama_cpp.LLAMA_VOCAB_TYPE_RWKV: "RWKV",
+    llama_cpp.LLAMA_VOCAB_TYPE_PLAMO2: "PLaMo-2",
+}
 
 
 @click.command(
@@ -60,7 +66,7 @@ def command(model: str | None, draft: str | None, rpc: tuple[str, ...] | None, a
         report["draft"] = _model(draft_path)
     problem = None
     if model_path is not None and draft_path is not None:
-        problem = _difference(model_path, draft_path)
+        report["draft_word"], problem = _fit(model_path, draft_path)
         report["draft_fits"] = problem is None
         report["draft_problem"] = problem
     if as_json:
@@ -130,11 +136,7 @@ def _gguf(text: str, what: str) -> Path:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    with open_metadata(path, **_FREE_OF_WEIGHTS) as model:
-        if not model:
-            reason = silence().errors[:1]
-            more = f" llama.cpp says: {reason[0]}" if reason else ""
-            raise ValueError(f"llama.cpp {llama_cpp.__version__} cannot load {str(path)!r}.{more}")
+    with reasons_from(silence()), open_metadata(path, load_mtp=True) as model:
         description = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(model, description, len(description))
         vocabulary = llama_cpp.llama_model_get_vocab(model)
@@ -150,15 +152,24 @@ def _model(path: Path) -> dict[str, Any]:
             "n_layer": llama_cpp.llama_model_n_layer(model),
             "n_layer_mtp": llama_cpp.llama_model_n_layer_nextn(model),
             "n_vocab": llama_cpp.llama_vocab_n_tokens(vocabulary),
-            "vocab_type": _VOCABULARIES[kind] if 0 <= kind < len(_VOCABULARIES) else str(kind),
+            "vocab_type": _VOCABULARIES.get(kind, str(kind)),
             "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
             "is_recurrent": bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)),
-            "n_protected": _n_protected(model),
+            "n_protected": _n_protected(model) if _is_model(path) else None,
         }
 
 
+def _is_model(path: Path) -> bool:
+    """Whether the file is a whole model, not a head."""
+    try:
+        _native.inspect_model(str(path))
+    except ValueError:
+        return False
+    return True
+
+
 def _n_protected(model: Any) -> int | None:
-    """How many tokens are never accepted loosely; None where the model makes no context of its own (a head)."""
+    """How many tokens are never accepted loosely; None if llama.cpp can make no context of the model."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 64
     context = llama_cpp.llama_init_from_model(model, params)
@@ -171,33 +182,13 @@ def _n_protected(model: Any) -> int | None:
         llama_cpp.llama_free(context)
 
 
-def _difference(target: Path, draft: Path) -> str | None:
-    """Why the draft model cannot draft for the target, or None."""
-    with open_metadata(target, vocab_only=True) as a, open_metadata(draft, vocab_only=True) as b:
-        return vocabulary_difference(llama_cpp.llama_model_get_vocab(a), llama_cpp.llama_model_get_vocab(b))
-
-
-def vocabulary_difference(target: Any, draft: Any) -> str | None:
-    """The first difference of two llama_vocabs, or None: as `csrc/drafters/draft_model.cpp` decides at loading."""
-
-    def differs(what: str, a: object, b: object) -> str:
-        return f"the draft's {what} is {b}, the target's {a}"
-
-    kinds = llama_cpp.llama_vocab_type(target), llama_cpp.llama_vocab_type(draft)
-    if kinds[0] != kinds[1]:
-        return differs("tokenizer type", *(_VOCABULARIES[kind] for kind in kinds))
-    sizes = llama_cpp.llama_vocab_n_tokens(target), llama_cpp.llama_vocab_n_tokens(draft)
-    for token in range(min(sizes)):
-        a, b = (llama_cpp.llama_vocab_get_text(vocabulary, token) for vocabulary in (target, draft))
-        if a != b:
-            texts = (text.decode("utf-8", errors="replace") for text in (a, b))
-            return "token {} is {!r} in the target and {!r} in the draft".format(token, *texts)
-    if sizes[0] != sizes[1]:
-        return differs("vocabulary size", *sizes)
-    for what, get in (("BOS token", llama_cpp.llama_vocab_bos), ("EOS token", llama_cpp.llama_vocab_eos)):
-        if get(target) != get(draft):
-            return differs(what, get(target), get(draft))
-    return None
+def _fit(target: Path, draft: Path) -> tuple[str | None, str | None]:
+    """The word of the drafter that the draft can be for the target, or why it cannot be any."""
+    try:
+        with reasons_from(silence()), open_metadata(target) as model:
+            return _native.companion_word(model, str(draft)), None
+    except (ValueError, PyflyError) as error:
+        return None, str(error)
 
 
 # ---- What is shown ---------------------------------------------------------------------------------------------------
@@ -230,19 +221,10 @@ def _show(report: dict[str, Any]) -> None:
         if title in report:
             rows += [None, (title, report[title]["path"]), *_describe(report[title])]
     if "draft_fits" in report:
-        rows += [
-            None,
-            ("draft fits", "yes" if report["draft_fits"] else f"no: {report['draft_problem']}{_remedy(report)}"),
-        ]
+        word = report["draft_word"]
+        rows += [None, ("draft fits", f"yes, as {DRAFTERS[word].noun}" if word else f"no: {report['draft_problem']}")]
     for row in rows:
         write(f"{row[0]:19} {row[1]}\n" if row else "\n")
-
-
-def _remedy(report: dict[str, Any]) -> str:
-    """What can be done about a draft that does not fit: nothing where it is a head, or a vocabulary has no text."""
-    can_translate = all(report[which]["vocab_type"] != _VOCABULARIES[0] for which in ("model", "draft"))
-    is_model = report["draft"]["n_protected"] is not None
-    return "; it can draft by way of the text, with --drafter cross" if can_translate and is_model else ""
 
 
 def _describe_extra_buffers(verdict: dict[str, Any]) -> str:

@@ -25,6 +25,12 @@ from pyfly_cpp.parallel import FlyBatch
 
 Loaded = TypeVar("Loaded")
 
+_OPTIONS_FOR_CALLS = {
+    "as MTP(model_path=...)": "with --draft",
+    "CrossVocabulary(DraftModel(...))": "--drafter cross",
+}
+"""What errors advise to write in Python, and what that is on the command line."""
+
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
 
@@ -187,7 +193,10 @@ def reasons_from(log: QuietLog | None) -> Iterator[None]:
     try:
         yield
     except IncompatibleDraftError as error:
-        raise IncompatibleDraftError(str(error).replace("as MTP(model_path=...)", "with --draft")) from error
+        message = str(error)
+        for call, option in _OPTIONS_FOR_CALLS.items():
+            message = message.replace(call, option)
+        raise IncompatibleDraftError(message) from error
     except ValueError as error:
         if log is not None and log.errors and "verbose=True" in str(error):
             raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error

@@ -15,9 +15,6 @@ NUM_PRED = Option(
     "num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup, retrieval: most tokens in a round.", None, 10
 )
 
-MATCHES = ("latest", "earliest")
-"""In the order of `pyfly_lookup_match` of pyfly.h."""
-
 
 @dataclass(frozen=True)
 class PromptLookup(OwnDrafter):
@@ -50,7 +47,7 @@ class PromptLookup(OwnDrafter):
         require_integer("max_ngram_size", self.max_ngram_size, 1, 64)
         require_integer("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
         require_integer("num_pred_tokens", self.num_pred_tokens, 1)
-        if self.match not in MATCHES:
+        if self.match not in _native.LOOKUP_MATCHES:
             raise ValueError(f"match must be 'latest' or 'earliest', not {self.match!r}.")
 
     @property
@@ -67,7 +64,7 @@ class PromptLookup(OwnDrafter):
     @property
     def native(self) -> tuple[int, ...]:
         """What constructors of pyfly.h take of it."""
-        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, MATCHES.index(self.match)
+        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, _native.LOOKUP_MATCHES[self.match]
 
     def open(self, host: Host | None = None) -> _native.Drafter:
         return _native.Drafter("prompt lookup", "lookup", *self.native)

@@ -31,7 +31,7 @@ class TokenRecycling(OwnDrafter):
     """Most tokens in a round (K), >= 1."""
 
     def __post_init__(self) -> None:
-        require_integer("n_candidates", self.n_candidates, 1, 32)
+        require_integer("n_candidates", self.n_candidates, 1, _native.MAX_TOP)
         require_integer("num_pred_tokens", self.num_pred_tokens, 1)
 
     @property

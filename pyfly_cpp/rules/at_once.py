@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pyfly_cpp import _native
 from pyfly_cpp.ranges import require_integer, require_number
-from pyfly_cpp.rules.gate import MARGIN, MAX_TOP, OVERSHOOT, RELAXED, TYPICAL, Gate, GateNode, written
+from pyfly_cpp.rules.gate import Gate, GateNode, written
 from pyfly_cpp.windows import Window
 
 
@@ -31,7 +32,7 @@ class Ratio(AtOnce):
             raise ValueError("r must be above 0; a ratio of 0 would let every token pass.")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(MARGIN, 0, -math.log(self.r)),)
+        return (GateNode("margin", 0, -math.log(self.r)),)
 
     def __str__(self) -> str:
         return f"ratio:{written(self.r)}"
@@ -56,7 +57,7 @@ class Typical(AtOnce):
             object.__setattr__(self, name, require_number(name, getattr(self, name), 1.0))
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(TYPICAL, 0, self.epsilon, self.delta),)
+        return (GateNode("typical", 0, self.epsilon, self.delta),)
 
     def __str__(self) -> str:
         return f"typical:{written(self.epsilon)}:{written(self.delta)}"
@@ -76,11 +77,11 @@ class Relaxed(AtOnce):
     """A difference of probabilities, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        require_integer("k", self.k, 1, MAX_TOP)
+        require_integer("k", self.k, 1, _native.MAX_TOP)
         object.__setattr__(self, "delta", require_number("delta", self.delta, 1.0))
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(RELAXED, self.k, self.delta),)
+        return (GateNode("relaxed", self.k, self.delta),)
 
     def __str__(self) -> str:
         return f"relaxed:{self.k}:{written(self.delta)}"
@@ -106,7 +107,7 @@ class Overshoot(AtOnce):
             raise ValueError(f"bound must be >= 1, not {self.bound!r}.")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(OVERSHOOT, 0, self.bound),)
+        return (GateNode("overshoot", 0, self.bound),)
 
     def __str__(self) -> str:
         return f"overshoot:{written(self.bound)}"

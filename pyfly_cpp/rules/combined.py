@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyfly_cpp.rules.gate import ALL, ANY, Gate, GateNode
+from pyfly_cpp.rules.gate import Gate, GateNode
 from pyfly_cpp.windows import Window
 
 
@@ -29,7 +29,7 @@ class _Combined(Gate):
     def in_region(self, region: str) -> Gate:
         return type(self)(*(gate.in_region(region) for gate in self.gates))
 
-    def _combined(self, kind: int) -> tuple[GateNode, ...]:
+    def _combined(self, kind: str) -> tuple[GateNode, ...]:
         operands = [node for gate in self.gates for node in gate.nodes()]
         return (*operands, GateNode(kind, len(self.gates), 0.0))
 
@@ -59,7 +59,7 @@ class AllOf(_Combined):
                 )
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return self._combined(ALL)
+        return self._combined("all")
 
     @property
     def window(self) -> Window:
@@ -95,7 +95,7 @@ class AnyOf(_Combined):
                 raise ValueError(f"{gate} accepts what other rules do not judge; use it alone, not in an any(...).")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return self._combined(ANY)
+        return self._combined("any")
 
     @property
     def window(self) -> Window:

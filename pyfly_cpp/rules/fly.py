@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pyfly_cpp import _native
 from pyfly_cpp.ranges import require_number
-from pyfly_cpp.rules.gate import (
-    ANY,
-    ENTROPY_NORMALIZED,
-    ENTROPY_TOP,
-    EXACT,
-    MARGIN,
-    MAX_TOP,
-    TWO_DRAWS,
-    Gate,
-    GateNode,
-    written,
-)
+from pyfly_cpp.rules.gate import TWO_DRAWS, Gate, GateNode, written
 from pyfly_cpp.windows import Window
 
 
@@ -26,7 +16,7 @@ class Exact(Gate):
     """Never defers: only the target's own choices are kept. Lossless; standard speculative decoding."""
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(EXACT),)
+        return (GateNode("exact"),)
 
     @property
     def is_lossless(self) -> bool:
@@ -64,19 +54,19 @@ class Entropy(Gate):
         if not isinstance(self.two_draws, bool):
             raise ValueError(f"two_draws must be True or False, not {self.two_draws!r}.")
         if self.top is not None and (
-            isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_TOP
+            isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= _native.MAX_TOP
         ):
             raise ValueError(
-                f"top must be an integer in 1..{MAX_TOP}, or None for the normalised entropy, not {self.top!r}."
+                f"top must be an integer in 1..{_native.MAX_TOP}, or None for the normalised entropy, not {self.top!r}."
             )
         object.__setattr__(self, "theta", require_number("theta", self.theta, 1.0 if self.top is None else math.inf))
 
     def nodes(self) -> tuple[GateNode, ...]:
         if self.top is None:
-            node = GateNode(ENTROPY_NORMALIZED, 0, self.theta)
+            node = GateNode("entropy_normalized", 0, self.theta)
         else:
-            node = GateNode(ENTROPY_TOP, self.top, self.theta)
-        return (node, TWO_DRAWS, GateNode(ANY, 2)) if self.two_draws else (node,)
+            node = GateNode("entropy_top", self.top, self.theta)
+        return (node, TWO_DRAWS, GateNode("any", 2)) if self.two_draws else (node,)
 
     def __str__(self) -> str:
         word = "entropy" + ("-normalized" if self.top is None else "") + ("-twice" if self.two_draws else "")
@@ -97,7 +87,7 @@ class Margin(Gate):
         object.__setattr__(self, "tau", require_number("tau", self.tau))
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(MARGIN, 0, self.tau),)
+        return (GateNode("margin", 0, self.tau),)
 
     @property
     def window(self) -> Window:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyfly_cpp import _native
 from pyfly_cpp.ranges import require_integer, require_number
 from pyfly_cpp.rules.at_once import AtOnce
-from pyfly_cpp.rules.gate import ANY, FUZZY, STOCHASTIC, GateNode, written
+from pyfly_cpp.rules.gate import GateNode, written
 
-KINDS = ("kl", "kl-target", "js", "js-code", "tv")
-"""In the order of the `PYFLY_GATE_FUZZY` kinds of pyfly.h."""
+_NODES = {kind[len("fuzzy_") :].replace("_", "-"): kind for kind in _native.GATE_KINDS if kind.startswith("fuzzy_")}
+
+KINDS = tuple(_NODES)
+"""Divergences, in the order of pyfly.h."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Fuzzy(AtOnce):
             raise ValueError(f"residual must be True or False, not {self.residual!r}.")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        node = GateNode(FUZZY + KINDS.index(self.kind), self.top or 0, self.threshold)
-        return (node, GateNode(STOCHASTIC), GateNode(ANY, 2)) if self.residual else (node,)
+        node = GateNode(_NODES[self.kind], self.top or 0, self.threshold)
+        return (node, GateNode("stochastic"), GateNode("any", 2)) if self.residual else (node,)
 
     @property
     def draws(self) -> bool:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyfly_cpp import _native
 from pyfly_cpp.windows import Window
 
-EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
-STOCHASTIC, REGION, OVERSHOOT, NO_REPEAT = 15, 16, 17, 18
-"""`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
-
-REGIONS = ("prose", "code", "numbers", "think", "structured")
+REGIONS = tuple(_native.REGIONS)
 """What may be written, in the order of `pyfly_region` of pyfly.h."""
-
-MAX_TOP = 32
-"""Largest n of a top-n entropy."""
 
 
 class GateNode(NamedTuple):
     """One node of a gate in reverse Polish order (`pyfly_gate_node` of pyfly.h)."""
 
-    kind: int
+    kind: str
+    """A word of `pyfly_gate_kind`."""
     n: int = 0
     threshold: float = 0.0
     second: float = 0.0
 
 
-TWO_DRAWS = GateNode(STOCHASTIC, 2)
+TWO_DRAWS = GateNode("stochastic", 2)
 """What makes choices by two draws from the target's distribution, either of which a draft may match."""
 
 
@@ -64,7 +59,7 @@ class Gate:
     @property
     def draws_choices(self) -> bool:
         """Whether the target's choices are not simply those of its sampler, for the whole answer."""
-        return any(node.kind == STOCHASTIC for node in self.nodes())
+        return any(node.kind == "stochastic" for node in self.nodes())
 
     @property
     def draws(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyfly_cpp.ranges import require_integer, require_number
-from pyfly_cpp.rules.gate import BUDGET, EXACT_FIRST, NO_REPEAT, Gate, GateNode, written
+from pyfly_cpp.rules.gate import Gate, GateNode, written
 
 
 class Guard(Gate):
@@ -28,7 +28,7 @@ class ExactFirst(Guard):
         require_integer("n", self.n, 0, 2**31 - 1)
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(EXACT_FIRST, self.n),)
+        return (GateNode("exact_first", self.n),)
 
     def __str__(self) -> str:
         return f"exact-first:{self.n}"
@@ -48,7 +48,7 @@ class Budget(Guard):
         object.__setattr__(self, "nats", require_number("nats", self.nats))
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(BUDGET, 0, self.nats),)
+        return (GateNode("budget", 0, self.nats),)
 
     def __str__(self) -> str:
         return f"budget:{written(self.nats)}"
@@ -66,7 +66,7 @@ class NoRepeat(Guard):
         require_integer("n", self.n, 1, 2**31 - 1)
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(NO_REPEAT, self.n),)
+        return (GateNode("no_repeat", self.n),)
 
     def __str__(self) -> str:
         return f"no-repeat:{self.n}"

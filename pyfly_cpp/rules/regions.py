@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyfly_cpp import _native
 from pyfly_cpp.rules.fly import Exact
-from pyfly_cpp.rules.gate import ALL, ANY, REGION, REGIONS, Gate, GateNode
+from pyfly_cpp.rules.gate import REGIONS, Gate, GateNode
 from pyfly_cpp.windows import Window
 
 
@@ -61,8 +61,8 @@ class Regions(Gate):
                 by_gate[gate] = by_gate.get(gate, 0) | 1 << i
         nodes: list[GateNode] = []
         for gate, regions in by_gate.items():
-            nodes += [GateNode(REGION, regions), *gate.nodes(), GateNode(ALL, 2)]
-        return (*nodes, GateNode(ANY, len(by_gate))) if nodes else Exact().nodes()
+            nodes += [GateNode("region", regions), *gate.nodes(), GateNode("all", 2)]
+        return (*nodes, GateNode("any", len(by_gate))) if nodes else Exact().nodes()
 
     @property
     def window(self) -> Window:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyfly_cpp.rules.at_once import AtOnce
-from pyfly_cpp.rules.gate import STOCHASTIC, GateNode
+from pyfly_cpp.rules.gate import GateNode
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Stochastic(AtOnce):
             raise ValueError(f"block must be True or False, not {self.block!r}.")
 
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode(STOCHASTIC, int(self.block)),)
+        return (GateNode("stochastic", int(self.block)),)
 
     @property
     def is_lossless(self) -> bool:

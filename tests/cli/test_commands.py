@@ -465,7 +465,7 @@ def test_doctor_names_the_difference(run, tmp_path):
     other.write_bytes(data[:at] + b"<|in_start|>" + data[at + 12 :])
     result = run("doctor", "-m", TARGET, "-d", other)
     assert result.code == 1
-    assert "draft fits" in result.out and "with --drafter cross" in result.out
+    assert "draft fits" in result.out and "or --drafter cross" in result.out
     assert run("complete", "-m", TARGET, "-d", other, "--drafter", "cross", "-n", 4, "x").code == 0
     # The same words as when the draft is loaded.
     loaded = run("complete", "-m", TARGET, "-d", other, "x")

@@ -1,8 +1,9 @@
-"""The pure core under the address, undefined behaviour and thread sanitizers, built with warnings as errors."""
+"""The C++ tests, run by ctest under the address, undefined behaviour and thread sanitizers; warnings are errors."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,30 +28,21 @@ def build(folder, sanitizers, *targets):
         "cmake", "-S", str(ROOT), "-B", str(folder), "-DPYFLY_CORE_ONLY=ON", "-DPYFLY_WERROR=ON",
         f"-DPYFLY_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=Debug",
     ])  # fmt: skip
-    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *(targets or ["all"])])
+    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *targets])
+
+
+def run_tests(folder, *selection, **environment):
+    run(["ctest", "--test-dir", str(folder), "--output-on-failure", *selection], **environment)
 
 
 def test_core_under_sanitizers(tmp_path):
-    programs = (
-        ("pyfly_core_test", "avx512"),
-        ("pyfly_core_test", "avx2"),
-        ("pyfly_core_test", "baseline"),
-        ("pyfly_governor_test", "avx512"),
-        ("pyfly_thread_policy_test", "baseline"),
-        ("pyfly_cross_vocabulary_test", "baseline"),
-        ("pyfly_kernels_test", "baseline"),
-        ("pyfly_attention_test", "baseline"),
-        ("pyfly_relay_test", "baseline"),
-        ("pyfly_span_groups_test", "baseline"),
-        ("pyfly_parts_test", "baseline"),
-        ("pyfly_header_test", "baseline"),
-    )
-    build(tmp_path, "address,undefined", *sorted({name for name, _ in programs}))
-    for name, level in programs:
-        run([str(tmp_path / name)], ASAN_OPTIONS="detect_leaks=1", PYFLY_SIMD=level)
+    build(tmp_path, "address,undefined", "all")
+    run_tests(tmp_path, ASAN_OPTIONS="detect_leaks=1")
+    listed = subprocess.run(["ctest", "--test-dir", str(tmp_path), "-N"], capture_output=True, text=True, check=True)
+    written = {path.stem[: -len("_test")] for path in Path(__file__).parent.glob("*_test.c*")}
+    assert written <= set(re.findall(r"Test +#\d+: (\w+)", listed.stdout))
 
 
 def test_several_threads(tmp_path):
     build(tmp_path, "thread", "pyfly_core_test", "pyfly_relay_test")
-    for name in ("pyfly_core_test", "pyfly_relay_test"):
-        run([str(tmp_path / name)], TSAN_OPTIONS="halt_on_error=1")
+    run_tests(tmp_path, "--tests-regex", "^(core|relay)$", TSAN_OPTIONS="halt_on_error=1")

@@ -32,9 +32,8 @@ from pyfly_cpp import (
     Typical,
     Window,
 )
-from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget, build_store
+from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget, build_store
 from pyfly_cpp.drafters import Host
-from pyfly_cpp.drafters.prompt_lookup import MATCHES
 from pyfly_cpp.rules.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -257,7 +256,7 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            PromptLookup(3, 8, rng.choice(MATCHES)).open()
+            PromptLookup(3, 8, rng.choice(tuple(LOOKUP_MATCHES))).open()
             if kind == "lookup"
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
