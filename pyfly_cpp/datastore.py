@@ -98,7 +98,8 @@ def build_datastore(
 def inspect_datastore(
     path: str | os.PathLike[str], model: str | os.PathLike[str] | None = None, check: bool = False
 ) -> Inspected:
-    """Reads the header; `check`: everything. Raises ValueError if it is no datastore, or damaged, or for the model."""
+    """Reads the header; `check`: everything. Raises ValueError if it is no datastore or damaged,
+    or if llama.cpp cannot load the model."""
     first_bytes(os.fspath(path), "datastore", "datastore", 1)
     try:
         info = _native.read_store(path, check)

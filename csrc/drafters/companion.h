@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "llama/draft_context.h"
+#include "llama.h"
 
 namespace pyfly {
 

@@ -35,7 +35,7 @@ void add_fifth_bits(const uint8_t * bits, uint8_t * q) {
 }
 
 // The loops of blocks of 256 run over bytes that lie side by side, so that compilers make vectors of them: packing is
-// most of what loading a model takes.
+// the largest part of loading a model.
 
 // A high bit for each of 256 weights, 32 with every bit of `bits`.
 void add_bits_k(const uint8_t * bits, int bit, uint8_t * q) {

@@ -10,6 +10,7 @@ namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
+// The sum of q[n].
 PYFLY_INLINE int sum_of(const int8_t * q, int n) {
     int sum = 0;
     for (int i = 0; i < n; i++) {

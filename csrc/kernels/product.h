@@ -36,9 +36,10 @@ template <WeightType type>
 constexpr int offset_of = Simd::template prefers_signed<largest<type>()> ? 0 : Format<type>::offset;
 
 // Activations of m rows, a strip, are interleaved by row, so that a product has one pointer with constant offsets. For
-// each block of the weights' type: [block / 4][m] quads of bytes; with an offset [block / group][m] words, where the
-// sum of a group starts (Simd::start_of); with minima and groups [n_pairs][m] pairs of int16, the sums of groups 2p
-// and 2p + 1; then [m] floats d; with minima and no groups [m] floats, d times the sum. All are four bytes wide.
+// each block of the weights' type: [block / 4][m] quads of bytes; with an offset [block / group][m] words, from
+// which the sum of a group starts (Simd::start_of); with minima and groups [n_pairs][m] pairs of int16, the sums of
+// groups 2p and 2p + 1; then [m] floats d; with minima and no groups [m] floats, d times the sum. All are four bytes
+// wide.
 template <WeightType type> struct Strip {
     using F = Format<type>;
     static constexpr int starts = F::block / 4;
@@ -90,7 +91,7 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
         }
         if constexpr (offset_of<type> != 0) {
             for (int g = 0; g < F::block / F::group; g++) {
-                const int32_t start = Simd::start_of(q + g * F::group, F::group, offset_of<type>);
+                const int32_t start = Simd::template start_of<F::group, offset_of<type>>(q + g * F::group);
                 put(S::starts + g, &start);
             }
         }

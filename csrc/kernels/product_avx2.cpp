@@ -21,9 +21,11 @@ struct Simd : Lanes256 {
         return _mm256_shuffle_epi8(pairs, h == 0 ? first : _mm256_add_epi8(first, _mm256_set1_epi8(2)));
     }
 
-    // What the products of unsigned weights with q[n] exceed those of the signed ones by, negated: for the two bytes of
-    // each quad that come into the lower 16 bits, and for the two others.
-    PYFLY_LANES int32_t start_of(const int8_t * q, int n, int offset) {
+    // The negated amount by which the products of unsigned weights with q[n] exceed those of the signed ones: for the
+    // two bytes of each quad that are added in the lower 16 bits, and for the two others. It is right only if the sum
+    // of the signed ones fits in 16 bits.
+    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) {
+        static_assert(n / 2 * 127 * offset < 32768, "n / 2 products of a weight, at least -offset, and a byte");
         int16_t pair[2] = {0, 0};
         for (int i = 0; i < n; i++) {
             pair[i / 2 % 2] = static_cast<int16_t>(pair[i / 2 % 2] - offset * q[i]);
@@ -33,12 +35,11 @@ struct Simd : Lanes256 {
         return start;
     }
 
-    // Adds the products of n_quads quads with m rows, times the scale (no_scale() where !is_scaled); where has_starts,
-    // of the signed weights. strip[n_quads][m]; starts[m]; weights are at most `most`, unsigned.
+    // Adds the products of n_quads quads with m rows, times the scale (no_scale() unless is_scaled); of the signed
+    // weights if has_starts. strip[n_quads][m]; starts[m]; weights are at most `most`, unsigned.
     //
     // Sums of unsigned weights fit in 16 bits for few quads only. Those of the signed weights fit for all of a group,
-    // and additions wrap around: so a sum that starts from the offset's share is right in the end, wherever it was
-    // between. n_quads * 2 * 127 * offset < 32768 for all types that have one.
+    // and additions wrap around: a sum that starts from start_of() is right in the end, whatever it was in between.
     template <int m, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
     PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, const int32_t * starts, I scale) {
         constexpr int n_fitting = prefers_signed<most> ? 1 : 32767 / (2 * 127 * most);

@@ -20,7 +20,6 @@ struct Lanes256 {
     PYFLY_LANES I zero() { return _mm256_setzero_si256(); }
     PYFLY_LANES I broadcast(const int32_t * p) { return _mm256_set1_epi32(*p); }
     PYFLY_LANES I add(I a, I b) { return _mm256_add_epi32(a, b); }
-    PYFLY_LANES I subtract(I a, I b) { return _mm256_sub_epi32(a, b); }
     PYFLY_LANES I or_bits(I a, I b) { return _mm256_or_si256(a, b); }
     PYFLY_LANES I and_bytes(I a, int byte) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(byte))); }
     PYFLY_LANES I flip_sign(I a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
@@ -28,10 +27,7 @@ struct Lanes256 {
     // By n bits, to the left where n < 0, in lanes of 16.
     PYFLY_LANES I shift_right_16(I a, int n) { return n >= 0 ? _mm256_srli_epi16(a, n) : _mm256_slli_epi16(a, -n); }
 
-    // Times a power of two.
-    PYFLY_LANES I shift_left(I a, int factor) {
-        return _mm256_slli_epi32(a, __builtin_ctz(static_cast<unsigned>(factor)));
-    }
+    PYFLY_LANES I shift_left_32(I a, int n) { return _mm256_slli_epi32(a, n); }
 
     // table[q] + offset for each byte q < 16.
     PYFLY_LANES I look_up(const int8_t * table, int offset, I q) {

@@ -20,7 +20,6 @@ struct Lanes512 {
     PYFLY_LANES I zero() { return _mm512_setzero_si512(); }
     PYFLY_LANES I broadcast(const int32_t * p) { return _mm512_set1_epi32(*p); }
     PYFLY_LANES I add(I a, I b) { return _mm512_add_epi32(a, b); }
-    PYFLY_LANES I subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
     PYFLY_LANES I or_bits(I a, I b) { return _mm512_or_si512(a, b); }
     PYFLY_LANES I and_bytes(I a, int byte) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(byte))); }
     PYFLY_LANES I flip_sign(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-128)); }
@@ -28,9 +27,7 @@ struct Lanes512 {
         return n >= 0 ? _mm512_srli_epi16(a, static_cast<unsigned>(n))
                       : _mm512_slli_epi16(a, static_cast<unsigned>(-n));
     }
-    PYFLY_LANES I shift_left(I a, int factor) {
-        return _mm512_slli_epi32(a, static_cast<unsigned>(__builtin_ctz(static_cast<unsigned>(factor))));
-    }
+    PYFLY_LANES I shift_left_32(I a, int n) { return _mm512_slli_epi32(a, static_cast<unsigned>(n)); }
     PYFLY_LANES I look_up(const int8_t * table, int offset, I q) {
         const __m128i row = _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)),
                                          _mm_set1_epi8(static_cast<char>(offset)));

@@ -15,14 +15,14 @@ template <class Lanes, class Own> struct Vnni : Lanes {
 
     // The scale of group h of each pair, as int32.
     PYFLY_LANES I scale_of(I pairs, int h) {
-        return Own::shift_right_32(h == 0 ? Lanes::shift_left(pairs, 1 << 16) : pairs, 16);
+        return Own::shift_right_32(h == 0 ? Lanes::shift_left_32(pairs, 16) : pairs, 16);
     }
 
-    // What the products of unsigned weights with q[n] exceed those of the signed ones by, negated.
-    PYFLY_LANES int32_t start_of(const int8_t * q, int n, int offset) { return -offset * sum_of(q, n); }
+    // The negated amount by which the products of unsigned weights with q[n] exceed those of the signed ones.
+    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) { return -offset * sum_of(q, n); }
 
-    // Adds the products of n_quads quads with m rows, times the scale where is_scaled; where has_starts, of the signed
-    // weights. strip[n_quads][m]; starts[m].
+    // Adds the products of n_quads quads with m rows: times the scale if is_scaled, of the signed weights if
+    // has_starts. strip[n_quads][m]; starts[m].
     template <int m, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
     PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, const int32_t * starts, I scale) {
         I own[m];
