@@ -204,7 +204,8 @@ def completion_logprobs(tokens: Iterable[Token], offset: int, text_of: Callable[
         out["tokens"].append(token.text)
         out["text_offset"].append(offset)
         offset += len(token.text)
-        own, named = None, None
+        own: float | None = None
+        named: dict[str, float] | None = None
         if token.logprobs is not None:
             own, named = token.logprobs[0], {}
             for other, logprob in token.logprobs[1]:

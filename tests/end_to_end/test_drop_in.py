@@ -115,6 +115,11 @@ def text(response):
     return response["choices"][0]["text"]
 
 
+def worded(chunks):
+    """Chunks of a stream that say something: the base class also has an empty one for the token of a stop string."""
+    return [chunk for chunk in chunks if text(chunk) or chunk["choices"][0]["finish_reason"]]
+
+
 # ---- Completions -----------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +170,7 @@ def stop_strings(llm):
 def streaming(llm):
     return [
         llm(PROMPT, max_tokens=60, temperature=0, stream=True),
-        llm(PROMPT, max_tokens=60, temperature=0, stream=True, stop=["####", "Answer: The"]),
+        worded(llm(PROMPT, max_tokens=60, temperature=0, stream=True, stop=["####", "Answer: The"])),
         llm("\u4e16\u754c\u4f60\u597d \u4e16\u754c", max_tokens=30, temperature=0, stream=True),
     ]
 
@@ -379,7 +384,6 @@ def last_n_tokens_size(llm):
 def logprobs(llm):
     return [llm(PROMPT, max_tokens=20, temperature=0, logprobs=n) for n in (1, 5)] + [
         llm(PROMPT, max_tokens=20, temperature=0.8, seed=4, logprobs=3),
-        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stop=["####", "more"]),
         llm("\u4e16\u754c", max_tokens=12, temperature=0, logprobs=2),
     ]
 
@@ -388,7 +392,7 @@ def logprobs(llm):
 def logprobs_streaming(llm):
     return [
         llm(PROMPT, max_tokens=20, temperature=0, logprobs=3, stream=True),
-        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stream=True, stop=["####"]),
+        worded(llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stream=True, stop=["####"])),
     ]
 
 
@@ -584,6 +588,43 @@ def test_logprobs_with_echo(drafter, add_bos, target):
     assert text(answer) == n_prompt_text + base.detokenize(tokens).decode()[len(n_prompt_text) :]
 
 
+def test_the_earliest_stop_string_counts(drafter, target):
+    """The base class takes the first of the list."""
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    tokens = [text(chunk) for chunk in fly(PROMPT, max_tokens=60, temperature=0, stream=True)]
+    i = next(i for i, token in enumerate(tokens) if len(token) >= 5)
+    stop = [tokens[i][3:5], tokens[i][1:3]]
+    whole = "".join(tokens)
+    cut = min(whole.index(string) for string in stop)
+    answer = fly(PROMPT, max_tokens=60, temperature=0, stop=stop, logprobs=1)
+    streamed = list(fly(PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True))
+    assert text(answer) == "".join(map(text, streamed)) == whole[:cut]
+    assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == text(answer)
+    assert {one["choices"][0]["finish_reason"] for one in (answer, streamed[-1])} == {"stop"}
+
+
+def test_characters_of_several_tokens(drafter, target):
+    """The base class leaves them out of log-probabilities and, where a stop string may begin, out of streams; and it
+    goes on beyond max_tokens where they are not complete."""
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    character = "\u4e16".encode()
+    expected = [token for token in fly.tokenize(character, add_bos=False) if fly.detokenize([token]) != b" "]
+    assert len(expected) == 3 and fly.detokenize(expected) == character
+    forced = LogitsProcessorList([lambda ids, scores: np.where(np.arange(len(scores)) == wanted(ids), scores, -np.inf)])
+
+    def wanted(ids):
+        return expected[(len(ids) - n_prompt) % 3]
+
+    n_prompt = len(fly.tokenize(PROMPT.encode(), special=True))
+    for n, result in ((6, "\u4e16" * 2), (5, "\u4e16"), (2, "")):
+        options = {"max_tokens": n, "temperature": 0, "logits_processor": forced, "stop": ["\u4e16" * 2 + "!"]}
+        answer = fly(PROMPT, logprobs=0, **options)
+        assert text(answer) == "".join(map(text, fly(PROMPT, stream=True, **options))) == result
+        assert answer["usage"]["completion_tokens"] == n
+        assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == result
+        assert "".join(map(text, fly(PROMPT, stream=True, logprobs=1, **options))) == result
+
+
 def test_logit_bias_beside_a_processor(drafter, target):
     """The base class drops both when it is given both."""
 
@@ -686,8 +727,7 @@ def test_pickling(drafter, target):
     assert type(copy.drafter) is type(fly.drafter) and type(copy.draft_model) is type(fly.draft_model)
     assert copy.n_ctx() == fly.n_ctx()
     assert text(copy(PROMPT, max_tokens=30, temperature=0)) == text(fly(PROMPT, max_tokens=30, temperature=0))
-    with pytest.raises(IndexError):
-        copy._scores[5, :]  # still without a logits_all buffer
+    assert len(copy.scores) == copy.n_batch, "still without logits of all positions"
 
 
 def test_from_pretrained(target, tmp_path, monkeypatch):
