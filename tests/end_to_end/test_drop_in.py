@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 
@@ -623,6 +624,26 @@ def test_characters_of_several_tokens(drafter, target):
         assert answer["usage"]["completion_tokens"] == n
         assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == result
         assert "".join(map(text, fly(PROMPT, stream=True, logprobs=1, **options))) == result
+
+
+def test_a_tokenizer_that_knows_texts_alone(target):
+    """As that of transformers: what is half of a character decodes to U+FFFD."""
+
+    class Texts(LlamaTokenizer):
+        def detokenize(self, tokens, prev_tokens=None, special=False):
+            before, whole = (
+                super(Texts, self).detokenize(ids, special=special).decode("utf-8", "replace")
+                for ids in (prev_tokens or [], [*(prev_tokens or []), *tokens])
+            )
+            return whole[len(before) :].encode()
+
+    plain_fly = FlyLlama(target, **OPTIONS)
+    fly = FlyLlama(target, tokenizer=Texts(plain_fly), **OPTIONS)
+    prompt = "\u4e16\u754c\u4f60\u597d \u4e16\u754c"
+    for options in ({"seed": 3, "temperature": 0.7}, {"temperature": 0, "stop": ["1"]}):
+        wanted = text(plain_fly(prompt, max_tokens=30, **options))
+        assert text(fly(prompt, max_tokens=30, **options)) == wanted
+        assert "".join(map(text, fly(prompt, max_tokens=30, stream=True, **options))) == wanted
 
 
 def test_logit_bias_beside_a_processor(drafter, target):
