@@ -20,7 +20,10 @@ class NotFiniteError(PyflyError):
 
 
 class ContextFullError(PyflyError, ValueError):
-    """The next token does not fit in the context."""
+    """A prompt, or the next token, does not fit in the context."""
+
+    n_prompt: int | None = None
+    """Tokens of a prompt that leaves no room for an answer."""
 
 
 class IncompatibleDraftError(PyflyError, ValueError):

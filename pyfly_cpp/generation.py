@@ -9,42 +9,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama import StoppingCriteriaList
+from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp._native import RawRecord
+from pyfly_cpp.engine.output import Logprobs, Row, logprobs_of
 from pyfly_cpp.errors import BusyError, ContextFullError
-from pyfly_cpp.guarded_llama import GuardedLlama
 from pyfly_cpp.interrupts import interrupts_deferred
 from pyfly_cpp.processors import Processors
 from pyfly_cpp.request import Request
-from pyfly_cpp.rules import Gate
 from pyfly_cpp.stats import Record, Round
-from pyfly_cpp.windows import Window
-
-
-def prepare_history(llm: GuardedLlama, tokens: list[int], reset: bool, request: Request) -> list[int]:
-    """All tokens that a generation begins with: these, or these behind what `llm` holds (not `reset`).
-
-    Raises:
-        ValueError: there are none.
-        ContextFullError: they do not fit in the context.
-    """
-    history = tokens if reset else [*llm._input_ids.tolist(), *tokens]
-    if not history:
-        raise ValueError("the prompt is empty; give at least one token.")
-    if len(history) > llm._n_ctx:
-        raise ContextFullError(
-            f"the prompt has {len(history)} tokens and the context holds {llm._n_ctx}; shorten the prompt or "
-            "raise n_ctx."
-        )
-    if request.prompt_logprobs is not None:
-        llm.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
-    return history
 
 
 class Text(Protocol):
@@ -87,82 +65,155 @@ class Text(Protocol):
 
 
 class Generation:
-    """One generation of a model, as long as it is the current one: `begin`, then `run`."""
+    """One generation of a FlyLlama. It begins when `run` is first asked for a token, and runs as long as it is the
+    current one."""
 
     def __init__(
         self,
-        llm: GuardedLlama,
-        text: Text,
+        llm: Any,
+        tokens: Sequence[int],
         request: Request,
         *,
-        processors: Processors | None,
+        reset: bool,
+        logits_processor: LogitsProcessorList | None,
         stopping_criteria: StoppingCriteriaList | None,
-        trace: bool,
-        log_rounds: bool,
-        on_prefill: Callable[[int, int], None] | None,
+        sampling: Mapping[str, Any],
     ) -> None:
+        """
+        Args:
+            llm: The FlyLlama; how it decodes is asked when the generation begins.
+            tokens: The prompt.
+            request: What is wanted.
+            reset: Whether the prompt is all; otherwise it goes behind what the context holds.
+            logits_processor, stopping_criteria: As of `generate`.
+            sampling: Its other arguments.
+        """
         self._llm = llm
+        self._tokens = tokens
+        self._request = request
+        self._reset = reset
+        self._logits_processor = logits_processor
+        self._stopping_criteria = stopping_criteria
+        self._sampling = sampling
         self._access = llm._access
         self._decoder = llm._decoder
-        self._text = text
-        self._number = llm._access.generation
-        self._step = llm._access.step(self._number)
-        self._request = request
-        self._processors = processors
-        self._stopping_criteria = stopping_criteria
-        self._trace = trace
-        self._log_rounds = log_rounds
-        self._on_prefill = on_prefill
+        self._processors: Processors | None = None
+        self._text: Text
+        self._number = -1
         self._history: list[int] = []
-        self.keeps_rows = request.wants_rows or stopping_criteria is not None or bool(llm._logits_all)
-        """Whether the batch must keep the rows of a round."""
-        self.records: list[Record] = []
-        """How each token came, with `trace`."""
-        self.rounds: list[Round] = []
-        """What each round did, with `log_rounds`."""
+        self._trace = self._log_rounds = False
+        self._records: list[Record] = []
+        self._rounds: list[Round] = []
+        self._accepted = (0, 0, 0)
+        self._keeps_rows = request.keeps_rows or stopping_criteria is not None or bool(llm._logits_all)
+        self._wants_prompt_rows = request.n_prompt_logprobs is not None or bool(llm._logits_all)
+        self.row: Row | None = None
+        """The logits [n_vocab] that the newest token was chosen by, where rows are kept."""
+        self.record: Record | None = None
+        """How the newest token came, with `trace`."""
+        self.prompt_logprobs: list[Logprobs] = []
+        """Of the prompt's tokens behind `prompt_from`, where they are wanted."""
 
-    def begin(
-        self, history: list[int], sampler: Any, gate: Gate, windows: Sequence[Window], *, resumable: bool
-    ) -> None:
-        """Begins with a history, a part of which the memory may hold. `windows`: as of `Gate.windows`; `resumable`: the
-        caller may send tokens."""
+    def run(self) -> Generator[int, Sequence[int] | None, None]:
+        """Yields tokens, without end, until a stopping criterion says so; what is sent is appended to the history.
+
+        Raises:
+            ValueError: the prompt is empty.
+            ContextFullError: the prompt, or the next token, does not fit in the context.
+            BusyError: another thread or another generation uses the object.
+        """
         llm = self._llm
+        try:
+            with self._access.exclusive():
+                self._begin()
+            llm._warn_if_strict()
+            while True:
+                self._prefill()
+                self._decoder.warn_if_plain(stacklevel=2)
+                sent: Sequence[int] | None = None
+                while sent is None:
+                    for position, token, row, record in self._round():
+                        self._take(position, token, row)
+                        if self._stopping_criteria is not None and self._stopping_criteria(
+                            llm.input_ids[:position], row
+                        ):
+                            return
+                        if record is not None:
+                            self.record = record
+                            self._records.append(record)
+                        sent = yield token
+                        if llm.n_tokens != position:
+                            self._access.require_current(self._number)
+                            raise BusyError(
+                                "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation "
+                                "was running; exhaust or close the generation first."
+                            )
+                        if sent is not None and len(sent):
+                            break
+                        sent = None
+                with self._step, interrupts_deferred():
+                    self._text.resume(llm.n_tokens + 1, list(sent))
+                    self._hold(self._text.history().tolist())
+        finally:
+            with self._access.last_step(self._number) as is_mine:
+                if is_mine:
+                    llm._supersede()
+
+    # ---- The prompt --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        llm, request = self._llm, self._request
+        history = self._all_tokens()
+        llm._supersede()
+        self._number = self._access.generation
+        self._step = self._access.step(self._number)
+        self._trace, self._log_rounds = llm.trace, llm.log_rounds
+        self._text = text = llm._place()
+        if self._logits_processor:
+            self._processors = Processors(text, self._logits_processor)
+        sampler = llm._init_sampler(
+            logits_processor=self._processors and LogitsProcessorList([self._processors]), **self._sampling
+        )
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():
-            self._text.begin(
-                history, gate.nodes(), [window.config() for window in windows], sampler=sampler,
-                take_failure=self._processors and self._processors.take_failure, n_room=self._request.max_tokens,
+            text.begin(
+                history, llm.gate.nodes(), [window.config() for window in llm.gate.windows(llm._window)],
+                sampler=sampler,
+                take_failure=self._processors and self._processors.take_failure, n_room=request.max_tokens,
                 n_evaluated=min(n_reusable, len(history) - 1),  # the last one gives the first row
-                trace=self._trace, keep_rows=self.keeps_rows, resumable=resumable, all_rows=self._wants_prompt_rows,
+                trace=self._trace, keep_rows=self._keeps_rows, resumable=request.resumable,
+                all_rows=self._wants_prompt_rows,
             )  # fmt: skip
             self._hold(history)
+        if self._log_rounds:
+            self._accepted = text.accepted()
+        self._records = llm.records = []
+        self._rounds = llm.rounds = []
+        llm._requires_eval = True
         if llm.verbose and llm.n_tokens:
             n_left = len(history) - llm.n_tokens
             print(f"FlyLlama: {llm.n_tokens} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
 
-    @property
-    def _wants_prompt_rows(self) -> bool:
-        return self._request.prompt_logprobs is not None or bool(self._llm._logits_all)
+    def _all_tokens(self) -> list[int]:
+        """What the generation begins with. Raises ValueError: nothing; ContextFullError: too much."""
+        llm = self._llm
+        history = list(self._tokens) if self._reset else [*llm._input_ids.tolist(), *self._tokens]
+        if not history:
+            raise ValueError("the prompt is empty; give at least one token.")
+        if len(history) > llm._n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(history)} tokens and the context holds {llm._n_ctx}; shorten the prompt or "
+                "raise n_ctx."
+            )
+        if self._request.n_prompt_logprobs is not None:
+            llm.n_tokens = 0  # the prompt's rows are wanted: nothing of it may come from the cache
+        return history
 
     def _hold(self, history: list[int]) -> None:
         """Records what the text begins with."""
         self._history = history
         self._llm.input_ids[: len(history)] = history
         self._llm.n_tokens = self._text.n_evaluated  # of a recurrent state it may be less than could be reused
-
-    def run(self) -> Generator[int, Sequence[int] | None, None]:
-        """Yields tokens, without end, until a stopping criterion says so; what is sent is appended to the history."""
-        while True:
-            self._prefill()
-            self._decoder.warn_if_plain(stacklevel=3)
-            sent = yield from self._run_rounds()
-            if sent is None:
-                return
-            with self._step, interrupts_deferred():
-                self._text.resume(self._llm.n_tokens + 1, sent)
-                self._hold(self._text.history().tolist())
-
-    # ---- The prompt --------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
         """Evaluates the prompt, short of what the first round takes along; one native call for each batch, so that an
@@ -176,72 +227,57 @@ class Generation:
                 if self._wants_prompt_rows:
                     position = self._collect_prompt_rows(position)
                 llm.n_tokens = self._text.n_evaluated
-            if self._on_prefill is not None and llm.n_tokens > n_evaluated:
-                self._on_prefill(llm.n_tokens - n_evaluated, len(self._history) - n_evaluated)
+            if llm.on_prefill is not None and llm.n_tokens > n_evaluated:
+                llm.on_prefill(llm.n_tokens - n_evaluated, len(self._history) - n_evaluated)
 
     def _collect_prompt_rows(self, position: int) -> int:
+        n_top, first = self._request.n_prompt_logprobs, self._request.prompt_from
         while (row := self._text.prompt_row(position, self._llm.n_vocab())) is not None:
             if self._llm._logits_all:
                 self._llm.scores[position] = row
-            if self._request.prompt_logprobs is not None:
-                self._request.prompt_logprobs.add(row, self._history[position + 1])
+            if n_top is not None and position >= first:
+                self.prompt_logprobs.append(logprobs_of(row, self._history[position + 1], n_top))
             position += 1
         return position
 
     # ---- Rounds ------------------------------------------------------------------------------------------------------
 
-    def _run_rounds(self) -> Generator[int, Sequence[int] | None, list[int] | None]:
-        """Runs rounds and yields what they commit, until the caller sends tokens (returned) or wants no more (None)."""
-        llm, text, n_vocab = self._llm, self._text, self._llm.n_vocab()
-        before = text.accepted() if self._log_rounds else (0, 0, 0)
-        while True:
-            with self._step:
-                begun = time.perf_counter()
-                if self._processors:
-                    with interrupts_deferred():
-                        n_committed = text.round()
-                else:
+    def _round(self) -> list[tuple[int, int, Row | None, Record | None]]:
+        """Runs a round: (position, token, row, record) of what it committed."""
+        llm, text = self._llm, self._text
+        with self._step:
+            begun = time.perf_counter()
+            if self._processors:
+                with interrupts_deferred():
                     n_committed = text.round()
-                started = time.perf_counter()
-                committed = text.tokens()
-                records = [Record.of(text.record(i)) for i in range(n_committed)] if self._trace else []
-                rows = [text.record_row(i, n_vocab) for i in range(n_committed)] if self.keeps_rows else []
-                if self._log_rounds:
-                    now = text.accepted()
-                    drafted, matched, loose = (b - a for a, b in zip(before, now))
-                    self.rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
-                    before = now
-                self._decoder.python_seconds += time.perf_counter() - started
-                # A view: numpy takes several times as long for one item, and every token passes here.
-                input_ids = memoryview(llm.input_ids)  # type: ignore[arg-type]
-            for i, (position, token) in enumerate(committed):
-                row = rows[i] if rows else None
-                with self._step:
-                    if position < len(input_ids):  # the last one of a full context has no place
-                        input_ids[position] = token
-                    llm.n_tokens = position
-                    if row is not None:
-                        self._keep_row(position - 1, row, token)
-                if self._stopping_criteria is not None and self._stopping_criteria(llm.input_ids[:position], row):
-                    return None
-                if records:
-                    self.records.append(records[i])
-                sent = yield token
-                if llm.n_tokens != position:
-                    self._access.require_current(self._number)
-                    raise BusyError(
-                        "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
-                        "running; exhaust or close the generation first."
-                    )
-                if sent is not None and len(sent):
-                    return list(sent)
+            else:
+                n_committed = text.round()
+            started = time.perf_counter()
+            places, n_vocab = range(n_committed), llm.n_vocab()
+            committed = [
+                (
+                    position,
+                    token,
+                    text.record_row(i, n_vocab) if self._keeps_rows else None,
+                    Record.of(text.record(i)) if self._trace else None,
+                )
+                for i, (position, token) in zip(places, text.tokens())
+            ]
+            if self._log_rounds:
+                now = text.accepted()
+                drafted, matched, loose = (b - a for a, b in zip(self._accepted, now))
+                self._rounds.append(Round(n_committed, drafted, matched, loose, started - begun))
+                self._accepted = now
+            self._decoder.python_seconds += time.perf_counter() - started
+        return committed
 
-    def _keep_row(self, position: int, row: npt.NDArray[np.float32], token: int) -> None:
-        if self._llm._logits_all:
-            self._llm.scores[position] = row
-        if self._request.logprobs is not None:
-            self._request.logprobs.add(row, token)
-        if self._request.keep_all_rows:
-            self._llm._rows.add(position, row)
-        else:
-            self._llm._rows.replace(position, row)
+    def _take(self, position: int, token: int, row: Row | None) -> None:
+        """Makes a committed token the next one of the sequence."""
+        llm = self._llm
+        with self._step:
+            if position < len(llm.input_ids):  # the last one of a full context has no place
+                llm.input_ids[position] = token
+            llm.n_tokens = position
+            if row is not None and llm._logits_all:
+                llm.scores[position - 1] = row
+        self.row = row

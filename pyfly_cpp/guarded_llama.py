@@ -20,9 +20,9 @@ from pyfly_cpp.arguments import BASE_DEFAULTS, require_attribute
 from pyfly_cpp.costs import expect_costs, setup_of
 from pyfly_cpp.decoder import Decoder
 from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.load_limits import why_not_loaded, within_positions
-from pyfly_cpp.logprobs import RowStore
 from pyfly_cpp.placement import Placement
 from pyfly_cpp.processes import Process
 from pyfly_cpp.response_format import with_grammar
@@ -52,13 +52,17 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     n_batch: int
     model_path: str
     verbose: bool
-    _logits_all: bool | int
+    _logits_all: bool
     _model: Any
     kv_overrides: dict[str, bool | int | float | str] | None
     tensor_split: list[float] | None
     lora_path: str | None
     lora_scale: float
     metadata: dict[str, str]
+    tokenizer_: Any
+    vocabulary: Any
+    spm_infill: bool
+    cache: Any
 
     n_parallel = 1  # texts at once
     _n_ctx_of_text = 0
@@ -97,7 +101,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             RpcError: an RPC server is not there, of another version, or was lost.
         """
         self._access = Access()
-        self._rows = RowStore()
         self._has_own_head = has_own_head
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
@@ -134,6 +137,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if max(self.n_threads, self.n_threads_batch) > 1:
             self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
+        self.vocabulary = Vocabulary(self._model.vocab)
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         if n_positions:
@@ -142,9 +146,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
-        else:
-            # The base class refuses logprobs where this `is False`; we serve them without a logits_all buffer.
-            self._logits_all = 0
         self._decoder.attach(
             self._ctx.ctx,
             {
@@ -205,7 +206,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return {
             **super().__getstate__(),
             **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
-            "logits_all": bool(self._logits_all),
             **self._where,
             "kernels": self._kernel_choice,
         }
@@ -270,6 +270,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._placement.close()
             # The base class would hand the freed pointers to llama.cpp.
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
+            self.vocabulary = self._model
 
     # ---- Completions -------------------------------------------------------------------------------------------------
 
@@ -284,10 +285,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return tokenized(tokenize, text, self.metadata)
 
     # ---- The sequence ------------------------------------------------------------------------------------------------
-
-    @property
-    def _scores(self) -> Any:
-        return super()._scores if self._logits_all else self._rows
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluates tokens behind the sequence, as in the base class. Ends a running generation.
@@ -332,7 +329,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             NativeError: llama.cpp refuses it; the sequence is reset.
         """
         with self._access.exclusive():
-            states.load_state(self, state, bool(self._logits_all), before=self._supersede)
+            states.load_state(self, state, self._logits_all, before=self._supersede)
 
 
 class _Missing:

@@ -1,8 +1,8 @@
 """`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
 
-It is a subclass: chat formats, tools, grammars, stop strings, streaming, caches, embeddings and `from_pretrained` are
-the base class's own. What it replaces is `generate` (the native rounds of `csrc/batch.cpp`), what
-log-probabilities need, and saving and loading of states.
+It is a subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrained` are the base class's own. What
+it replaces is `generate` (the native rounds of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
+its text), and saving and loading of states.
 
 Here are the settings, what starts a generation, and its results; the model and its context are in `guarded_llama.py`,
 completions in `completions.py`, the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
@@ -23,10 +23,9 @@ from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.completions import CompletingLlama
 from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
-from pyfly_cpp.generation import Generation, prepare_history
+from pyfly_cpp.generation import Generation
 from pyfly_cpp.models import model_file
-from pyfly_cpp.processors import Processors
-from pyfly_cpp.request import HandOver, Request
+from pyfly_cpp.request import Request
 from pyfly_cpp.rules import Exact, Gate, require_gate, require_window_for, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
 from pyfly_cpp.windows import Window, require_window
@@ -126,7 +125,6 @@ class FlyLlama(CompletingLlama):
         self.records = []
         self.log_rounds = False
         self.rounds = []
-        self._handed_over = HandOver()
         self._warned_strict: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
@@ -310,36 +308,32 @@ class FlyLlama(CompletingLlama):
             ContextFullError: the prompt, or the next token, does not fit in the context.
             BusyError: another thread or another generation uses this object.
         """
-        handed_over = self._handed_over.take()
-        request = handed_over or Request()
-        generation = -1
-        try:
-            with self._access.exclusive():
-                history = prepare_history(self, list(tokens), reset, request)
-                self._supersede()
-                generation = self._access.generation
-                text = self._place()
-                processors = Processors(text, logits_processor) if logits_processor else None
-                run = Generation(
-                    self, text, request, processors=processors, stopping_criteria=stopping_criteria,
-                    trace=self.trace, log_rounds=self.log_rounds, on_prefill=self.on_prefill,
-                )  # fmt: skip
-                sampler = self._init_sampler(
-                    top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp,
-                    repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-                    presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
-                    mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta, penalize_nl=penalize_nl,
-                    logits_processor=processors and LogitsProcessorList([processors]), grammar=grammar,
-                )  # fmt: skip
-                self._warn_if_strict()
-                windows = self._gate.windows(self._window)
-                # Completions send nothing.
-                run.begin(history, sampler, self._gate, windows, resumable=handed_over is None)
-                self._rows.clear()
-                self.records, self.rounds = run.records, run.rounds
-                self._requires_eval = True
-            yield from run.run()
-        finally:
-            with self._access.last_step(generation) as is_mine:
-                if is_mine:
-                    self._supersede()
+        return self.start(
+            tokens, Request(resumable=True), reset=reset, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            tfs_z=tfs_z, mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            penalize_nl=penalize_nl, grammar=grammar,
+        ).run()  # fmt: skip
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        request: Request,
+        *,
+        reset: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """What `generate` runs: a generation that has not begun, for callers who want more of it than tokens.
+
+        Args:
+            prompt: Token ids, at least one.
+            request: How many tokens are wanted, which drafting respects, and which rows.
+            reset, logits_processor, stopping_criteria, **sampling: As of `generate`.
+        """
+        return Generation(
+            self, prompt, request, reset=reset, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, sampling=sampling,
+        )  # fmt: skip

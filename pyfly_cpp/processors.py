@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +15,6 @@ class HasHistory(Protocol):
 
     def history(self) -> npt.NDArray[np.int32]:
         """The tokens before the row that is being sampled."""
-
-
-class ExtendableProcessors(LogitsProcessorList):  # type: ignore[misc]
-    """A list of logits processors whose `extend` returns it, as the base class's completion expects."""
-
-    def extend(self, processors: Iterable[Any]) -> ExtendableProcessors:
-        """As of a list."""
-        super().extend(processors)
-        return self
 
 
 class Processors:
@@ -57,3 +48,15 @@ class Processors:
         """What a processor raised, once."""
         failure, self._failure = self._failure, None
         return failure
+
+
+def bias_processor(biases: Sequence[tuple[int, float]]) -> Callable[[Any, Any], Any]:
+    """A logits processor that adds to the logits of tokens. `biases`: (token id, what is added)."""
+    ids = np.array([token for token, _ in biases], dtype=np.intp)
+    values = np.array([value for _, value in biases], dtype=np.single)
+
+    def add(_: Any, scores: Any) -> Any:
+        scores[ids] += values
+        return scores
+
+    return add

@@ -1,26 +1,22 @@
 """`View`: what one request of a `FlyBatch` sees of the model: a `FlyLlama` of its own.
 
 It shares model, context, tokenizer and chat formats with the others. Its text runs in a batch that another thread
-steps, so that the completions of the base class (stop strings, partial characters, streaming, chat formats, grammars)
-and those of `FlyLlama` serve many requests at once, each in its own thread.
+steps, so that the completions of `FlyLlama` and the chat formats of the base class serve many requests at once, each in
+its own thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp._native import Counters
 from pyfly_cpp.access import Access
 from pyfly_cpp.decoder import Decoder
-from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.logprobs import RowStore
-from pyfly_cpp.request import HandOver, Request
 from pyfly_cpp.rules import Gate
 from pyfly_cpp.shared_llama import SharedLlama
 from pyfly_cpp.stats import Stats
@@ -80,13 +76,10 @@ class View(FlyLlama):
             seed: Of the request, or of the chain of seeds that it is the next of.
         """
         self.__dict__.update(host.__dict__)
-        vocabulary = host._model.vocab
         self._access = Access()
         self._decoder = ViewDecoder(  # type: ignore[assignment]
-            host._decoder, stepper, lambda token: llama_cpp.llama_vocab_is_eog(vocabulary, token), on_text
+            host._decoder, stepper, host.vocabulary.ends_text, on_text
         )
-        self._handed_over = HandOver()
-        self._rows = RowStore()
         self._n_ctx = host.n_ctx_of_text
         self._seed = seed
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
@@ -115,18 +108,6 @@ class View(FlyLlama):
             self.on_prefill = on_prefill
         return self
 
-    def tokens(self, prompt: Sequence[int], request: Request, **sampling: Any) -> Generator[int, Any, None]:
-        """Generates as `generate` does, as a completion asks for it.
-
-        Args:
-            prompt: Token ids, at least one.
-            request: How many tokens may come, which drafting respects, though nothing ends there; it collects the
-                log-probabilities that are wanted.
-            **sampling: As of `generate`.
-        """
-        self._handed_over.request = request
-        return self.generate(prompt, **sampling)
-
     def _place(self) -> Text:
         """As of `FlyLlama`; whether drafting is governed is the batch's, not a text's."""
         decoder: Any = self._decoder
@@ -140,19 +121,6 @@ class View(FlyLlama):
     def close(self) -> None:
         """Ends the text, if one runs. What was loaded is the host's."""
         self._supersede()
-
-    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """As of `FlyLlama`."""
-        try:
-            yield from super()._create_completion(*args, **kwargs)
-        except ValueError as error:
-            if str(error).startswith("Requested tokens"):  # the base class goes on to name the size of all texts
-                n = str(error).partition("(")[2].partition(")")[0]
-                raise ContextFullError(
-                    f"the prompt has {n} tokens and a text of this FlyBatch holds {self._n_ctx}, its answer included; "
-                    "shorten the prompt or raise n_ctx."
-                ) from None
-            raise
 
     # ---- What needs a context of its own -----------------------------------------------------------------------------
 

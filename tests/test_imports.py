@@ -1,4 +1,4 @@
-"""The shape of the package: files that can be read at one sitting, and imports that point one way."""
+"""The shape of the package: imports that point one way."""
 
 from __future__ import annotations
 
@@ -44,8 +44,3 @@ def test_the_native_side_knows_only_the_errors():
         if name.startswith("pyfly_cpp._native"):
             strangers = {m for m in imported(name) if not m.startswith("pyfly_cpp._native")}
             assert strangers <= {"pyfly_cpp.errors"}, name
-
-
-def test_no_file_is_longer_than_350_lines():
-    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
-    assert not {name: n for name, n in lengths.items() if n > 350}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,13 @@ class Chat:
         interrupted, finish_reason = False, None
         view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
-            with reading(llm) as bar:
-                for piece, reason in self._stream(turn):
+            chunks: Any = llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.sampling())
+            with reading(llm) as bar, contextlib.closing(chunks):
+                for chunk in chunks:
                     bar.stop()
-                    finish_reason = reason or finish_reason
+                    choice = chunk["choices"][0]
+                    finish_reason = choice["finish_reason"]
+                    piece = choice["delta"].get("content") or ""
                     said.append(piece)
                     if view is not None:
                         view.feed(piece)
@@ -209,16 +212,6 @@ class Chat:
             notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
         note(f"({'; '.join(notes)})")
         return True
-
-    def _stream(self, turn: Conversation) -> Iterator[tuple[str, str | None]]:
-        """(text, why it ended or None) as it comes."""
-        chunks: Any = self._llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.sampling())
-        try:
-            for chunk in chunks:
-                choice = chunk["choices"][0]
-                yield choice["delta"].get("content") or "", choice["finish_reason"]
-        finally:
-            chunks.close()
 
     def _make_room(self, turn: Conversation) -> None:
         """Forgets the oldest turns if the conversation has outgrown the context, and says so."""

@@ -15,6 +15,7 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import TEXT, file_text, piped_text
 from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.response_format import schema_grammar
 
@@ -108,14 +109,13 @@ def _run(
                 choice = chunk["choices"][0]
                 texts.append((choice["delta"].get("content") or "") if chat else choice["text"])
                 write(texts[-1])
-        except ValueError as error:
-            if "exceed context window" in str(error):
-                n_prompt = str(error).partition("(")[2].partition(")")[0]
-                raise ValueError(
-                    f"the prompt has {n_prompt} tokens and the context holds {context_words(llm, n_ctx)}; shorten it, "
-                    "or raise --n-ctx."
-                ) from error
-            raise
+        except ContextFullError as error:
+            if error.n_prompt is None:
+                raise
+            raise ValueError(
+                f"the prompt has {error.n_prompt} tokens and the context holds {context_words(llm, n_ctx)}; shorten "
+                "it, or raise --n-ctx."
+            ) from error
     return "".join(texts), choice["finish_reason"], {}
 
 

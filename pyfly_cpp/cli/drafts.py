@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from pyfly_cpp.cli.terminal import shown
+from pyfly_cpp.engine.output import Characters
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.stats import Record
 
@@ -56,7 +56,7 @@ class DraftView:
 
     def __init__(self, llm: FlyLlama, write: Callable[[str], None], colour: bool) -> None:
         self._llm, self._write, self._colour = llm, write, colour
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = Characters(lambda token: llm.detokenize([token], prev_tokens=[token]))
         self._waiting: list[tuple[str, str]] = []  # text and how it came
         self._n_seen = 0  # records
         self._n_room = 0  # characters streamed and not yet written
@@ -69,8 +69,7 @@ class DraftView:
             for token in record.rejected:
                 piece = self._llm.detokenize([token], prev_tokens=[token], special=True)
                 self._waiting.append((piece.decode("utf-8", errors="replace").replace("\n", "\u21b5"), "rejected"))
-            piece = self._llm.detokenize([record.token], prev_tokens=[record.token])
-            self._waiting.append((self._decoder.decode(piece), record.origin))
+            self._waiting.append((self._characters(record.token), record.origin))
         self._n_seen = len(records)
         # A rejected draft is written together with the token in its place.
         while any(how != "rejected" for _, how in self._waiting):

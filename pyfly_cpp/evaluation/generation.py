@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import llama_cpp
-
 from pyfly_cpp.drafters import has_head
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.drafting import Drafters
@@ -24,9 +22,6 @@ from pyfly_cpp.request import Request
 from pyfly_cpp.stats import Record, Round, Stats
 
 T = TypeVar("T")
-
-_TAIL = 48
-"""Tokens at the end of the output in which a stop text is looked for; longer than any."""
 
 
 @dataclass(frozen=True)
@@ -212,13 +207,13 @@ def decode(
         on_first: Called when the first token has come.
     """
     tokens: list[int] = []
+    texts: list[str] = []
     arrivals: list[float] = []
-    finish = "length"
     first_round = n_first = n_all = 0
     started = after_first = last = time.perf_counter()
-    llm._handed_over.request = Request(max_tokens)
     llm.log_rounds = True
-    stream = llm.generate(list(prompt.tokens), temp=temperature)
+    output = llm.new_output(prompt.tokens, prompt.stop, max_tokens)
+    stream = llm.start(prompt.tokens, Request(max_tokens), temp=temperature).run()
     try:
         for token in stream:
             last = time.perf_counter()
@@ -230,33 +225,18 @@ def decode(
                 n_first, after_first = n_all, last
             if len(arrivals) < len(llm.rounds):
                 arrivals.append(last - started)
-            if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
-                finish = "eog"
-                break
-            tokens.append(token)
-            if prompt.stop and _find_stop(llm, tokens[-_TAIL:], prompt.stop) is not None:
-                finish = "stop"
-                break
-            if len(tokens) >= max_tokens:
+            texts.append(output.add(token).text)
+            if output.cause != "eog":
+                tokens.append(token)
+            if output.cause is not None:
                 break
     except ContextFullError:
         if not tokens:
             raise
-        finish = "context"
+        texts.append(output.end("context").text)
     finally:
         stream.close()
-    text = llm.detokenize(tokens).decode("utf-8", "replace")
-    if finish == "stop":
-        cut = _find_stop(llm, tokens, prompt.stop)
-        text = text if cut is None else text[:cut]
     return Generated(
-        text, tuple(tokens), finish, after_first - started, n_all - n_first, last - after_first, llm.stats,
-        tuple(llm.records), tuple(llm.rounds), tuple(arrivals),
+        "".join(texts), tuple(tokens), output.cause, after_first - started, n_all - n_first, last - after_first,
+        llm.stats, tuple(llm.records), tuple(llm.rounds), tuple(arrivals),
     )  # fmt: skip
-
-
-def _find_stop(llm: FlyLlama, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
-    """Where in the text of `tokens` the first stop text begins."""
-    text = llm.detokenize(list(tokens)).decode("utf-8", "replace")
-    found = [place for place in (text.find(entry) for entry in stop) if place >= 0]
-    return min(found) if found else None

@@ -22,12 +22,12 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
+from pyfly_cpp.engine.output import Logprobs
 from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, require_repeatable
 from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.logprobs import LogprobCollector
 from pyfly_cpp.request import Request
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
@@ -222,19 +222,17 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         if not continuation:
             return 0.0, True
         tokens = [*context, *continuation][-(self.max_length - 1) :]
-        rows = _Rows(len(tokens) - len(continuation) - 1)
+        first = len(tokens) - len(continuation) - 1  # rows before only lead to the context
 
-        def evaluate(llm: Any) -> None:
-            llm._handed_over.request = request = Request(1)
-            request.prompt_logprobs = rows
-            stream = llm.generate(tokens, temp=0.0)
-            next(stream)
-            stream.close()
+        def evaluate(llm: FlyLlama) -> list[Logprobs]:
+            generation = llm.start(tokens, Request(1, n_prompt_logprobs=1, prompt_from=first), temp=0.0)
+            with contextlib.closing(generation.run()) as stream:
+                next(stream)
+            return generation.prompt_logprobs
 
         self.generator.configure(PLAIN)
-        self.generator.call(evaluate)
-        entries = rows.entries[: len(continuation)]
-        return sum(p for p, _ in entries), all(p >= top[0][1] for p, top in entries)
+        logprobs = self.generator.call(evaluate)
+        return sum(p for p, _ in logprobs), all(p >= top[0][1] for p, top in logprobs)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """ln p of whole texts; longer ones than the context in windows that do not overlap in what they predict."""
@@ -259,20 +257,6 @@ def _number_of_texts(parallel: int | str) -> int:
         if (n := int(parallel)) >= 1:
             return n
     raise ValueError(f"parallel must be a number of texts from 1 on, or {AUTO}, not {parallel!r}.")
-
-
-class _Rows(LogprobCollector):
-    """Collects from the `n_skip`-th row of a prompt on: rows that only lead to the context cost nothing."""
-
-    def __init__(self, n_skip: int) -> None:
-        super().__init__(1)
-        self._n_skip = n_skip
-
-    def add(self, row: Any, token: int) -> None:
-        if self._n_skip > 0:
-            self._n_skip -= 1
-            return
-        super().add(row, token)
 
 
 def main() -> None:

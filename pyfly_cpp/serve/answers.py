@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyfly_cpp import __version__
+from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.response_format import schema_of
 from pyfly_cpp.schemas import CHARACTER
 from pyfly_cpp.serve.errors import ApiError, bad_request
@@ -25,7 +26,6 @@ from pyfly_cpp.serve.orders import (
     written,
 )
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.writing import Piece, Token
 
 Event = dict[str, Any]
 
@@ -207,7 +207,7 @@ def record_of(token: Token, model: Model) -> dict[str, Any]:
     """How a token came, fit for JSON."""
 
     def text(token_id: int) -> str:
-        return model.piece(token_id, True).decode("utf-8", "replace")
+        return model.vocabulary.piece(token_id, True).decode("utf-8", "replace")
 
     record = token.record
     if record is None:

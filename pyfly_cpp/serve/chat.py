@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.completions import joined
@@ -14,7 +15,6 @@ from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Rule
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.tools import Call, Tools
-from pyfly_cpp.serve.writing import Piece, Token
 
 
 class Chat(Shared):
@@ -116,7 +116,7 @@ class _Choice:
         return {**self._told_token(token.id, own), "top_logprobs": [self._told_token(*entry) for entry in top]}
 
     def _told_token(self, token: int, logprob: float) -> dict[str, Any]:
-        piece = self._owner.model.piece(token, True)
+        piece = self._owner.model.vocabulary.piece(token, True)
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Rule
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.writing import Logprobs, Piece
 
 _DEFAULT_TOKENS = 16  # the protocol's own
 
@@ -81,7 +81,7 @@ class _Choice:
         self._order = owner.orders[i]
         self._has_begun = False
         self._text: list[str] = []
-        self._logprobs: dict[str, list[Any]] | None = None
+        self._logprobs: dict[str, list[Any]] | None = None if self._order.n_logprobs is None else {}
         self._n_chars = len(owner.prompt_text(i)) if isinstance(listed(owner.body["prompt"])[0], str) else 0
         self._finish: str | None = None
         self._told: list[dict[str, Any]] = []
@@ -92,12 +92,10 @@ class _Choice:
         if not self._has_begun:
             self._has_begun = True
             text = self._owner.prompt_text(self._i) + text if self._echo else text
-            if self._order.n_logprobs is not None:
-                self._logprobs = _empty()
-        if self._order.n_logprobs is not None:
+        if self._logprobs is not None:
             logprobs = self._tell(piece)
-            for name, values in (self._logprobs or {}).items():
-                values += logprobs[name]
+            for name, values in logprobs.items():
+                self._logprobs.setdefault(name, []).extend(values)
         self._text.append(text)
         self._finish = piece.finish
         told = self._owner.told(piece)
@@ -112,35 +110,17 @@ class _Choice:
         return {**out, **joined(self._told)}
 
     def _tell(self, piece: Piece) -> dict[str, list[Any]]:
-        out = _empty()
+        model, tokens = self._owner.model, list[Token]()
         if piece.prompt is not None:
             self._n_chars = 0
-            bos = [] if isinstance(listed(self._owner.body["prompt"])[0], list) else self._owner.model.own_beginning()
-            for n, token in enumerate(self._order.prompt):
-                if n > 0 or [token] != bos:
-                    # What follows a BOS that we put there has nothing before it that the client knows of.
-                    self._tell_token(out, token, piece.prompt[n - 1] if n > 0 else None)
-        for made in piece.tokens:
-            self._tell_token(out, made.id, made.logprobs)
+            tokens = prompt_tokens(self._order.prompt, lambda token: model.vocabulary.piece(token, True), piece.prompt)
+            bos = [] if isinstance(listed(self._owner.body["prompt"])[0], list) else model.own_beginning()
+            if [token.id for token in tokens[:1]] == bos:  # we put it there
+                del tokens[0]
+        tokens += piece.tokens
+        out = completion_logprobs(tokens, self._n_chars, lambda token: model.text([token], special=True))
+        self._n_chars += sum(len(token.text) for token in tokens)
         return out
-
-    def _tell_token(self, out: dict[str, list[Any]], token: int, logprobs: Logprobs | None) -> None:
-        model = self._owner.model
-        text = model.text([token], special=True)
-        out["tokens"].append(text)
-        out["text_offset"].append(self._n_chars)
-        self._n_chars += len(text)
-        if logprobs is None:
-            out["token_logprobs"].append(None)
-            out["top_logprobs"].append(None)
-            return
-        own, top = logprobs
-        out["token_logprobs"].append(own)
-        out["top_logprobs"].append({**{model.text([t], special=True): p for t, p in reversed(top)}, text: own})
-
-
-def _empty() -> dict[str, list[Any]]:
-    return {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
 
 
 def joined(told: list[dict[str, Any]]) -> dict[str, Any]:

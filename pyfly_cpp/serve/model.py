@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.parallel import FlyBatch
@@ -31,7 +31,7 @@ class Model:
         self.batch = batch
         self._llm: Any = batch._crew.host
         self._vocab = self._llm._model.vocab
-        self._pieces: dict[int, bytes] = {}
+        self.vocabulary: Vocabulary = self._llm.vocabulary
         self.n_vocab = int(self._llm.n_vocab())
         self.n_batch = int(self._llm.n_batch)
         self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
@@ -85,27 +85,9 @@ class Model:
             raise bad_request(f"{param} has the token {strange:.0f}; tokens are under {self.n_vocab}.", param)
         return [int(token) for token in tokens]
 
-    def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes of a token; of a control token nothing, unless `special`."""
-        piece = None if special else self._pieces.get(token)
-        if piece is None:
-            buffer = ctypes.create_string_buffer(64)
-            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
-            if n < 0:
-                buffer = ctypes.create_string_buffer(-n)
-                n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
-            piece = buffer.raw[:n]
-            if not special:
-                self._pieces[token] = piece
-        return piece
-
     def text(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of tokens."""
-        return b"".join(self.piece(token, special) for token in tokens).decode("utf-8", "ignore")
-
-    def is_end(self, token: int) -> bool:
-        """Whether a token ends the text."""
-        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+        return b"".join(self.vocabulary.piece(token, special) for token in tokens).decode("utf-8", "ignore")
 
     def beginning(self) -> list[int]:
         """What stands before a text that has nothing before it. Raises ApiError: the model has no such token."""
@@ -152,9 +134,9 @@ class Model:
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
     def write(self, order: Order, is_late: Callable[[], bool]) -> Handle:
-        """Has a text written; its chunks are pieces (writing.py). Raises ValueError: the rule does not fit."""
+        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the rule does not fit."""
         rule = order.rule
         return self.batch.call(
-            lambda llm: write(llm, order, self.piece, self.is_end, is_late), stream=True, seed=order.seed,
+            lambda llm: write(llm, order, is_late), stream=True, seed=order.seed,
             gate=rule.gate, window=rule.window, draft_max=rule.draft_max, trace=order.records,
         )  # fmt: skip

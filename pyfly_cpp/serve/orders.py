@@ -46,7 +46,7 @@ class Order:
     sampling: Mapping[str, Any]
     """Arguments of `generate`."""
     seed: int
-    stop: tuple[bytes, ...] = ()
+    stop: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Constraint | None = None
     n_logprobs: int | None = None
@@ -127,11 +127,11 @@ def read_seeds(body: Mapping[str, Any], n: int) -> list[int]:
     return [(first + i) % _SEEDS for i in range(n)]
 
 
-def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[bytes, ...]:
+def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[str, ...]:
     """Texts that end an answer: the request's and the chat format's."""
     stop = body.get("stop") or []
     texts = [stop] if isinstance(stop, str) else stop
-    return tuple(dict.fromkeys(text.encode("utf-8") for text in (*texts, *own) if text))
+    return tuple(dict.fromkeys((*texts, *own)))
 
 
 def read_logit_bias(body: Mapping[str, Any], n_vocab: int) -> tuple[tuple[int, float], ...]:

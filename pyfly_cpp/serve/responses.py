@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.chat import Chat, read_content
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order, Rule
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.writing import Piece
 
 
 class Response:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.serve.answers import Answer
@@ -23,7 +24,6 @@ from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.turns import Ticket, Turns
-from pyfly_cpp.serve.writing import Piece
 
 _Events = asyncio.Queue  # of (place, piece or failure)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 
@@ -115,6 +116,11 @@ def text(response):
     return response["choices"][0]["text"]
 
 
+def worded(chunks):
+    """Chunks of a stream that say something: the base class also has an empty one for the token of a stop string."""
+    return [chunk for chunk in chunks if text(chunk) or chunk["choices"][0]["finish_reason"]]
+
+
 # ---- Completions -----------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +171,7 @@ def stop_strings(llm):
 def streaming(llm):
     return [
         llm(PROMPT, max_tokens=60, temperature=0, stream=True),
-        llm(PROMPT, max_tokens=60, temperature=0, stream=True, stop=["####", "Answer: The"]),
+        worded(llm(PROMPT, max_tokens=60, temperature=0, stream=True, stop=["####", "Answer: The"])),
         llm("\u4e16\u754c\u4f60\u597d \u4e16\u754c", max_tokens=30, temperature=0, stream=True),
     ]
 
@@ -379,7 +385,6 @@ def last_n_tokens_size(llm):
 def logprobs(llm):
     return [llm(PROMPT, max_tokens=20, temperature=0, logprobs=n) for n in (1, 5)] + [
         llm(PROMPT, max_tokens=20, temperature=0.8, seed=4, logprobs=3),
-        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stop=["####", "more"]),
         llm("\u4e16\u754c", max_tokens=12, temperature=0, logprobs=2),
     ]
 
@@ -388,7 +393,7 @@ def logprobs(llm):
 def logprobs_streaming(llm):
     return [
         llm(PROMPT, max_tokens=20, temperature=0, logprobs=3, stream=True),
-        llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stream=True, stop=["####"]),
+        worded(llm(PROMPT, max_tokens=60, temperature=0, logprobs=2, stream=True, stop=["####"])),
     ]
 
 
@@ -584,6 +589,63 @@ def test_logprobs_with_echo(drafter, add_bos, target):
     assert text(answer) == n_prompt_text + base.detokenize(tokens).decode()[len(n_prompt_text) :]
 
 
+def test_the_earliest_stop_string_counts(drafter, target):
+    """The base class takes the first of the list."""
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    tokens = [text(chunk) for chunk in fly(PROMPT, max_tokens=60, temperature=0, stream=True)]
+    i = next(i for i, token in enumerate(tokens) if len(token) >= 5)
+    stop = [tokens[i][3:5], tokens[i][1:3]]
+    whole = "".join(tokens)
+    cut = min(whole.index(string) for string in stop)
+    answer = fly(PROMPT, max_tokens=60, temperature=0, stop=stop, logprobs=1)
+    streamed = list(fly(PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True))
+    assert text(answer) == "".join(map(text, streamed)) == whole[:cut]
+    assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == text(answer)
+    assert {one["choices"][0]["finish_reason"] for one in (answer, streamed[-1])} == {"stop"}
+
+
+def test_characters_of_several_tokens(drafter, target):
+    """The base class leaves them out of log-probabilities and, where a stop string may begin, out of streams; and it
+    goes on beyond max_tokens where they are not complete."""
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    character = "\u4e16".encode()
+    expected = [token for token in fly.tokenize(character, add_bos=False) if fly.detokenize([token]) != b" "]
+    assert len(expected) == 3 and fly.detokenize(expected) == character
+    forced = LogitsProcessorList([lambda ids, scores: np.where(np.arange(len(scores)) == wanted(ids), scores, -np.inf)])
+
+    def wanted(ids):
+        return expected[(len(ids) - n_prompt) % 3]
+
+    n_prompt = len(fly.tokenize(PROMPT.encode(), special=True))
+    for n, result in ((6, "\u4e16" * 2), (5, "\u4e16"), (2, "")):
+        options = {"max_tokens": n, "temperature": 0, "logits_processor": forced, "stop": ["\u4e16" * 2 + "!"]}
+        answer = fly(PROMPT, logprobs=0, **options)
+        assert text(answer) == "".join(map(text, fly(PROMPT, stream=True, **options))) == result
+        assert answer["usage"]["completion_tokens"] == n
+        assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == result
+        assert "".join(map(text, fly(PROMPT, stream=True, logprobs=1, **options))) == result
+
+
+def test_a_tokenizer_that_knows_texts_alone(target):
+    """As that of transformers: what is half of a character decodes to U+FFFD."""
+
+    class Texts(LlamaTokenizer):
+        def detokenize(self, tokens, prev_tokens=None, special=False):
+            before, whole = (
+                super(Texts, self).detokenize(ids, special=special).decode("utf-8", "replace")
+                for ids in (prev_tokens or [], [*(prev_tokens or []), *tokens])
+            )
+            return whole[len(before) :].encode()
+
+    plain_fly = FlyLlama(target, **OPTIONS)
+    fly = FlyLlama(target, tokenizer=Texts(plain_fly), **OPTIONS)
+    prompt = "\u4e16\u754c\u4f60\u597d \u4e16\u754c"
+    for options in ({"seed": 3, "temperature": 0.7}, {"temperature": 0, "stop": ["1"]}):
+        wanted = text(plain_fly(prompt, max_tokens=30, **options))
+        assert text(fly(prompt, max_tokens=30, **options)) == wanted
+        assert "".join(map(text, fly(prompt, max_tokens=30, stream=True, **options))) == wanted
+
+
 def test_logit_bias_beside_a_processor(drafter, target):
     """The base class drops both when it is given both."""
 
@@ -686,8 +748,7 @@ def test_pickling(drafter, target):
     assert type(copy.drafter) is type(fly.drafter) and type(copy.draft_model) is type(fly.draft_model)
     assert copy.n_ctx() == fly.n_ctx()
     assert text(copy(PROMPT, max_tokens=30, temperature=0)) == text(fly(PROMPT, max_tokens=30, temperature=0))
-    with pytest.raises(IndexError):
-        copy._scores[5, :]  # still without a logits_all buffer
+    assert len(copy.scores) == copy.n_batch, "still without logits of all positions"
 
 
 def test_from_pretrained(target, tmp_path, monkeypatch):

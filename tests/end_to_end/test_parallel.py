@@ -27,6 +27,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window, memory
+from pyfly_cpp.engine.output import logprobs_of
 from pyfly_cpp.request import Request
 
 F32 = llama_cpp.GGML_TYPE_F32
@@ -213,7 +214,7 @@ def test_rules_of_their_own(batch, alone):
 
 
 def sampled(llm, prompt):
-    return itertools.islice(llm.tokens(prompt, Request(12), temp=1.5), 12)
+    return itertools.islice(llm.start(prompt, Request(12), temp=1.5).run(), 12)
 
 
 def test_functions_of_their_own(batch, alone):
@@ -221,11 +222,9 @@ def test_functions_of_their_own(batch, alone):
     expected = alone.create_completion(prompt, logprobs=2, seed=3, **{**GREEDY, "max_tokens": 8})["choices"][0]
 
     def write(llm):
-        request = Request(8, logprobs=2)
-        for n, token in enumerate(llm.tokens(prompt, request, temp=0.0), 1):
-            yield token, request.logprobs.entries[-1], llm.records[-1]
-            if n == 8:
-                return
+        generation = llm.start(prompt, Request(8, keeps_rows=True), temp=0.0)
+        for token in itertools.islice(generation.run(), 8):
+            yield token, logprobs_of(generation.row, token, 2), generation.record
 
     streamed = list(batch.call(write, stream=True, seed=3, trace=True))
     tokens = [token for token, _, _ in streamed]
@@ -451,7 +450,7 @@ def test_a_failure_is_its_own(plain):
         (plain.submit("Tom", stopping_criteria=StoppingCriteriaList([never]), **GREEDY), OSError, "me too"),
         (plain.submit([5, 10**6], **GREEDY), ValueError, "outside the vocabulary"),
         (plain.submit([], **GREEDY), ValueError, "prompt is empty"),
-        (plain.submit(PROMPTS[0] * 200, **GREEDY), ContextFullError, r"holds 2048, its answer included; shorten"),
+        (plain.submit(PROMPTS[0] * 200, **GREEDY), ContextFullError, "window of 2048, the answer included; shorten"),
     ]
     good = plain.submit("Tom", **GREEDY)
     for handle, kind, message in bad:

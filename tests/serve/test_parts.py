@@ -1,4 +1,4 @@
-"""What can be tested without a server: cutting texts, reading calls, turns."""
+"""What can be tested without a server: reading calls, turns."""
 
 from __future__ import annotations
 
@@ -15,36 +15,11 @@ from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
-from pyfly_cpp.serve.writing import Cutter
 from pyfly_cpp.stats import Stats
 
 FUNCTIONS = [
     {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
 ]
-
-
-@pytest.mark.parametrize(
-    "pieces, stop, texts, ends",
-    [
-        (["ab", "cd", "ef"], ["de"], ["ab", "c", ""], [False, False, True]),
-        (["ab", "c", "d"], ["abx", "cd"], ["", "ab", ""], [False, False, True]),
-        (["a", "b", "a", "c"], ["abac", "ab"], ["", ""], [False, True]),
-        (["xaba"], ["abab", "ba"], ["xa"], [True]),
-        ([b"\xe2\x82", b"\xac!"], [], ["", "€!"], [False, False]),
-        ([b"\xe2\x82", "a"], [], ["", "a"], [False, False]),
-    ],
-)
-def test_texts_are_cut(pieces, stop, texts, ends):
-    cutter = Cutter([text.encode() for text in stop])
-    got = [cutter.add(piece if isinstance(piece, bytes) else piece.encode()) for piece in pieces[: len(texts)]]
-    assert [text for text, _ in got] == texts
-    assert [end for _, end in got] == ends
-
-
-def test_what_was_held_comes_at_the_end():
-    cutter = Cutter([b"stop"])
-    assert cutter.add(b"a st") == ("a ", False)
-    assert cutter.end() == "st"
 
 
 def test_templates_without_tools_are_told_in_words():

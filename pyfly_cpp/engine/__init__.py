@@ -1,0 +1,1 @@
+"""A loaded model and the requests that run on it."""

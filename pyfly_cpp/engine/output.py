@@ -1,0 +1,216 @@
+"""From committed tokens to text: the one machine behind completions, the server and evaluation.
+
+The text of an answer is that of its tokens, decoded as UTF-8; bytes that are no UTF-8 are left out, a character that
+the answer ends in the middle of among them. A character belongs to the token that completes it.
+
+An answer ends by the first of these, which `Output.cause` names:
+
+- `"eog"`: an end-of-text token. It has no text and is not counted.
+- `"stop"`: the text contains a stop string. The text ends where the first one begins: of several that a token
+  completes, the earliest in the text counts, wherever it stands in the list. The tokens of the stop string are counted,
+  but not told.
+- `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts.
+- `"context"`, or any of them: the caller says so (`Output.end`).
+
+A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
+its tokens. What was held back is given out at the end, so that the pieces together are the answer, however they came.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyfly_cpp.stats import Record, Stats
+
+Row = npt.NDArray[np.float32]
+Logprobs = tuple[float, list[tuple[int, float]]]
+"""ln p of a token, and (token id, ln p) of the most probable tokens, by falling probability."""
+
+FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length"}
+"""What a response calls the causes of an end."""
+
+
+class Token(NamedTuple):
+    """A token of an answer."""
+
+    id: int
+    text: str = ""
+    """The characters that it completes, as far as they belong to the answer."""
+    logprobs: Logprobs | None = None
+    record: Record | None = None
+
+
+class Piece(NamedTuple):
+    """What an answer has grown by."""
+
+    text: str
+    tokens: tuple[Token, ...] = ()
+    """Those that the text consists of, and those between them that completed no character."""
+    n_tokens: int = 0
+    """Tokens of the answer so far, those of a stop string included."""
+    finish: str | None = None
+    """`"stop"` or `"length"` in the last piece, None before."""
+    prompt: tuple[Logprobs, ...] | None = None
+    """Of the prompt's tokens from the second on; for whoever hands pieces on to put into the first one."""
+    stats: Stats | None = None
+    """What was counted; for whoever hands pieces on to put into the last one."""
+
+
+class Characters:
+    """The characters that each token of a sequence completes."""
+
+    def __init__(self, piece_of: Callable[[int], bytes]) -> None:
+        """`piece_of`: the bytes of a token, behind those that it was called for before."""
+        self._piece_of = piece_of
+        self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
+
+    def __call__(self, token: int) -> str:
+        return self._decode(self._piece_of(token))
+
+
+class Output:
+    """The text of one answer; see the module for the rules."""
+
+    def __init__(
+        self,
+        piece_of: Callable[[int], bytes],
+        is_end: Callable[[int], bool],
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        n_logprobs: int | None = None,
+    ) -> None:
+        """
+        Args:
+            piece_of: The bytes of a token.
+            is_end: Whether a token is an end-of-text token.
+            stop: Strings that the text ends before. Empty ones are ignored.
+            max_tokens: Most tokens, >= 1; None: no limit.
+            n_logprobs: Most probable tokens to name for each token, >= 0; None: no log-probabilities.
+        """
+        self._characters = Characters(piece_of)
+        self._is_end = is_end
+        self._stop = tuple(string for string in stop if string)
+        self._max_tokens = max_tokens
+        self._n_logprobs = n_logprobs
+        self._held: list[Token] = []
+        self._text = ""  # of the held tokens
+        self.n_tokens = 0
+        """Tokens so far, an end-of-text token not counted."""
+        self.cause: str | None = None
+        """Why the answer has ended, a key of `FINISH`; None while it goes on."""
+
+    def add(self, token: int, row: Row | None = None, record: Record | None = None) -> Piece:
+        """Takes a committed token; the piece has `finish` if the answer ends with it, and is empty if nothing can be
+        given out yet.
+
+        Args:
+            row: The logits [n_vocab] that the token was chosen by; needed for log-probabilities.
+            record: How it was produced; kept with the token.
+        """
+        if self._is_end(token):
+            return self.end("eog")
+        self.n_tokens += 1
+        text = self._characters(token)
+        logprobs = None if self._n_logprobs is None or row is None else logprobs_of(row, token, self._n_logprobs)
+        self._held.append(Token(token, text, logprobs, record))
+        self._text += text
+        places = [place for place in map(self._text.find, self._stop) if place >= 0] if text else []
+        if places:
+            return self._end("stop", self._before(min(places)))
+        if self.n_tokens == self._max_tokens:
+            return self.end("length")
+        return self._give(self._certain(len(self._text) - self._n_doubtful())) if text else Piece("", (), self.n_tokens)
+
+    def end(self, cause: str) -> Piece:
+        """Ends the answer where it stands: the last piece, with all that was held back. `cause`: a key of `FINISH`."""
+        return self._end(cause, self._held)
+
+    def _end(self, cause: str, tokens: list[Token]) -> Piece:
+        self.cause = cause
+        return self._give(tokens)._replace(finish=FINISH[cause])
+
+    def _give(self, tokens: list[Token]) -> Piece:
+        text = "".join(token.text for token in tokens)
+        if not text and self.cause is None:
+            return Piece("", (), self.n_tokens)
+        self._held = self._held[len(tokens) :]
+        self._text = self._text[len(text) :]
+        return Piece(text, tuple(tokens), self.n_tokens)
+
+    def _n_doubtful(self) -> int:
+        """Characters at the end that may be the beginning of a stop string."""
+        most = 0
+        for stop in self._stop:
+            for n in range(min(len(stop) - 1, len(self._text)), most, -1):
+                if self._text.endswith(stop[:n]):
+                    most = n
+                    break
+        return most
+
+    def _certain(self, n: int) -> list[Token]:
+        """The held tokens that end within the first n characters."""
+        end = 0
+        for i, token in enumerate(self._held):
+            end += len(token.text)
+            if end > n:
+                return self._held[:i]
+        return list(self._held)
+
+    def _before(self, n: int) -> list[Token]:
+        """The held tokens that begin within the first n characters, as far as these go."""
+        out: list[Token] = []
+        for token in self._held:
+            if n <= 0:
+                break
+            out.append(token._replace(text=token.text[:n]))
+            n -= len(token.text)
+        return out
+
+
+def logprobs_of(row: Row, token: int, n_top: int) -> Logprobs:
+    """Reduces the logits [n_vocab] that a token was chosen by to what a response shows of them."""
+    peak = float(row.max())
+    log_sum = peak + float(np.log(np.exp((row - peak).astype(np.float64)).sum()))
+    n_top = min(n_top, row.shape[0])
+    top: list[int] = []
+    if n_top > 0:
+        candidates = np.argpartition(-row, n_top - 1)[:n_top]
+        top = candidates[np.argsort(-row[candidates], kind="stable")].tolist()
+    return float(row[token]) - log_sum, [(i, float(row[i]) - log_sum) for i in top]
+
+
+def prompt_tokens(tokens: Iterable[int], piece_of: Callable[[int], bytes], logprobs: Sequence[Logprobs]) -> list[Token]:
+    """The tokens of a prompt, as a response that echoes it shows them. `logprobs`: of those from the second on."""
+    characters = Characters(piece_of)
+    return [Token(token, characters(token), logprobs[i - 1] if i else None) for i, token in enumerate(tokens)]
+
+
+def completion_logprobs(tokens: Iterable[Token], offset: int, text_of: Callable[[int], str]) -> dict[str, list[Any]]:
+    """The `logprobs` of a completion, as OpenAI's protocol lays them out.
+
+    Args:
+        tokens: What they are of.
+        offset: Characters before the first token.
+        text_of: The text of a token alone, for those that were probable; of several with one text the most probable
+            counts.
+    """
+    out: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+    for token in tokens:
+        out["tokens"].append(token.text)
+        out["text_offset"].append(offset)
+        offset += len(token.text)
+        own: float | None = None
+        named: dict[str, float] | None = None
+        if token.logprobs is not None:
+            own, named = token.logprobs[0], {}
+            for other, logprob in token.logprobs[1]:
+                named.setdefault(text_of(other), logprob)
+            named[token.text] = own
+        out["token_logprobs"].append(own)
+        out["top_logprobs"].append(named)
+    return out
