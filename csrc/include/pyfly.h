@@ -110,7 +110,6 @@ typedef enum pyfly_gate_kind {
      * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
-    PYFLY_GATE_OVERSHOOT = 17, /* defers when q(draft) <= threshold * p(draft), q being the draft's row; >= 1 */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
 } pyfly_gate_kind;
 

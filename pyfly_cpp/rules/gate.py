@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pyfly_cpp.windows import Window
 
 EXACT, ENTROPY_TOP, ENTROPY_NORMALIZED, MARGIN, ALL, ANY, TYPICAL, RELAXED, EXACT_FIRST, BUDGET, FUZZY = range(11)
-STOCHASTIC, REGION, OVERSHOOT, NO_REPEAT = 15, 16, 17, 18
+STOCHASTIC, REGION, NO_REPEAT = 15, 16, 18
 """`pyfly_gate_kind` of pyfly.h; FUZZY is the first of its kinds."""
 
 REGIONS = ("prose", "code", "numbers", "think", "structured")
