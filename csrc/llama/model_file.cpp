@@ -254,9 +254,13 @@ std::string ModelFile::header_problem() const {
     for (int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); i++) {
         const std::string_view name = gguf_get_tensor_name(gguf_.get(), i);
         const bool is_ids = ends_with(name, "d2t") || name.find("tid2eid") != name.npos;
-        const bool is_vector = !is_ids && (!ends_with(name, ".weight") || name.find("norm") != name.npos);
-        if (const ggml_type type = gguf_get_tensor_type(gguf_.get(), i); is_vector && type != GGML_TYPE_F32) {
-            return "has the tensor " + std::string(name) + " of type " + ggml_type_name(type) + " in place of f32";
+        const bool is_vector = !ends_with(name, ".weight") || name.find("norm") != name.npos;
+        const ggml_type type = gguf_get_tensor_type(gguf_.get(), i);
+        const bool is_weight = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+                               (ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K);
+        if (!is_ids && (is_vector ? type != GGML_TYPE_F32 : !is_weight)) {
+            return "has the tensor " + std::string(name) + " of type " + ggml_type_name(type) +
+                   ", which cannot be computed with";
         }
     }
     return {};

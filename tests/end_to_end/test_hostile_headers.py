@@ -51,11 +51,13 @@ def hostile_headers(folder):
             path = folder / f"{role} {i}.gguf"
             path.write_bytes(copy.to_bytes())
             yield path, role, why
-    header = read_header(LLAMA)
-    next(tensor for tensor in header.tensors if tensor.name == b"output_norm.weight").kind = 26  # of the same size
-    path = folder / "tensor.gguf"
-    path.write_bytes(header.to_bytes())
-    yield path, "target", "type i32"
+    types = [(b"output_norm.weight", 26, "type i32"), (b"token_embd.weight", 25, "type i16")]  # of the same size
+    for i, (name, kind, why) in enumerate(types):
+        header = read_header(LLAMA)
+        next(tensor for tensor in header.tensors if tensor.name == name).kind = kind
+        path = folder / f"tensor {i}.gguf"
+        path.write_bytes(header.to_bytes())
+        yield path, "target", why
 
 
 def test_headers_that_would_end_the_process(tmp_path):
