@@ -16,21 +16,33 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity(); // ln 0
 
-// One outcome's share, from logarithms of probabilities. A probability of 0 adds nothing to a KL from it.
-double term(Divergence kind, double ln_p, double ln_q) {
-    const auto kl = [](double ln_a, double ln_b) { return ln_a > never ? std::exp(ln_a) * (ln_a - ln_b) : 0.0; };
+// One outcome of two distributions.
+struct Outcome {
+    double ln_p, ln_q, p, q;
+
+    Outcome(double ln_p, double ln_q) : ln_p(ln_p), ln_q(ln_q), p(std::exp(ln_p)), q(std::exp(ln_q)) {}
+};
+
+// a ln(a / b) - a + b: both sum to 1, so the latter adds nothing to KL(a || b), but no term is negative with it, and
+// small errors of the sums that rows are normalised with are hidden.
+double kl_term(double a, double ln_a, double b, double ln_b) {
+    return (ln_a > never ? a * (ln_a - ln_b) : 0.0) - a + b;
+}
+
+// An outcome's share of the divergence, >= 0.
+double term(Divergence kind, const Outcome & x) {
     if (kind == Divergence::kl) {
-        return kl(ln_q, ln_p);
+        return kl_term(x.q, x.ln_q, x.p, x.ln_p);
     }
     if (kind == Divergence::kl_target) {
-        return kl(ln_p, ln_q);
+        return kl_term(x.p, x.ln_p, x.q, x.ln_q);
     }
-    const double p = std::exp(ln_p), q = std::exp(ln_q);
     if (kind == Divergence::tv) {
-        return 0.5 * std::abs(p - q);
+        return 0.5 * std::abs(x.p - x.q);
     }
-    const double ln_m = std::log(0.5 * (p + q));
-    return kind == Divergence::js ? 0.5 * (kl(ln_p, ln_m) + kl(ln_q, ln_m)) : 0.5 * (kl(ln_m, ln_p) + kl(ln_m, ln_q));
+    const double m = 0.5 * (x.p + x.q), ln_m = std::log(m);
+    return kind == Divergence::js ? 0.5 * (kl_term(x.p, x.ln_p, m, ln_m) + kl_term(x.q, x.ln_q, m, ln_m))
+                                  : 0.5 * (kl_term(m, ln_m, x.p, x.ln_p) + kl_term(m, ln_m, x.q, x.ln_q));
 }
 
 // A distribution over the target's most probable tokens, and all others as the last outcome: their logarithms.
@@ -62,60 +74,69 @@ double of_top(Divergence kind, const float * p_row, const float * q_row, size_t 
     read_top(q_row, n_vocab, top, ln_q);
     double sum = 0.0;
     for (size_t i = 0; i < ln_p.size(); i++) {
-        sum += term(kind, ln_p[i], ln_q[i]);
+        sum += term(kind, {ln_p[i], ln_q[i]});
     }
     return sum;
 }
 
-RowScale scale_of(float max, double log_sum_exp) {
-    const double ln_sum = log_sum_exp - static_cast<double>(max);
-    return {max, std::exp(ln_sum), ln_sum};
+// Largest difference b - a of two rows' logits; +inf where one forbids what the other does not.
+double largest_gap(const float * a, const float * b, size_t n) {
+    constexpr size_t lanes = 16; // so that the compiler can use vectors without reordering a maximum
+    float most[lanes];
+    std::fill_n(most, lanes, -std::numeric_limits<float>::infinity());
+    for (size_t start = 0; start < n; start += lanes) {
+        for (size_t i = 0, m = std::min(lanes, n - start); i < m; i++) {
+            const float gap = b[start + i] - a[start + i]; // NaN where both forbid it: larger than nothing
+            most[i] = gap > most[i] ? gap : most[i];
+        }
+    }
+    return static_cast<double>(*std::max_element(most, most + lanes));
 }
 
 // A divergence as far as some blocks of two rows tell it.
 class Partial {
   public:
-    Partial(Divergence kind, const float * p_row, const float * q_row, size_t n_vocab, const RowScale & p,
-            const RowScale & q)
-        : kind_(kind), p_row_(p_row), q_row_(q_row), n_vocab_(n_vocab), p_(p), q_(q) {
-        if (kind == Divergence::kl || kind == Divergence::kl_target || kind == Divergence::js_code) {
-            const LogitGaps gaps = row_kernels.logit_gaps(p_row, q_row, n_vocab);
-            const double offset = static_cast<double>(q.max) + q.ln_sum - static_cast<double>(p.max) - p.ln_sum;
-            const double q_over_p = static_cast<double>(gaps.q_over_p) - offset,
-                         p_over_q = static_cast<double>(gaps.p_over_q) + offset;
-            most_ln_ = kind == Divergence::kl          ? q_over_p
-                       : kind == Divergence::kl_target ? p_over_q
-                                                       : std::max(q_over_p, p_over_q);
+    // ln_p, ln_q: the rows' log_sum_exp.
+    Partial(Divergence kind, const float * p_row, const float * q_row, size_t n_vocab, double ln_p, double ln_q)
+        : kind_(kind), p_row_(p_row), q_row_(q_row), n_vocab_(n_vocab), ln_p_(ln_p), ln_q_(ln_q) {
+        if (kind == Divergence::kl || kind == Divergence::js_code) {
+            most_ln_ = largest_gap(p_row, q_row, n_vocab) - ln_q + ln_p;
+        }
+        if (kind == Divergence::kl_target || kind == Divergence::js_code) {
+            most_ln_ = std::max(most_ln_, largest_gap(q_row, p_row, n_vocab) - ln_p + ln_q);
         }
     }
 
     void add_block(size_t block) {
-        const size_t start = block * block_size, n = std::min(block_size, n_vocab_ - start);
-        const PairSums more = row_kernels.divergence_sums(kind_, p_row_ + start, q_row_ + start, n, p_, q_);
-        seen_.divergence += more.divergence;
-        seen_.tv_below += more.tv_below;
-        seen_.p_above += more.p_above;
-        seen_.p += more.p;
-        seen_.q += more.q;
+        const size_t start = block * block_size, end = std::min(start + block_size, n_vocab_);
+        for (size_t i = start; i < end; i++) {
+            const Outcome x(static_cast<double>(p_row_[i]) - ln_p_, static_cast<double>(q_row_[i]) - ln_q_);
+            const double more = term(kind_, x);
+            divergence_ += more;
+            above_ += x.p > x.q ? more : 0.0;
+            p_above_ += x.p > x.q ? x.p : 0.0;
+            p_sum_ += x.p;
+            q_sum_ += x.q;
+        }
     }
 
     // The divergence, once all blocks were added. Of the total variation: were p too large by a share e, what p exceeds
     // q by would be too large by e times the p of those tokens; e is how far the two sums are apart.
     double whole() const {
-        const double above = 2.0 * seen_.divergence, below = 2.0 * seen_.tv_below;
-        return kind_ == Divergence::tv ? above - (above - below) * seen_.p_above : seen_.divergence;
+        const double above = 2.0 * above_, below = 2.0 * (divergence_ - above_);
+        return kind_ == Divergence::tv ? above - (above - below) * p_above_ : divergence_;
     }
 
     // No less than the divergence. A token with probabilities p and q adds at most (p + q) / 2 to the total variation,
     // ln 2 times that to the Jensen-Shannon divergence, q ln(q / p) + p to KL(q || p), (p + q) / 4 |ln(q / p)| to the
     // mean's.
     double at_most() const {
-        const double p = rest(seen_.p), q = rest(seen_.q), ln = std::max(most_ln_, 0.0) + 1e-4; // rounding of floats
-        return so_far() + (kind_ == Divergence::tv          ? 0.5 * (p + q)
-                           : kind_ == Divergence::js        ? 0.5 * (p + q) * ln_2
-                           : kind_ == Divergence::kl        ? q * ln + p
-                           : kind_ == Divergence::kl_target ? p * ln + q
-                                                            : 0.25 * (p + q) * ln);
+        const double p = rest(p_sum_), q = rest(q_sum_), ln = std::max(most_ln_, 0.0) + 1e-4; // rounding of floats
+        return divergence_ + (kind_ == Divergence::tv          ? 0.5 * (p + q)
+                              : kind_ == Divergence::js        ? 0.5 * (p + q) * ln_2
+                              : kind_ == Divergence::kl        ? q * ln + p
+                              : kind_ == Divergence::kl_target ? p * ln + q
+                                                               : 0.25 * (p + q) * ln);
     }
 
     // No more than the divergence: what was not seen, taken as one token, diverges less.
@@ -123,41 +144,40 @@ class Partial {
         if (most_ln_ == -never) {
             return -never; // one row forbids what the other needs
         }
-        const double p = 1.0 - seen_.p, q = 1.0 - seen_.q;
+        const double p = 1.0 - p_sum_, q = 1.0 - q_sum_;
         const double more = std::max(p, q) - rounding, less = std::max(std::min(p, q), 0.0) + rounding;
         if (more <= less) {
-            return so_far();
+            return divergence_;
         }
-        const double ln_p = std::log(p > q ? more : less), ln_q = std::log(p > q ? less : more);
-        const double lost = kind_ == Divergence::kl          ? std::exp(ln_p) - std::exp(ln_q)
-                            : kind_ == Divergence::kl_target ? std::exp(ln_q) - std::exp(ln_p)
-                                                             : 0.0;
-        return so_far() + term(kind_, ln_p, ln_q) + lost;
+        return divergence_ + term(kind_, {std::log(p > q ? more : less), std::log(p > q ? less : more)});
     }
 
   private:
     static constexpr double rounding = 1e-6; // of sums of probabilities, with much to spare
     static constexpr double ln_2 = 0.6931471805599453;
 
-    double so_far() const { return seen_.divergence + seen_.tv_below; }
     static double rest(double seen) { return std::max(1.0 - seen, 0.0) + rounding; }
 
     Divergence kind_;
     const float *p_row_, *q_row_;
     size_t n_vocab_;
-    RowScale p_, q_;
-    double most_ln_ = 0.0; // of any token's ln(q / p) or ln(p / q), whichever counts
-    PairSums seen_;
+    double ln_p_, ln_q_;
+    double most_ln_ = never;  // of any token's ln(q / p) or ln(p / q), whichever counts
+    double divergence_ = 0.0; // of the tokens seen
+    double above_ = 0.0;      // of those with p > q
+    double p_above_ = 0.0;    // their p
+    double p_sum_ = 0.0, q_sum_ = 0.0;
 };
 
-} // namespace
-
+// What is wrong with a target's row is said elsewhere.
 void require_draft_row(const RowMax & max) {
     if (!max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE,
                     "a row of the draft has no distribution: NaN, +inf, or -inf everywhere; check the draft");
     }
 }
+
+} // namespace
 
 bool is_within(Divergence kind, double threshold, const RowStats & target, const float * p_row, const float * q_row,
                size_t n_vocab, int32_t n_top) {
@@ -175,8 +195,7 @@ bool is_within(Divergence kind, double threshold, const RowStats & target, const
     require_draft_row({0, max, no_nan && std::isfinite(max)});
     // As row_stats, so that equal rows have equal sums.
     const double log_sum_exp = static_cast<double>(max) + std::log(row_kernels.exp_sums(q_row, n_vocab, max).exp);
-    Partial partial(kind, p_row, q_row, n_vocab, scale_of(target.max.logit, target.log_sum_exp),
-                    scale_of(max, log_sum_exp));
+    Partial partial(kind, p_row, q_row, n_vocab, target.log_sum_exp, log_sum_exp);
     // Blocks by falling maximum of q, the first ones holding nearly all of it; where p counts as much, by the larger
     // one of both rows' probabilities. Bounds are looked at after each block, and believed where they are off the
     // threshold by more than the sums can be.

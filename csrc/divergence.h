@@ -6,12 +6,7 @@
 
 namespace pyfly {
 
-struct RowMax;
 struct RowStats;
-
-// Throws Error(PYFLY_STATUS_NOT_FINITE) unless this is of a row that has a distribution: a draft's, since what is wrong
-// with a target's row is said elsewhere.
-void require_draft_row(const RowMax & max);
 
 // p = softmax of the target's row, q of the draft's, m = (p + q) / 2; KL(a || b) = sum a ln(a / b).
 enum class Divergence {

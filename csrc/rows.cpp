@@ -19,13 +19,13 @@ RowKernels choose_kernels() {
     const std::string level = wanted ? wanted : "avx512";
     __builtin_cpu_init();
     if (level == "avx512" && __builtin_cpu_supports("avx512f")) {
-        return {"avx512", avx512::block_maxima, avx512::exp_sums, avx512::divergence_sums, avx512::logit_gaps};
+        return {"avx512", avx512::block_maxima, avx512::exp_sums};
     }
     if (level != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        return {"avx2", avx2::block_maxima, avx2::exp_sums, avx2::divergence_sums, avx2::logit_gaps};
+        return {"avx2", avx2::block_maxima, avx2::exp_sums};
     }
 #endif
-    return {"baseline", baseline::block_maxima, baseline::exp_sums, baseline::divergence_sums, baseline::logit_gaps};
+    return {"baseline", baseline::block_maxima, baseline::exp_sums};
 }
 
 bool ranks_before(const TokenLogit & a, const TokenLogit & b) {

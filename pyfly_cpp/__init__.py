@@ -6,7 +6,7 @@ and returns a `Handle` for each. Both take
 - a *drafter*, which proposes tokens: `DraftModel`, `PromptLookup`, `MTP`, `Eagle3`, `DFlash`, `DSpark`, `MultiLevel`,
   `CrossVocabulary`, `Retrieval`, `TokenRecycling`, or any llama_cpp `LlamaDraftModel` (`Drafter` is one of these);
 - a *gate*, which says what may happen to a draft that is not the target's choice: `Exact` and `Stochastic` are
-  lossless; `Margin`, `Entropy`, `Typical`, `Relaxed`, `Ratio`, `Overshoot` and `Fuzzy` are not; `Regions`, `AllOf` and
+  lossless; `Margin`, `Entropy`, `Typical`, `Relaxed`, `Ratio` and `Fuzzy` are not; `Regions`, `AllOf` and
   `AnyOf` combine others, and `ExactFirst`, `Budget` and `NoRepeat` restrict them. `Gate` is their base; `parse_gate`
   reads a written form;
 - a `Window`: what must happen after a mismatch that the gate let pass, for it to stand.
@@ -60,7 +60,6 @@ try:
         Gate,
         Margin,
         NoRepeat,
-        Overshoot,
         Ratio,
         Regions,
         Relaxed,
@@ -109,7 +108,6 @@ __all__ = [
     "NativeError",
     "NoRepeat",
     "NotFiniteError",
-    "Overshoot",
     "PromptLookup",
     "PyflyError",
     "Ratio",

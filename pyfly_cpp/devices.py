@@ -77,6 +77,17 @@ def local_devices() -> list[Device]:
     return found
 
 
+def rpc_addresses(server: str) -> list[int]:
+    """Addresses of the ggml_backend_devs of an RPC server, "host:port", which ggml connects to."""
+    ggml, base = _libraries()
+    registry = ctypes.c_void_p(ggml.ggml_backend_reg_by_name(b"RPC"))
+    function = base.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+    add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)
+    servers = ctypes.c_void_p(add(server.encode("utf-8")))
+    n = base.ggml_backend_reg_dev_count(servers)
+    return [base.ggml_backend_reg_dev_get(servers, ctypes.c_size_t(i)) for i in range(n)]
+
+
 def default_gpus() -> list[Device]:
     """The devices that llama.cpp puts a model on where nobody says which: all GPUs, each once though several backends
     may know it; without one the integrated ones, of one backend."""
@@ -112,7 +123,10 @@ def _libraries() -> tuple[Any, Any]:
     base.ggml_backend_dev_memory.restype = None
     base.ggml_backend_dev_get_props.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Properties)]
     base.ggml_backend_dev_get_props.restype = None
-    base.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
+    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    base.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    for name in ("ggml_backend_dev_backend_reg", "ggml_backend_reg_dev_get", "ggml_backend_reg_get_proc_address"):
+        getattr(base, name).restype = ctypes.c_void_p
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
         getattr(base, name).restype = ctypes.c_char_p
     return ggml, base

@@ -12,7 +12,7 @@ class NativeError(PyflyError):
 
 
 class RpcError(NativeError):
-    """An RPC server is not there, is of another version, or was lost; what was loaded with it is of no more use."""
+    """An RPC server is not there, or speaks another version of the protocol."""
 
 
 class NotFiniteError(PyflyError):

@@ -98,7 +98,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Raises:
             ValueError: the file or a thread count cannot be used, or what on_load raised.
-            RpcError: an RPC server is not there, of another version, or was lost.
+            RpcError: an RPC server is not there, or of another version.
         """
         self._access = Access()
         self._has_own_head = has_own_head
@@ -128,12 +128,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         except ValueError as error:
             if self._load_failure is not None:
                 raise self._load_failure from None
-            self._placement.require_alive()
             why = why_not_loaded(error, model_path, self._context_params, self._placement.has_servers)
             if why is not None:
                 raise ValueError(why) from error
             raise
-        self._placement.require_alive()  # llama.cpp does not notice
         if max(self.n_threads, self.n_threads_batch) > 1:
             self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
@@ -267,7 +265,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         with self._access.exclusive():
             self._access.is_closed = True
             super().close()
-            self._placement.close()
             # The base class would hand the freed pointers to llama.cpp.
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
             self.vocabulary = self._model
@@ -300,16 +297,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"{self._n_ctx}; reset() it or raise n_ctx."
                 )
             super().eval(tokens)
-            self._placement.require_alive()
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Embeddings, as in the base class. Ends a running generation."""
         with self._access.exclusive():
             self._supersede()
             self.n_tokens = 0  # the base class clears the memory
-            embeddings = super().embed(*args, **kwargs)
-            self._placement.require_alive()
-            return embeddings
+            return super().embed(*args, **kwargs)
 
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
@@ -317,9 +311,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             slot = self._decoder.running
             if slot is not None:
                 slot.park(self.n_tokens)  # what it holds beyond is not part of the state
-            state = super().save_state() if self._logits_all else states.save_state(self)
-            self._placement.require_alive()
-            return state
+            return super().save_state() if self._logits_all else states.save_state(self)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.

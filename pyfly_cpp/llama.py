@@ -108,7 +108,7 @@ class FlyLlama(CompletingLlama):
         Raises:
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
             IncompatibleDraftError: the draft has another vocabulary.
-            RpcError: an RPC server is not there, of another version, or was lost.
+            RpcError: an RPC server is not there, or of another version.
         """
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
         require_base_arguments(kwargs, own, self._public_name)

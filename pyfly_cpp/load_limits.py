@@ -38,7 +38,7 @@ def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_
         return (
             f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
             f"that llama-cpp-python {llama_cpp.__version__} does not know"
-            f"{', or an RPC server has too little memory' if has_servers else ''}; "
+            f"{', or an RPC server is gone or has too little memory' if has_servers else ''}; "
             "verbose=True shows why."
         )
     return None

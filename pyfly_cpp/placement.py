@@ -9,7 +9,7 @@ from typing import Any
 
 import llama_cpp
 
-from pyfly_cpp import _native
+from pyfly_cpp import rpc
 from pyfly_cpp.devices import GPU, INTEGRATED_GPU, Device, default_gpus, local_devices
 
 
@@ -24,21 +24,8 @@ def require_names(name: str, texts: Any) -> tuple[str, ...]:
     return names
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of an RPC server, from "host:port" ("[host]:port" for IPv6); raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""
-    is_host = host and host.isprintable() and not any(char.isspace() or char in "/,@" for char in host)
-    if not is_host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 2**16:
-        raise ValueError(f"an RPC server is written HOST:PORT, such as 192.168.0.7:50052, not {text!r}.")
-    return host, int(port)
-
-
 class Placement:
-    """The devices that a model is put on. Keeps the RPC servers connected until it is closed; a context manager.
+    """The devices that a model is put on.
 
     A device is named as ggml names it ("CUDA0"), or by its server: "host:port" are all devices of a server,
     "host:port/1" is the second one.
@@ -47,7 +34,7 @@ class Placement:
     def __init__(self, rpc_servers: Sequence[str] = (), devices: Sequence[str] | None = None) -> None:
         """
         Args:
-            rpc_servers: Servers to connect to.
+            rpc_servers: Servers, "host:port".
             devices: Devices by name, in this order; none: the CPU alone. None: all of the servers, then this machine's
                 GPUs; without servers what llama.cpp chooses.
 
@@ -57,24 +44,14 @@ class Placement:
         """
         names = require_names("rpc_servers", rpc_servers)
         chosen = None if devices is None else require_names("devices", devices)
-        addresses = {name: split_address(name) for name in names}
-        for name in chosen or ():
-            if ":" in name:
-                server = name.partition("/")[0]
-                addresses[server] = split_address(server)
-        self._servers: dict[str, _native.RpcServer] = {}
+        on_servers = [name for name in chosen or () if ":" in name]
+        self._servers = {name: rpc.connect(name) for name in (*names, *(name.partition("/")[0] for name in on_servers))}
         self._devices: list[Device] | None = None
-        try:
-            for name, (host, port) in addresses.items():
-                self._servers[name] = _native.RpcServer(host, port, name)
-            if chosen is not None:
-                self._devices = [device for name in chosen for device in self._named(name)]
-            elif self._servers:
-                self._devices = [device for name in names for device in self._of_server(name)] + default_gpus()
-            self._require_few()
-        except BaseException:
-            self.close()
-            raise
+        if chosen is not None:
+            self._devices = [device for name in chosen for device in self._named(name)]
+        elif self._servers:
+            self._devices = [device for name in names for device in self._servers[name]] + default_gpus()
+        self._require_few()
 
     @property
     def addresses(self) -> list[int] | None:
@@ -99,41 +76,18 @@ class Placement:
         if self._servers and split_mode == llama_cpp.LLAMA_SPLIT_MODE_TENSOR:
             raise ValueError("RPC servers take whole layers; leave out split_mode, or rpc_servers and their devices.")
 
-    def require_alive(self) -> None:
-        """Raises RpcError if a server that the model is on was lost: what was computed with it, or read from it, since
-        then is void."""
-        addresses = self.addresses or []
-        for server in self._servers.values():
-            if any(device.address in addresses for device in server.devices):
-                server.require_alive()
-
     def describe(self) -> list[list[object]]:
         """What costs hang on, fit for JSON; empty where llama.cpp chooses."""
         return [[device.backend, device.name, device.memory_total] for device in self._devices or ()] or (
             [] if self._devices is None else [["CPU"]]
         )
 
-    def close(self) -> None:
-        """Lets go of the servers; models that are on them keep the connection."""
-        for server in self._servers.values():
-            server.close()
-        self._servers = {}
-
-    def __enter__(self) -> Placement:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---- Names -------------------------------------------------------------------------------------------------------
-
-    def _of_server(self, name: str) -> list[Device]:
-        return remote_devices(name, self._servers[name])
 
     def _named(self, name: str) -> list[Device]:
         if ":" in name:
             server, _, number = name.partition("/")
-            found = self._of_server(server)
+            found = self._servers[server]
             if "/" not in name:
                 return found
             if number.isascii() and number.isdigit() and int(number[:9]) < len(found):
@@ -152,16 +106,6 @@ class Placement:
         n, most = len(self._devices or ()), llama_cpp.LLAMA_MAX_DEVICES
         if n > most:
             raise ValueError(f"a model can be on {most} devices at most, not {n}; name some of them with devices=.")
-
-
-def remote_devices(name: str, server: _native.RpcServer) -> list[Device]:
-    """The devices of the RPC server of this name."""
-    found = server.devices
-    names = [name] if len(found) == 1 else [f"{name}/{i}" for i in range(len(found))]
-    return [
-        Device("RPC", one, "device of an RPC server", "remote", device.memory_free, device.memory_total, device.address)
-        for one, device in zip(names, found)
-    ]
 
 
 def _require_shares(shares: Any, n_devices: int | None) -> None:

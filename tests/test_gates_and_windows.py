@@ -22,7 +22,6 @@ from pyfly_cpp import (
     Fuzzy,
     Margin,
     NoRepeat,
-    Overshoot,
     PromptLookup,
     Ratio,
     Regions,
@@ -93,8 +92,6 @@ def test_unreadable_gates(text):
         lambda: Ratio(1.1),
         lambda: Typical(epsilon=math.nan),
         lambda: Typical(delta=1.5),
-        lambda: Overshoot(0.9),
-        lambda: Overshoot(math.nan),
         lambda: Relaxed(0),
         lambda: Relaxed(33),
         lambda: Relaxed(2, -0.1),
@@ -144,7 +141,6 @@ gates = st.recursive(
         st.builds(Ratio, st.floats(0, 1, exclude_min=True)),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
-        st.builds(Overshoot, st.floats(1, 9)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99)),
         st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
         st.builds(lambda n: AllOf(Exact(), NoRepeat(n)), st.integers(1, 99)),
@@ -351,7 +347,7 @@ def test_the_table_of_drafters():
     "gate",
     [
         *("exact", "margin:0.3", "entropy:0.3", "entropy-normalized:0.3", "ratio:0.7", "typical:0.09:0.3"),
-        *("relaxed:10:0.6", "overshoot:1.5", "all(margin:0.3,budget:2)", *(f"fuzzy-{kind}:0.1" for kind in KINDS)),
+        *("relaxed:10:0.6", "all(margin:0.3,budget:2)", *(f"fuzzy-{kind}:0.1" for kind in KINDS)),
     ],
 )
 def test_logits_of_minus_the_largest_float_are_those_of_hidden_tokens(gate):

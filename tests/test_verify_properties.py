@@ -20,7 +20,6 @@ from pyfly_cpp import (
     Margin,
     NoRepeat,
     NotFiniteError,
-    Overshoot,
     Ratio,
     Regions,
     Relaxed,
@@ -84,9 +83,6 @@ def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
     if isinstance(gate, Relaxed):
         is_near = draft in np.argsort(-lp, kind="stable")[: gate.k]
         return is_near and p.max() - p[draft] <= gate.delta, far(p.max() - p[draft], gate.delta)
-    if isinstance(gate, Overshoot):
-        over = math.inf if np.isneginf(lp[draft]) else lq[draft] - lp[draft] - math.log(gate.bound)
-        return over <= 0, abs(over)
     if isinstance(gate, Fuzzy):
         value = divergence(gate, lp, lq)
         return value <= gate.threshold, far(value, gate.threshold)
@@ -158,7 +154,6 @@ gates = st.recursive(
         st.floats(0.05, 1).map(Ratio),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
-        st.builds(Overshoot, st.floats(1, 9)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 40)),
     ),
     lambda inner: (
@@ -218,7 +213,7 @@ def test_rows_without_a_distribution_are_errors(v, seed, bad):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, None])
-@pytest.mark.parametrize("gate", [Fuzzy("js", 0.1), Fuzzy("js", 0.1, top=2), Overshoot(2.0)], ids=str)
+@pytest.mark.parametrize("gate", [Fuzzy("js", 0.1), Fuzzy("js", 0.1, top=2)], ids=str)
 def test_draft_rows_without_a_distribution_are_errors(bad, gate):
     rows = np.zeros((2, 5), dtype=np.float32)
     draft_rows = np.full((1, 5), -np.inf) if bad is None else np.array([[0, 0, bad, 0, 0]])

@@ -142,7 +142,6 @@ RULES = (
     "fuzzy-js:0.2",
     "typical:0.09:0.3",
     "relaxed:10:0.6",
-    "overshoot:1.5",
 )
 """The speed of the others is compared with the first, exact."""
 

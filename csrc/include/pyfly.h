@@ -31,8 +31,7 @@ typedef enum pyfly_status {
     PYFLY_STATUS_CONTEXT_FULL = 5, /* the next token does not fit in the context */
     PYFLY_STATUS_INCOMPATIBLE = 6, /* the draft's vocabulary is not the target's */
     PYFLY_STATUS_CALLBACK = 7,     /* a callback asked to stop; whoever set it knows why */
-    PYFLY_STATUS_INTERNAL = 8,     /* our own mistake */
-    PYFLY_STATUS_SERVER = 9        /* an RPC server is not there, of another version, or was lost */
+    PYFLY_STATUS_INTERNAL = 8      /* our own mistake */
 } pyfly_status;
 
 typedef struct pyfly_error {
@@ -114,7 +113,6 @@ typedef enum pyfly_gate_kind {
      * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
-    PYFLY_GATE_OVERSHOOT = 17, /* defers when q(draft) <= threshold * p(draft), q being the draft's row; >= 1 */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
 } pyfly_gate_kind;
 
@@ -324,33 +322,6 @@ pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int3
  * runs, pyfly_kernels_take_attention(is_ours) holds. */
 pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                          int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
-
-/* ---- RPC servers ------------------------------------------------------------------------------------------------- */
-
-/* A connection to an rpc-server of llama.cpp. All of this process share it; it ends when the last of them is freed and
- * no model has the server's devices any more. */
-typedef struct pyfly_rpc_server pyfly_rpc_server;
-
-typedef struct pyfly_rpc_device {
-    int64_t memory_free, memory_total; /* bytes, when it was connected */
-    void * device; /* ggml_backend_dev_t, for a model's list of devices while the connection is there; NULL unless the
-                      devices were wanted */
-} pyfly_rpc_device;
-
-/* Connects, where there is no connection yet; `name` is for errors. wants_devices 1: llama.cpp is to use its devices;
- * PYFLY_STATUS_INVALID where it was built without RPC. PYFLY_STATUS_SERVER: it is not there, is no such server, serves
- * another program, or speaks another version of the protocol. Waits for a few seconds. */
-pyfly_status pyfly_rpc_server_new(const char * host, const char * port, const char * name, int32_t wants_devices,
-                                  pyfly_rpc_server ** out, pyfly_error * error);
-
-/* How many devices it has; the first `capacity` of them go to out[capacity]. */
-size_t pyfly_rpc_server_devices(const pyfly_rpc_server * server, pyfly_rpc_device * out, size_t capacity);
-
-/* PYFLY_STATUS_SERVER if it was lost: what was computed with it, or read from it, since then is void. Batches and
- * drafters see to it by themselves. */
-pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error);
-
-void pyfly_rpc_server_free(pyfly_rpc_server * server);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 

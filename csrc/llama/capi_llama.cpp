@@ -16,14 +16,9 @@
 #include "llama_target.h"
 #include "model_file.h"
 #include "packed_buffers.h"
-#include "rpc_server.h"
 
 using pyfly::Error;
 using pyfly::guard;
-
-struct pyfly_rpc_server {
-    std::shared_ptr<pyfly::RpcServer> impl;
-};
 
 struct pyfly_kernels_taking {
     pyfly::PackedBuffers::Taking impl;
@@ -183,30 +178,6 @@ pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_
             pyfly::try_attention(n_cells, trial_setup(n_rows, n_threads, n_repeats, is_ours));
         *out = {trial.error, trial.us};
     });
-}
-
-pyfly_status pyfly_rpc_server_new(const char * host, const char * port, const char * name, int32_t wants_devices,
-                                  pyfly_rpc_server ** out, pyfly_error * error) {
-    return guard(error,
-                 [&] { *out = new pyfly_rpc_server{pyfly::RpcServer::connect(host, port, name, wants_devices != 0)}; });
-}
-
-size_t pyfly_rpc_server_devices(const pyfly_rpc_server * server, pyfly_rpc_device * out, size_t capacity) {
-    const std::vector<pyfly::Relay::Memory> & memory = server->impl->relay().devices();
-    const std::vector<ggml_backend_dev_t> & devices = server->impl->devices();
-    for (size_t i = 0; i < std::min(capacity, memory.size()); i++) {
-        out[i] = {static_cast<int64_t>(memory[i].free), static_cast<int64_t>(memory[i].total),
-                  i < devices.size() ? devices[i] : nullptr};
-    }
-    return memory.size();
-}
-
-void pyfly_rpc_server_free(pyfly_rpc_server * server) {
-    delete server;
-}
-
-pyfly_status pyfly_rpc_server_require_alive(const pyfly_rpc_server * server, pyfly_error * error) {
-    return guard(error, [&] { server->impl->require_alive(); });
 }
 
 } // extern "C"

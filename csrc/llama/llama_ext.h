@@ -1,5 +1,5 @@
 // Prototypes of the functions of llama.cpp's staging header (src/llama-ext.h, not installed with llama.h) that the
-// heads, what measures a context, and RPC servers need. libllama exports them with C++ names, so a declaration is all
+// heads, and what measures a context, need. libllama exports them with C++ names, so a declaration is all
 // it takes to link.
 #pragma once
 

@@ -19,8 +19,8 @@ std::string model_architecture(const llama_model * model) {
 
 LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
                        size_t input_width, bool inputs_replace)
-    : context_(context), threads_(threads), name_(std::move(name)), servers_(RpcServer::of(llama_get_model(context))),
-      is_recurrent_(is_recurrent), input_width_(input_width), inputs_replace_(inputs_replace),
+    : context_(context), threads_(threads), name_(std::move(name)), is_recurrent_(is_recurrent),
+      input_width_(input_width), inputs_replace_(inputs_replace),
       n_batch_(static_cast<int32_t>(llama_n_batch(context))),
       n_snapshots_(static_cast<int32_t>(llama_n_rs_seq(context))) {
     const llama_model * model = llama_get_model(context);
@@ -31,7 +31,6 @@ LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::strin
     if (n_vocab_ < 1 || memory() == nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "this model cannot generate text: it has no vocabulary or no memory");
     }
-    require_servers(); // it may have been lost while the model was loaded
     sequences_.resize(llama_n_seq_max(context));
     if (n_swa_ > 0 && sequences_.size() > 1) {
         // llama.cpp looks for the cells of all parts of a batch before it evaluates the first one, and what the windows
@@ -51,15 +50,7 @@ LlamaModel::LlamaModel(llama_context * context, ThreadPool * threads, std::strin
     }
 }
 
-// Throws if a server that the model is on was lost.
-void LlamaModel::require_servers() const {
-    for (const std::shared_ptr<RpcServer> & server : servers_) {
-        server->require_alive();
-    }
-}
-
 void LlamaModel::evaluate(const std::vector<Span> & spans) {
-    require_servers();
     size_t n = 0;
     for (const Span & span : spans) {
         n += span.n;
@@ -171,7 +162,6 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
     const int32_t code = compute(batch, llama_decode);
-    require_servers(); // llama.cpp does not notice
     if (code == 0) {
         for (const size_t s : group) {
             if (is_recurrent_) {
@@ -213,7 +203,6 @@ void LlamaModel::encode(const float * rows, size_t n) {
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
     const int32_t code = compute(batch, llama_encode);
-    require_servers();
     if (code != 0) {
         throw Error(PYFLY_STATUS_NATIVE, "llama_encode on the " + name_ + " returned " + std::to_string(code));
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "llama.h"
 #include "model.h"
 #include "rewind.h"
-#include "rpc_server.h"
 #include "span_groups.h"
 #include "thread_pool.h"
 
@@ -21,8 +19,7 @@ class LlamaModel : public Model {
     // Context and threads are borrowed. `name` is for errors. threads: the pool whose size the context follows; null:
     // it has its own thread count. is_recurrent: its memory holds recurrent states. input_width: floats of Span.inputs,
     // 0 for models that take tokens alone; inputs_replace: llama.cpp is given either the inputs of a batch or its
-    // tokens, not both. Throws Error: INVALID for a context without memory or vocabulary, SERVER, as evaluate() and
-    // encode() do, if an RPC server that the model is on was lost.
+    // tokens, not both. Throws Error: INVALID for a context without memory or vocabulary.
     LlamaModel(llama_context * context, ThreadPool * threads, std::string name, bool is_recurrent,
                size_t input_width = 0, bool inputs_replace = false);
 
@@ -94,13 +91,11 @@ class LlamaModel : public Model {
     void require_act(int32_t sequence);
     void decode(const std::vector<Span> & spans, const SpanGroup & group);
     void resize_batch(size_t n);
-    void require_servers() const;
     int32_t compute(const llama_batch & batch, int32_t (*function)(llama_context *, llama_batch));
 
     llama_context * context_;
     ThreadPool * threads_;
     std::string name_;
-    std::vector<std::shared_ptr<RpcServer>> servers_; // that it is on
     bool is_recurrent_;
     size_t input_width_;
     bool inputs_replace_;

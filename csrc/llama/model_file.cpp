@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
 #include "error.h"
-#include "header_limits.h"
 
 namespace pyfly {
 
@@ -20,6 +20,12 @@ constexpr std::array with_graph = {"bailingmoe3", "cohere2moe", "deepseek2", "de
 constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
 // Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
 constexpr std::array without_sections = {"glm4moe"};
+
+// Those that divide by the number of experts that are used.
+constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
+constexpr int64_t most_layers = 512; // that llama.cpp has room for
+// Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
+constexpr const char * without_rope = "glm5-next";
 
 // Architectures whose graph gives the wrong rows for batches of several tokens.
 struct WrongRows {
@@ -59,6 +65,10 @@ std::optional<int64_t> integer_at(const gguf_context * gguf, int64_t key) {
     }
 }
 
+bool ends_with(std::string_view text, std::string_view end) {
+    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
 std::string block(int64_t i, const char * tensor) {
     return "blk." + std::to_string(i) + "." + tensor;
 }
@@ -80,7 +90,9 @@ int32_t ModelFile::mtp_draft_max() const {
 }
 
 bool ModelFile::has_flat_mtp() const {
-    return contains(without_sections, architecture_) && rotates_in_sections(gguf_.get(), architecture_);
+    const std::vector<double> sections = numbers("rope.dimension_sections");
+    const bool is_in_sections = sections.size() > 1 && sections[0] > 0 && sections[1] > 0; // llama.cpp's own criterion
+    return is_in_sections && contains(without_sections, architecture_);
 }
 
 ModelFile::ModelFile(const std::string & path) : path_(path) {
@@ -102,6 +114,27 @@ ModelFile::ModelFile(const std::string & path) : path_(path) {
 std::optional<int64_t> ModelFile::integer(const char * name) const {
     const int64_t key = gguf_find_key(gguf_.get(), (architecture_ + "." + name).c_str());
     return key < 0 ? std::nullopt : integer_at(gguf_.get(), key);
+}
+
+// A number or an array of numbers, of the types that llama.cpp takes; empty if there are none.
+std::vector<double> ModelFile::numbers(const char * name) const {
+    const int64_t key = gguf_find_key(gguf_.get(), (architecture_ + "." + name).c_str());
+    if (key < 0) {
+        return {};
+    }
+    const bool is_array = gguf_get_kv_type(gguf_.get(), key) == GGUF_TYPE_ARRAY;
+    const gguf_type type = is_array ? gguf_get_arr_type(gguf_.get(), key) : gguf_get_kv_type(gguf_.get(), key);
+    if (type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32 && type != GGUF_TYPE_FLOAT32) {
+        return {};
+    }
+    const void * data = is_array ? gguf_get_arr_data(gguf_.get(), key) : gguf_get_val_data(gguf_.get(), key);
+    std::vector<double> out(is_array ? gguf_get_arr_n(gguf_.get(), key) : 1);
+    for (size_t i = 0; i < out.size(); i++) {
+        out[i] = type == GGUF_TYPE_UINT32  ? static_cast<const uint32_t *>(data)[i]
+                 : type == GGUF_TYPE_INT32 ? static_cast<const int32_t *>(data)[i]
+                                           : static_cast<double>(static_cast<const float *>(data)[i]);
+    }
+    return out;
 }
 
 std::optional<bool> ModelFile::boolean(const char * name) const {
@@ -171,11 +204,73 @@ bool ModelFile::is_head_only() const {
     return n_nextn() > 0 && !is_split() && !has_tensor("blk.0.attn_norm.weight");
 }
 
+// What a fuzzer of headers found llama.cpp to compute with unseen: it divides by zero, aborts where no guard catches
+// it, or does not end. To follow the file's name in a sentence; empty if there is nothing.
+std::string ModelFile::header_problem() const {
+    const auto first = [&](const char * name, int64_t otherwise) { return integer(name).value_or(otherwise); };
+    const auto is = [](const std::string & key, int64_t value) { return "has " + key + " = " + std::to_string(value); };
+    if (const int64_t n = first("block_count", 0); n > most_layers) {
+        return is("block_count", n) + ", which must be at most " + std::to_string(most_layers);
+    }
+    if (first("full_attention_interval", 1) == 0) {
+        return is("full_attention_interval", 0) + ", which must be at least 1";
+    }
+    if (contains(with_experts, architecture_) && first("expert_used_count", 0) < 1) {
+        return "uses none of its experts";
+    }
+    for (const std::string key : {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}) {
+        for (const double value : numbers(key.c_str())) {
+            if (!(value >= 0.0)) { // NaN, too
+                return "has " + key + " = " + std::to_string(value) + ", which must be at least 0";
+            }
+        }
+    }
+    // Heads read as many floats of a hidden state as the file says; the graphs give one of embedding_length.
+    const int64_t n_embd = first("embedding_length", 0), n_out = first("embedding_length_out", n_embd);
+    const bool is_head = n_nextn() > 0 || architecture_ == "eagle3" || architecture_ == "dflash";
+    if (n_out != n_embd && is_head && architecture_ != "deepseek4") {
+        return is("embedding_length_out", n_out) + " beside embedding_length = " + std::to_string(n_embd);
+    }
+    const std::vector<double> n_heads = numbers("attention.head_count");
+    const int64_t n_head = n_heads.empty() ? 0 : static_cast<int64_t>(n_heads.front());
+    const int64_t n_key = n_head < 1 ? 0 : first("attention.key_length", n_embd / n_head);
+    for (const char * key : {"rope.dimension_count", "rope.dimension_count_swa"}) {
+        const int64_t most = ends_with(key, "swa") ? first("attention.key_length_swa", n_key) : n_key;
+        const std::optional<int64_t> n = integer(key);
+        if (n && n_head > 0 && architecture_ != without_rope && (*n < 2 || *n % 2 != 0 || *n > most)) {
+            return is(key, *n) + ", which must be even and from 2 to the " + std::to_string(most) + " of a head";
+        }
+    }
+    std::vector<double> sections = numbers("rope.dimension_sections");
+    if (!sections.empty()) {
+        sections.resize(4, sections.size() == 1 ? sections.front() : 0.0);
+        const double n_rotated = sections[0] + sections[1] + sections[2], n = n_rotated + sections[3];
+        if (n_head > 0 && (n > static_cast<double>(n_key) || *std::min_element(sections.begin(), sections.end()) < 0 ||
+                           (n_rotated < 1 && (n > 0 || architecture_ != "dflash")))) {
+            return is("the sum of rope.dimension_sections", static_cast<int64_t>(n)) + ", for heads of " +
+                   std::to_string(n_key);
+        }
+    }
+    for (int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); i++) {
+        const std::string_view name = gguf_get_tensor_name(gguf_.get(), i);
+        const bool is_ids = ends_with(name, "d2t") || name.find("tid2eid") != name.npos;
+        const bool is_vector = !ends_with(name, ".weight") || name.find("norm") != name.npos;
+        const ggml_type type = gguf_get_tensor_type(gguf_.get(), i);
+        const bool is_weight = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+                               (ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K);
+        if (!is_ids && (is_vector ? type != GGML_TYPE_F32 : !is_weight)) {
+            return "has the tensor " + std::string(name) + " of type " + ggml_type_name(type) +
+                   ", which cannot be computed with";
+        }
+    }
+    return {};
+}
+
 void ModelFile::require_loadable() const {
     const auto refuse = [&](const std::string & why) {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' " + why + "; convert or download the model again");
     };
-    const std::string why = header_problem(gguf_.get(), architecture_);
+    const std::string why = header_problem();
     if (!why.empty()) {
         refuse(why);
     }

@@ -75,6 +75,8 @@ class ModelFile {
     void require_mtp() const;
 
   private:
+    std::vector<double> numbers(const char * name) const;
+    std::string header_problem() const;
     std::string missing_mtp_tensor() const;
     bool has_flat_mtp() const;
 

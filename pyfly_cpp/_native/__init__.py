@@ -42,7 +42,6 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
-from pyfly_cpp._native.rpc import RpcDevice, RpcServer
 from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
@@ -70,8 +69,6 @@ __all__ = [
     "RawRecord",
     "RetrievalDrafter",
     "RowDrafter",
-    "RpcDevice",
-    "RpcServer",
     "ScriptedTarget",
     "Slot",
     "StoreInfo",

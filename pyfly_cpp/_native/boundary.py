@@ -21,7 +21,6 @@ from pyfly_cpp.errors import (
     NativeError,
     NotFiniteError,
     PyflyError,
-    RpcError,
 )
 
 FloatArray = npt.NDArray[np.float32]
@@ -35,7 +34,6 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
     lib.PYFLY_STATUS_CONTEXT_FULL: ContextFullError,
     lib.PYFLY_STATUS_INCOMPATIBLE: IncompatibleDraftError,
     lib.PYFLY_STATUS_INTERNAL: PyflyError,
-    lib.PYFLY_STATUS_SERVER: RpcError,
 }
 
 

@@ -26,7 +26,7 @@ from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.metadata import metadata, open_metadata
 from pyfly_cpp.models import embedded_model, resolve_model
-from pyfly_cpp.placement import remote_devices, split_address
+from pyfly_cpp.rpc import devices_of
 from pyfly_cpp.threads import physical_cores
 
 _VOCABULARIES = {
@@ -112,8 +112,7 @@ def _remote_devices(names: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[
     problems: dict[str, str] = {}
     for name in names:
         try:
-            with _native.RpcServer(*split_address(name), name, wants_devices=False) as server:
-                found += [device.as_dict() for device in remote_devices(name, server)]
+            found += [device.as_dict() for device in devices_of(name)]
         except RpcError as error:
             problems[name] = str(error)
     return found, problems

@@ -25,7 +25,7 @@ from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
-from pyfly_cpp.evaluation.sandbox import Containment, find_containment, uncontained_warning
+from pyfly_cpp.evaluation.sandbox import NOT_CONTAINED, Containment
 from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_settings, require_repeatable, written
 from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.files import sha256, write_atomically
@@ -46,10 +46,10 @@ If a run is interrupted, the same command (without --force) goes on where it sto
 run.json, items.jsonl (a line for each item and setting), table.json and table.md. The items of needle are generated;
 writing has no data set on the hub.
 
-humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process that bubblewrap (or
-else user namespaces of its own) keeps away from the network and your other processes, and from writing to your files,
-with limits on CPU, memory, files and time. Where neither works they are refused, unless you give --containment none.
-This contains accidents, not adversaries; see the documentation."""
+humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process with limits on CPU,
+memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
+bubblewrap they are refused, unless you give --containment none. This contains accidents, not adversaries; see the
+documentation."""
 
 
 @click.command("eval", help=HELP)
@@ -96,9 +96,10 @@ This contains accidents, not adversaries; see the documentation."""
 @click.option(
     "--containment",
     type=click.Choice(get_args(Containment)),
-    default="auto",
+    default="bubblewrap",
     show_default=True,
-    help="What contains these programs; auto: bubblewrap, else namespaces, and never none.",
+    help="What contains these programs; none: only limits on time and memory, so they can read and change your files, "
+    "and reach the network.",
 )
 @click.option("--needle-words", metavar="N", type=Int(1), default=800, show_default=True, help="Length of a haystack.")
 @click.option("--needle-values", metavar="N", type=Int(1), default=4, show_default=True, help="Values hidden in it.")
@@ -158,9 +159,8 @@ def command(
             allow_code_execution, tuple(conditions.items()),
         )  # fmt: skip
         if task.runs_code:
-            layers = find_containment(containment)
-            warning = uncontained_warning(layers)
-            click.echo(warning or f"model code is contained by: {', '.join(layers)}", err=True)
+            contained = "model code is contained by: bubblewrap, limits"
+            click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
         folder = Path(output or f"pyfly-eval-{task.name}")
         with progress_bar(len(items) * len(chosen), task.name) as advance:
 

@@ -12,7 +12,7 @@ import click
 from pyfly_cpp.cli.kinds import SHARES
 from pyfly_cpp.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
 from pyfly_cpp.kernels import CHOICES, VARIABLE
-from pyfly_cpp.placement import split_address
+from pyfly_cpp.rpc import split_address
 
 NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
 

@@ -96,9 +96,8 @@ class DraftModel(WithModel):
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **({"n_gpu_layers": -1} if self.devices else {}), **given}
-        with Placement(devices=self.devices) as placement:
-            devices = placement.addresses
-            return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, devices=devices, **settings)
+        devices = Placement(devices=self.devices).addresses
+        return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, devices=devices, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

@@ -1,1 +1,1 @@
-"""Measuring what loose acceptance costs and gains: tasks, scorers, a sandbox for model code, statistics, a runner."""
+"""Measuring what loose acceptance costs and gains: tasks, scorers, containment of model code, statistics, a runner."""

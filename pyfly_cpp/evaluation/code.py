@@ -1,4 +1,4 @@
-"""What the tasks share whose outputs are programs: they are judged by running them, in the sandbox."""
+"""What the tasks share whose outputs are programs: they are judged by running them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from pyfly_cpp.evaluation import extraction
-from pyfly_cpp.evaluation.sandbox import Containment, Limits, find_containment, run_program
+from pyfly_cpp.evaluation.sandbox import Containment, Limits, require_containment, run_program
 from pyfly_cpp.evaluation.task import Item, Task, Verdict
 
 
@@ -16,20 +16,20 @@ class CodeTask(Task):
     runs_code = True
     criterion = "passed"
 
-    def __init__(self, limits: Limits = Limits(), containment: Containment = "auto") -> None:  # noqa: B008 - frozen
+    def __init__(self, limits: Limits = Limits(), containment: Containment = "bubblewrap") -> None:  # noqa: B008 - frozen
         self.limits = limits
         self.containment: Containment = containment
 
     def require(self) -> None:
         """See Task. Raises SandboxError where nothing contains a program."""
-        find_containment(self.containment)
+        require_containment(self.containment)
 
     @abstractmethod
     def program(self, item: Item, completion: str) -> str:
         """The program whose end without an exception is a pass."""
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
-        """Correct: all tests pass. Detail: `status` and `reason` of the sandbox."""
+        """Correct: all tests pass. Detail: `status` and `reason` of its outcome."""
         code = extraction.until_fence(text)
         outcome = run_program(self.program(item, code), self.limits, self.containment)
         return Verdict(outcome.passed, code, "passes its tests", {"status": outcome.status, "reason": outcome.detail})

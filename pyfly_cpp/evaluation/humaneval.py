@@ -1,4 +1,4 @@
-"""HumanEval: complete a Python function from its docstring; judged by running its tests (in the sandbox).
+"""HumanEval: complete a Python function from its docstring; judged by running its tests.
 
 Convention: lm-evaluation-harness `humaneval_instruct.yaml` (release 0.4.13): the assistant's answer begins with the
 function's head, generation ends at the next top-level statement or at the fence, greedy, pass@1.

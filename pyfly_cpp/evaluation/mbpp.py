@@ -1,4 +1,4 @@
-"""MBPP (sanitized): a Python function from a sentence and its tests; judged by running them (in the sandbox).
+"""MBPP (sanitized): a Python function from a sentence and its tests; judged by running them.
 
 Convention: lm-evaluation-harness `mbpp_instruct.yaml` (release 0.4.13): the tests are shown, the answer begins inside a
 code block, three worked examples (task ids 2, 3, 4 of the `prompt` split), greedy, pass@1.

@@ -79,8 +79,8 @@ def require_permission(task: Task, allow_code_execution: bool) -> None:
     """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
-            f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (it runs in a "
-            "sandbox whose limits the documentation states)."
+            f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (how it is "
+            "contained is in docs/evaluation.md)."
         )
     task.require()
 

@@ -13,7 +13,7 @@ looks into. A gate brings its own window, which applies where none is given.
 
 from __future__ import annotations
 
-from pyfly_cpp.rules.at_once import Overshoot, Ratio, Relaxed, Typical
+from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import Fuzzy
@@ -46,7 +46,6 @@ __all__ = [
     "GateNode",
     "Margin",
     "NoRepeat",
-    "Overshoot",
     "Ratio",
     "Regions",
     "Relaxed",

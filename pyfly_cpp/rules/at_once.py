@@ -85,29 +85,3 @@ class Relaxed(AtOnce):
 
     def __str__(self) -> str:
         return f"relaxed:{self.k}:{written(self.delta)}"
-
-
-@dataclass(frozen=True)
-class Overshoot(AtOnce):
-    """Bounded overshoot: defers where q(draft) <= bound p(draft), q being the draft's own distribution.
-
-    What the draft is too sure of is rejected; what the target finds nearly as likely as the draft does passes, however
-    unlikely that is. Needs a drafter with distributions: a draft model or a head.
-
-    Source: arXiv 2607.26627 names such a rule. The paper could not be read when this was written, so that details may
-    differ; here both rows are those before temperature and truncation, and the comparison is no draw.
-    """
-
-    bound: float = 1.5
-    """How many times p(draft) q(draft) may be, >= 1. The default is a guess."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", require_number("bound", self.bound))
-        if self.bound < 1.0:
-            raise ValueError(f"bound must be >= 1, not {self.bound!r}.")
-
-    def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode("overshoot", 0, self.bound),)
-
-    def __str__(self) -> str:
-        return f"overshoot:{written(self.bound)}"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyfly_cpp.rules.at_once import Overshoot, Ratio, Relaxed, Typical
+from pyfly_cpp.rules.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.rules.combined import AllOf, AnyOf
 from pyfly_cpp.rules.fly import Entropy, Exact, Margin
 from pyfly_cpp.rules.fuzzy import KINDS, Fuzzy
@@ -45,7 +45,6 @@ FORMS = (
     Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
     Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
     Form("ratio", "ratio:0.74", Ratio, {"r": float}),
-    Form("overshoot", "overshoot:1.5", Overshoot, {"bound": float}),
     Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
     Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}),
     Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True}),

@@ -70,7 +70,6 @@ class Embedder:
             )
         with _native.load_guard():
             context = llama_cpp.llama_init_from_model(llm._model.model, params)
-        llm._placement.require_alive()
         if not context:
             raise ValueError(f"llama.cpp could not make a context for embeddings of {llm.model_path!r}; {remedy}.")
         return context
@@ -113,7 +112,6 @@ class Embedder:
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
         ids = (llama_cpp.llama_token * len(tokens))(*tokens)
         code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(ids, len(ids)))
-        self._llm._placement.require_alive()
         if code != 0:
             raise NativeError(f"llama.cpp could not evaluate a text for its embedding (code {code}).")
         rows = np.ctypeslib.as_array(llama_cpp.llama_get_embeddings(self._context), (len(ids), self.n_embd))

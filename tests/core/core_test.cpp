@@ -165,7 +165,7 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 9 : 6)) {
+    switch (random_int(0, has_rows ? 8 : 6)) {
         case 6:
             return {PYFLY_GATE_NO_REPEAT, random_int(1, 9), 0.0, 0.0};
         case 5:
@@ -173,8 +173,6 @@ pyfly_gate_node loose_gate(bool has_rows) {
         case 7:
         case 8:
             return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
-        case 9:
-            return {PYFLY_GATE_OVERSHOOT, 0, 2.0, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
         case 1:

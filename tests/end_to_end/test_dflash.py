@@ -337,7 +337,7 @@ HEADS = {
     "no block size": ("DSpark", {"dflash.block_size": None}, None, "blocks of 0 rows"),
     "blocks of DeepSeek-V4": ("DSpark", {"dflash.hyper_connection.count": 4}, None, "made of DeepSeek-V4 blocks"),
     "keys and values of other lengths": (
-        "DFlash", {"dflash.attention.value_length": 32}, None, "keys of 64 and values of 32"),
+        "DFlash", {"dflash.attention.value_length": 32}, None, "could not load the DFlash head"),
     "d2t without an output": (
         "DFlash", {}, lambda t: t.update(d2t=np.arange(9, dtype=np.int64)), "d2t.*without an output matrix"),
     "no confidence head": ("DSpark", {}, without("conf_proj.weight"), "no confidence head, which p_min needs"),

@@ -205,7 +205,11 @@ HEADS = {
     "another width": ({"eagle3.target_hidden_size": 512}, None, "width 512, the target's have 256"),
     "a width that cannot borrow": ({"eagle3.embedding_length": 128}, None, "token embedding but is 128 wide"),
     "two blocks": ({"eagle3.block_count": 2}, None, "has 2 blocks"),
-    "keys and values of other lengths": ({"eagle3.attention.value_length": 32}, None, "keys of 64 and values of 32"),
+    "keys and values of other lengths": (
+        {"eagle3.attention.value_length": 32},
+        None,
+        "could not load the EAGLE-3 head",
+    ),
     "no fc": ({}, without("fc.weight"), "could not load the EAGLE-3 head"),
 }
 

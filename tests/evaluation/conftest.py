@@ -19,12 +19,13 @@ def data():
 @pytest.fixture(scope="session")
 def containment():
     """What contains model code on this machine; it may be none, since what the tests run is harmless."""
-    from pyfly_cpp.evaluation.sandbox import SandboxError, find_containment
+    from pyfly_cpp.evaluation.sandbox import SandboxError, require_containment
 
     try:
-        return find_containment("auto")[0]
+        require_containment()
     except SandboxError:
         return "none"
+    return "bubblewrap"
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,7 @@ def test_code_that_nothing_contains_is_refused(data, generator, tmp_path, monkey
     def nothing_works(_):
         raise SandboxError("the model's code cannot be contained here")
 
-    monkeypatch.setattr("pyfly_cpp.evaluation.code.find_containment", nothing_works)
+    monkeypatch.setattr("pyfly_cpp.evaluation.code.require_containment", nothing_works)
     with pytest.raises(SandboxError, match="cannot be contained"):
         runner.run(plan(data, task=HumanEval(), allow_code_execution=True), generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()

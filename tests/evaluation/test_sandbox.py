@@ -1,5 +1,5 @@
-"""What model code may not do, by each way to contain it. A way that a system does not have is skipped with the
-reason."""
+"""Programs that a model wrote: verdicts, limits, and what bubblewrap keeps from them. Without bubblewrap, what needs it
+is skipped with the reason."""
 
 from __future__ import annotations
 
@@ -13,53 +13,31 @@ import time
 import pytest
 
 from pyfly_cpp.evaluation import sandbox
-from pyfly_cpp.evaluation.sandbox import Limits, SandboxError, find_containment, run_program, uncontained_warning
+from pyfly_cpp.evaluation.sandbox import Limits, SandboxError, require_containment, run_program
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the sandbox needs Linux or macOS")
 
 LIMITS = Limits(wall_seconds=60, cpu_seconds=30, memory_bytes=512 << 20)
 """Time is enough for a machine with busy neighbours, on which half a gigabyte of new pages may take two seconds."""
-NATIVE = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-"""Run without the audit hook: what is refused here is refused to native code, too."""
-
-
-def require(way):
-    try:
-        return find_containment(way)
-    except SandboxError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(params=["bubblewrap", "namespaces", "none"])
-def run(request):
-    """Runs a program, in each of the ways that there are."""
-    require(request.param)
-
-    def run(code, limits=LIMITS, audit_hook=True):
-        return run_program(code, limits, request.param, audit_hook)
-
-    return run
-
-
-@pytest.fixture(params=["bubblewrap", "namespaces"])
-def contained(request):
-    """The same where something contains the program."""
-    require(request.param)
-
-    def run(code, limits=LIMITS, audit_hook=True):
-        outcome = run_program(code, limits, request.param, audit_hook)
-        assert "seccomp" in outcome.layers
-        return outcome
-
-    return run
+NATIVE = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 
 
 @pytest.fixture
-def sealed(run):
-    """The same where there is seccomp."""
-    if "seccomp" not in run("").layers:
-        pytest.skip("this system has no seccomp, or no list for this machine")
-    return run
+def contained():
+    """Runs a program under bubblewrap."""
+    try:
+        require_containment()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    return lambda code, limits=LIMITS: run_program(code, limits)
+
+
+@pytest.fixture(params=["bubblewrap", "none"])
+def run(request):
+    """Runs a program, in each of the ways that there are."""
+    if request.param == "bubblewrap":
+        return request.getfixturevalue("contained")
+    return lambda code, limits=LIMITS: run_program(code, limits, "none")
 
 
 def leftovers(limits):
@@ -91,43 +69,56 @@ def assert_nothing_is_left(limits):
 # ---- What contains a program -----------------------------------------------------------------------------------------
 
 
-def test_something_contains_programs_or_they_are_refused(monkeypatch):
-    """On a system where one way works, `auto` takes it; where none does, nothing is run unless it is asked for."""
+def refusal(containment="bubblewrap"):
+    require_containment.cache_clear()
     try:
-        layers = find_containment("auto")
-    except SandboxError as error:
-        assert "--containment none" in str(error)
-    else:
-        assert layers[0] in ("bubblewrap", "namespaces") and {"limits", "seccomp", "audit hook"} <= set(layers)
-        assert run_program("").layers == layers and not uncontained_warning(layers)
-    command = sandbox._command
-
-    def nothing_works(way, *rest):
-        if way == "none":
-            return command(way, *rest)
-        return [sys.executable, "-c", f"raise SystemExit('no {way} for you')"]
-
-    monkeypatch.setattr(sandbox, "_command", nothing_works)
-    find_containment.cache_clear()
-    try:
-        for wanted in ("auto", "bubblewrap", "namespaces"):
-            with pytest.raises(SandboxError, match=r"(bubblewrap|namespaces): no .*--containment none"):
-                run_program("", containment=wanted)
-        assert run_program("", containment="none").passed
+        with pytest.raises(SandboxError) as failure:
+            require_containment(containment)
     finally:
-        find_containment.cache_clear()
+        require_containment.cache_clear()
+    assert "install bubblewrap" in str(failure.value) and "--containment none" in str(failure.value)
+    return str(failure.value)
 
 
-def test_bubblewrap_comes_first_where_it_works():
-    require("bubblewrap")
-    assert find_containment("auto")[0] == "bubblewrap"
+def stand_in(monkeypatch, folder, script):
+    """A `bwrap` on the path."""
+    path = folder / "bwrap"
+    path.write_text(f"#!{sys.executable}\nimport os, sys\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
-def test_the_warning_says_what_is_not_contained():
-    assert uncontained_warning(("bubblewrap", "limits", "seccomp")) == ""
-    assert "can read your files" in uncontained_warning(("none", "limits", "seccomp", "audit hook"))
-    assert "network" in uncontained_warning(("none", "limits", "audit hook"))
-    assert "network" not in uncontained_warning(("none", "limits", "seccomp", "audit hook"))
+def test_without_bubblewrap_nothing_is_run_unless_it_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "bwrap is not installed" in refusal()
+    with pytest.raises(SandboxError):
+        run_program("")
+    require_containment("none")
+    assert run_program("", LIMITS, "none").passed
+
+
+def test_a_bubblewrap_that_does_not_work_is_refused(monkeypatch, tmp_path):
+    stand_in(monkeypatch, tmp_path, "sys.exit('bwrap: No permissions to create new namespace')")
+    assert "No permissions to create new namespace" in refusal()
+    stand_in(monkeypatch, tmp_path, "sys.exit(1)")
+    assert "an empty program ends with" in refusal()
+
+
+def test_what_bubblewrap_is_told(monkeypatch, tmp_path):
+    """By a stand-in that notes its options and runs the command outside."""
+    script = f"""
+end = sys.argv.index("--")
+open({str(tmp_path / "options")!r}, "w").write("\\n".join(sys.argv[1:end]))
+command = [{str(sandbox._PROGRAM)!r} if one == "/limited.py" else one for one in sys.argv[end + 1 :]]
+os.execv(command[0], command)"""
+    stand_in(monkeypatch, tmp_path, script)
+    monkeypatch.setattr(sandbox, "_INSIDE", str(tmp_path))
+    assert run_program("assert 1 + 1 == 2", LIMITS).passed
+    assert run_program("assert 1 + 1 == 3", LIMITS).status == "failed"
+    options = (tmp_path / "options").read_text().split("\n")
+    assert {"--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--remount-ro"} <= set(options)
+    binds = [options[i + 1] for i, one in enumerate(options) if one.endswith(("bind", "bind-try"))]
+    assert str(sandbox._PROGRAM) in binds and not {"/", "/home", "/root", os.path.expanduser("~")} & set(binds)
 
 
 # ---- Verdicts --------------------------------------------------------------------------------------------------------
@@ -168,61 +159,6 @@ def test_leaving_early_is_no_pass(run, code):
     assert run(f"{code}\nassert False").status in ("failed", "exited")
 
 
-HUNT = """
-import os, sys
-found = {repr(getattr(sys, 'orig_argv', '')), repr(dict(os.environ)), repr(sys.argv)}
-def look(thing, depth=0):
-    if isinstance(thing, (str, bytes)):
-        found.add(thing if isinstance(thing, str) else thing.decode('latin-1'))
-    elif depth < 3 and isinstance(thing, (list, tuple, set, dict)):
-        for entry in [*thing, *(thing.values() if isinstance(thing, dict) else ())]: look(entry, depth + 1)
-frame = sys._getframe()
-while frame:
-    look(dict(frame.f_locals)), look(frame.f_globals), look(frame.f_code.co_consts)
-    frame = frame.f_back
-try:
-    import gc
-    for thing in gc.get_objects(): look(thing)
-    frame = sys._getframe()
-    while frame:
-        look(gc.get_referents(frame))
-        frame = frame.f_back
-except Exception: pass
-for n in range(64):
-    for place in (f'/proc/self/fd/{n}', n):
-        try:
-            if isinstance(place, int): os.lseek(place, 0, 0)
-            with open(place, 'rb', closefd=False if isinstance(place, int) else True) as file:
-                found.add(file.read(1 << 16).decode('latin-1'))
-        except Exception: pass
-for name in ('cmdline', 'environ'):
-    try: found.add(open(f'/proc/self/{name}').read())
-    except Exception: pass
-try:
-    with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:
-        for line in maps:
-            start, end = (int(n, 16) for n in line.split()[0].split('-'))
-            if ' rw' in line: memory.seek(start); found.add(memory.read(end - start).decode('latin-1'))
-except OSError: pass
-import re
-secrets = {word for text in found for word in re.findall('[0-9a-f]{32}', text)}
-for secret in secrets:
-    for n in range(64):
-        try:
-            os.lseek(n, 0, 0); os.ftruncate(n, 0); os.write(n, secret.encode())
-        except OSError: pass
-    try: os.lseek(3, 0, 0)
-    except OSError: pass
-os._exit(len(secrets))
-"""
-
-
-def test_the_secret_cannot_be_found(run):
-    """All that Python shows of its process is searched; a guard that kept the secret in a variable fails this test."""
-    outcome = run(HUNT)
-    assert (outcome.status, outcome.detail) == ("exited", "the program ended early with status 0")
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -235,7 +171,6 @@ def test_the_secret_cannot_be_found(run):
         b"0" * 32,
         b"9" * 100_000,
         b"NaN",
-        b"pyfly-sandbox-ready limits,seccomp\n",
         b"",
     ],
 )
@@ -245,7 +180,7 @@ def test_what_a_program_says_of_itself_is_no_pass(said, end):
     code = f"import os\nfor n in range(64):\n    try: os.write(n, {said!r})\n    except OSError: pass\n{end}"
     outcome = run_program(code, LIMITS, "none")
     assert outcome.passed == (end == "" and said == b"")
-    assert outcome.layers and len(outcome.detail) <= 400
+    assert len(outcome.detail) <= 400
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -259,7 +194,6 @@ def test_fuzz(seed):
         "os.lseek(n, random.choice([0, 7, 1 << 40]), 0)",
         "os.close(n)",
         "os.dup2(n, random.randrange(64))",
-        "os.fchmod(n, 0)",
         "os.set_blocking(n, False)",
         "os.write(n, str(10 ** 4000).encode())",
     ]
@@ -309,21 +243,6 @@ def test_endless_allocation(run):
     assert run("x = 'a' * (1 << 40)").status == "memory"
 
 
-def test_memory_outside_of_the_address_space(contained):
-    """System V and POSIX shared memory and memory files count towards no limit of a process."""
-    code = NATIVE + (
-        "assert libc.shmget(0, 1 << 20, 0o1600) == -1 and ctypes.get_errno() == errno.ENOSYS\n"
-        "assert libc.semget(0, 1, 0o1600) == -1 and libc.msgget(0, 0o1600) == -1\n"
-        "assert libc.memfd_create(b'x', 0) == -1\n"
-        "shm_open = getattr(libc, 'shm_open', None) or ctypes.CDLL('librt.so.1').shm_open\n"
-        "assert shm_open(b'/pyfly-test', 0o102, 0o600) == -1\n"
-    )
-    outcome = contained(code, audit_hook=False)
-    assert outcome.passed, outcome
-    outcome = contained("from multiprocessing.shared_memory import SharedMemory\nSharedMemory(create=True, size=9)")
-    assert outcome.status == "failed", outcome
-
-
 def test_large_files(run):
     assert not run("with open('big', 'wb') as f:\n    for _ in range(64): f.write(bytes(1 << 20))").passed
 
@@ -339,81 +258,43 @@ def test_endless_output_does_not_fill_anything(run):
 
 def test_crashes(run):
     assert run("def f(): return f()\nf()").status == "failed"
-    assert run("import ctypes\nctypes.string_at(0)", audit_hook=False).status == "crashed"
+    assert run("import ctypes\nctypes.string_at(0)").status == "crashed"
 
 
 # ---- Processes and the network ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os\nos.fork()",
-        "import os\nwhile True: os.fork()",
-        "import subprocess\nsubprocess.run(['true'])",
-        "import os\nos.system('true') == 0 or exit(1)\nraise RuntimeError('a shell ran')",
-        "import multiprocessing\np = multiprocessing.Process(target=print)\np.start()",
-        "import os\nos.execv('/bin/true', ['true'])",
-        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
-        "import ctypes\nctypes.CDLL(None)",
-        "import socket\nsocket.socket()",
-        "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')",
-        "import socket\nsocket.create_connection(('127.0.0.1', 9))",
-        "import socket\nsocket.getaddrinfo('example.org', 80)",
-    ],
-)
-def test_python_refuses_with_a_reason(code):
-    outcome = run_program(code, LIMITS, "none")
-    assert outcome.status == "failed" and "sandbox forbids" in outcome.detail
-
-
-def test_no_processes_and_no_sockets(sealed):
-    code = NATIVE + (
-        "for _ in range(9): assert libc.fork() == -1\nassert libc.vfork() == -1 and libc.system(b'true') != 0\n"
-        "assert libc.socket(2, 1, 0) == -1 and libc.socket(1, 1, 0) == -1 and libc.unshare(1 << 28) == -1\n"
-        "assert libc.prctl(1, 0, 0, 0, 0) == -1 and libc.setsid() == -1 and libc.setpgid(0, 0) == -1\n"
-        "assert libc.mount(None, b'/', None, 32, None) == -1 and libc.ptrace(0, 0, 0, 0) == -1\n"
-    )
-    outcome = sealed(code, audit_hook=False)
-    assert outcome.passed, outcome
-
-
-def test_other_processes_cannot_be_reached(sealed):
-    """By their limits, their owner's signals, or plain signals: the caller of this very test would be hit."""
+def test_no_network_and_no_other_process(contained):
     code = (
-        "import fcntl, os, resource, signal\ndef refused(call, *arguments):\n"
-        "    try: call(*arguments)\n    except (OSError, ValueError): return True\n"
+        "import os, socket\nfor family in (socket.AF_INET, socket.AF_INET6):\n"
+        "    try: socket.socket(family).connect_ex(('127.0.0.1', 9))\n    except OSError: pass\n"
+        "assert [name for _, name in socket.if_nameindex()] == ['lo']\n"
         f"victim = {os.getpid()}\n"
-        "r, w = os.pipe()\n"
-        "for pid in {victim, os.getppid() or victim}:\n"
-        "    assert refused(resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1))\n"
-        "    assert refused(resource.prlimit, pid, resource.RLIMIT_CPU)\n"
-        "    assert refused(os.kill, pid, 0) and refused(os.sched_setaffinity, pid, {0})\n"
-        "    assert refused(fcntl.fcntl, r, fcntl.F_SETOWN, pid) and refused(os.setpriority, 0, pid, 5)\n"
-        "assert refused(fcntl.fcntl, r, 10, signal.SIGKILL)\n"  # F_SETSIG
-        "assert refused(fcntl.ioctl, r, 0x8901, b'xxxx')\n"  # FIOSETOWN
-        "assert refused(resource.setrlimit, resource.RLIMIT_CPU, (1 << 20, 1 << 20))\n"
-        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (64, 64)\n"
+        "try: os.kill(victim, 0)\nexcept (ProcessLookupError, PermissionError): pass\n"
+        "else: assert victim < 10, 'another process was reached'\n"
     )
-    outcome = sealed(code, audit_hook=False)
-    assert outcome.passed, outcome
+    assert contained(code).passed
 
 
-def test_nothing_survives(run):
+def test_no_way_to_more_rights(contained):
+    code = NATIVE + (
+        "assert libc.mount(None, b'/', None, 32, None) == -1 and libc.umount2(b'/tmp', 2) == -1\n"
+        "assert libc.setuid(0) == -1\nimport os\nassert os.getuid() == 65534\n"
+    )
+    assert contained(code).passed
+
+
+def test_nothing_survives(contained):
     limits = unlike_others(0.3)
-    for code in ("import time; time.sleep(60)", "import os\nos.fork()"):
-        run(code, limits)
+    for code in ("import time; time.sleep(60)", "import os, time\nos.fork() or os.setsid() or time.sleep(60)"):
+        contained(code, limits)
     assert_nothing_is_left(limits)
 
 
-@pytest.mark.parametrize("way", ["bubblewrap", "namespaces", "none"])
-def test_a_program_ends_with_a_killed_evaluation(way):
-    if not sys.platform.startswith("linux"):
-        pytest.skip("only Linux ends a process with its parent")
-    require(way)
+def test_a_program_ends_with_a_killed_evaluation(contained):
     code = "from pyfly_cpp.evaluation.sandbox import Limits, run_program\n"
     limits = unlike_others(60)
-    code += f"run_program('import time; time.sleep(60)', Limits(wall_seconds={limits.wall_seconds}), {way!r})"
+    code += f"run_program('import time; time.sleep(60)', Limits(wall_seconds={limits.wall_seconds}))"
     evaluation = subprocess.Popen([sys.executable, "-c", code])
     try:
         deadline = time.monotonic() + 20
@@ -442,7 +323,7 @@ def victim(tmp_path):
     assert (before.st_mode, before.st_mtime_ns, before.st_nlink) == (after.st_mode, after.st_mtime_ns, after.st_nlink)
 
 
-def test_writing_elsewhere(run, victim):
+def test_writing_elsewhere(contained, victim):
     folder = victim.parent
     tries = [
         f"open({str(victim)!r}, 'w').write('gone')",
@@ -458,48 +339,21 @@ def test_writing_elsewhere(run, victim):
         f"import os\nos.utime({str(victim)!r}, (0, 0))",
     ]
     for code in tries:
-        outcome = run(code)
-        assert outcome.status == "failed" or ("bubblewrap" in outcome.layers and "symlink" in code), (code, outcome)
+        contained(code)  # a folder of the same name may be made in its own /tmp: the fixture looks at the file
 
 
-def test_file_metadata_elsewhere(sealed, victim):
-    """By path, by descriptor, by the descriptor of a folder."""
+def test_other_files_are_not_even_there(contained, victim):
+    hidden = [str(victim), os.path.expanduser("~/.ssh"), "/etc/passwd", "/proc/self", "/sys", "/dev/zero"]
+    assert contained(f"import os\nfor path in {hidden!r}: assert not os.path.exists(path), path").passed
+
+
+def test_the_system_is_read_only(contained):
+    places = ["/x", "/usr/x", "/limited.py", os.path.join(sys.base_prefix, "x")]
     code = (
-        "import os\n"
-        f"path, folder = {str(victim)!r}, {str(victim.parent)!r}\n"
-        "def refused(call, *arguments, **named):\n    try: call(*arguments, **named)\n    except OSError: return True\n"
-        "assert refused(os.chmod, path, 0) and refused(os.utime, path, (0, 0))\n"
-        "assert refused(os.setxattr, path, 'user.x', b'1') and refused(os.chown, path, os.getuid(), -1)\n"
-        "try: file, place = os.open(path, os.O_RDONLY), os.open(folder, os.O_RDONLY)\n"
-        "except FileNotFoundError: file = None\n"
-        "if file is not None:\n"
-        "    assert refused(os.chmod, file, 0) and refused(os.utime, file, (0, 0))\n"
-        "    assert refused(os.setxattr, file, 'user.x', b'1')\n"
-        "    assert refused(os.chmod, 'victim.txt', 0, dir_fd=place)\n"
-        "    assert refused(os.utime, 'victim.txt', (0, 0), dir_fd=place)\n"
+        f"for path in {places!r}:\n    try: open(path, 'w')\n    except OSError: pass\n"
+        "    else: raise AssertionError(path)\n"
     )
-    outcome = sealed(code, audit_hook=False)
-    assert outcome.passed, outcome
-
-
-def test_writing_elsewhere_by_native_code(contained, victim):
-    code = NATIVE + (
-        f"path, new = {str(victim).encode()!r}, {str(victim.parent / 'new').encode()!r}\n"
-        "for flags in (0o1, 0o2, 0o1001, 0o1000): assert libc.open(path, flags, 0o600) == -1, flags\n"
-        "assert libc.truncate(path, 0) == -1 and libc.unlink(path) == -1 and libc.mkdir(new, 0o700) == -1\n"
-        "assert libc.open(new, 0o101, 0o600) == -1 and libc.symlink(b'x', new) == -1\n"
-        "assert libc.rename(path, b'mine') == -1 and libc.link(path, b'mine') == -1\n"
-        "assert libc.mknod(new, 4480, 0) == -1\n"
-        "assert libc.open(b'/dev/zero', 0) == -1, 'no devices'\n"
-        "assert libc.open(b'mine', 0o101, 0o600) >= 0 and libc.open(b'/dev/null', 2) >= 0\n"
-    )
-    outcome = contained(code, audit_hook=False)
-    assert outcome.passed, outcome
-
-
-def test_other_files_are_not_even_there_under_bubblewrap(victim):
-    require("bubblewrap")
-    assert run_program(f"import os\nassert not os.path.exists({str(victim)!r})", LIMITS, "bubblewrap").passed
+    assert contained(code).passed
 
 
 def test_the_environment_is_not_handed_on(run, monkeypatch):
@@ -518,7 +372,5 @@ def test_the_environment_is_not_handed_on(run, monkeypatch):
 )
 def test_any_mess_is_thrown_away(run, mess, monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
-    assert run(
-        f"import os\n{mess}", Limits(wall_seconds=30), audit_hook=False
-    ).passed  # whose look at long paths takes long
+    assert run(f"import os\n{mess}", Limits(wall_seconds=30)).passed
     assert list(tmp_path.iterdir()) == []
