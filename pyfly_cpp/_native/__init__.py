@@ -8,7 +8,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
-from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter, RowDrafter
+from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
 from pyfly_cpp._native.kernels import (
     KernelTrial,
     install_kernels,
@@ -31,9 +31,9 @@ from pyfly_cpp._native.model import (
     context_memory,
     inspect_model,
     load_guard,
+    model_vocabulary,
 )
 from pyfly_cpp._native.rpc import RpcDevice, RpcServer
-from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
@@ -46,20 +46,18 @@ __all__ = [
     "GovernorState",
     "KernelTrial",
     "LlamaTarget",
+    "LookupDrafter",
     "ModelDrafter",
     "ModelInfo",
     "Progress",
     "RawDecision",
     "RawRecord",
-    "RetrievalDrafter",
     "RowDrafter",
     "RpcDevice",
     "RpcServer",
     "ScriptedTarget",
     "Slot",
-    "StoreInfo",
     "Target",
-    "build_store",
     "companion_word",
     "context_memory",
     "inspect_model",
@@ -69,7 +67,6 @@ __all__ = [
     "kernels_taken",
     "load_guard",
     "model_vocabulary",
-    "read_store",
     "regions",
     "require_release",
     "simd_level",

@@ -30,12 +30,23 @@ class Option(NamedTuple):
     """None: the drafter's own; the help says what that is. A float makes it an option that takes fractions."""
 
 
+class PathOption(NamedTuple):
+    """A field of a drafter that is a path, or several, as an option of the command line."""
+
+    name: str
+    field: str
+    help: str
+    is_many: bool = False
+
+
 @dataclass(frozen=True)
 class Host:
     """The FlyLlama that a drafter is opened for."""
 
     target: Callable[[], _native.LlamaTarget]
     """Opens the target, if it is not yet."""
+    vocabulary: Callable[[], Any]
+    """The target's llama_vocab as llama_cpp holds it (a ctypes pointer)."""
     draft_max: int
     """Most tokens that the drafter will be asked for in a round."""
     has_own_head: bool
@@ -62,7 +73,9 @@ class OwnDrafter:
     """Fields that are drafters themselves; it cannot be without the first of them."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
-    options: ClassVar[tuple[Option, ...]] = ()
+    options: ClassVar[tuple[Option | PathOption, ...]] = ()
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """Further fields that name files: a path, or several."""
     draft_max: int | None = None
     """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
     the governor just as many."""
