@@ -117,7 +117,7 @@ class Decoder:
         def vocabulary() -> Any:
             return llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(self._context))
 
-        return Host(lambda: self.target, vocabulary, draft_max, self._has_own_head, self._settings)
+        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary)
 
     @property
     def drafters(self) -> list[_native.Drafter]:

@@ -38,6 +38,11 @@ class PathOption(NamedTuple):
     help: str
     is_many: bool = False
 
+    @property
+    def default(self) -> tuple[str, ...] | None:
+        """No path."""
+        return () if self.is_many else None
+
 
 @dataclass(frozen=True)
 class Host:
@@ -45,14 +50,14 @@ class Host:
 
     target: Callable[[], _native.LlamaTarget]
     """Opens the target, if it is not yet."""
-    vocabulary: Callable[[], Any]
-    """The target's llama_vocab as llama_cpp holds it (a ctypes pointer)."""
     draft_max: int
     """Most tokens that the drafter will be asked for in a round."""
     has_own_head: bool
     """Whether the target was loaded with the MTP head of its file."""
     settings: Mapping[str, int]
     """Fields of `pyfly_draft_model_config` of pyfly.h that a model of the drafter's own takes from the target."""
+    vocabulary: Callable[[], Any]
+    """The target's llama_vocab as llama_cpp holds it (a ctypes pointer)."""
 
 
 class OwnDrafter:

@@ -490,9 +490,9 @@ def test_lookup_texts_and_memory(run, tmp_path):
     assert drafted("--lookup-memory", memory) > alone
     memory.write_bytes(memory.read_bytes()[:-4])
     for more, named in (("--lookup-memory", memory), str(memory)), (("--lookup-texts", "missing"), "missing"):
-        broken = complete(run, *options, *more, "x")
+        broken = run("complete", "-m", TARGET, *options, *more, "x")
         assert broken.code == 1 and named in broken.err and len(broken.err.splitlines()) == 1
-    unused = complete(run, "--drafter", "none", "--lookup-texts", text, "x")
+    unused = run("complete", "-m", TARGET, "--drafter", "none", "--lookup-texts", text, "x")
     assert unused.code == 2 and "--lookup-texts" in unused.err
 
 

@@ -155,6 +155,85 @@ void test_lookup() {
     pyfly_drafter_free(nullptr);
 }
 
+// A model of 12 tokens whose row is a hash of the history. Texts that begin with `broken` fail in the end.
+constexpr int32_t n_vocab = 12, broken = 11;
+constexpr const char * pieces[n_vocab] = {"",   "a",       "\n",   "`",    "```\n", "1",
+                                          " +", "<think>", "</th", "ink>", "\xe2",  "~~~"};
+
+int32_t scripted_row(void * user, const int32_t * history, size_t n, float * out) {
+    if (history[0] == broken && n > 90) {
+        return 1;
+    }
+    uint32_t hash = *static_cast<uint32_t *>(user);
+    for (size_t i = n > 3 ? n - 3 : 0; i < n; i++) {
+        hash = (hash ^ static_cast<uint32_t>(history[i])) * 16777619u;
+    }
+    for (int32_t token = 0; token < n_vocab; token++) {
+        hash = hash * 1664525u + 1013904223u;
+        out[token] = static_cast<float>(hash >> 16) / 16384.0f;
+    }
+    return 0;
+}
+
+int32_t random_draft(void *, const int32_t *, size_t, int32_t * out, float * rows, size_t capacity) {
+    const int32_t n = random_int(0, static_cast<int32_t>(capacity));
+    for (size_t i = 0; rows != nullptr && i < capacity * n_vocab; i++) {
+        rows[i] = static_cast<float>(random_int(-4, 4));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = random_int(0, n_vocab - 1);
+    }
+    return n;
+}
+
+pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
+    pyfly_scripted_config config = {n_vocab, 200, 32, n_sequences, n_cells, -1, 1, pieces};
+    if (random_int(0, 1) == 1) { // a recurrent memory
+        config.n_snapshots = random_int(0, 9);
+        config.has_checkpoints = random_int(0, 1);
+    }
+    return config;
+}
+
+pyfly_gate_node loose_gate(bool has_rows) {
+    switch (random_int(0, has_rows ? 9 : 6)) {
+        case 6:
+            return {PYFLY_GATE_NO_REPEAT, random_int(1, 9), 0.0, 0.0};
+        case 5:
+            return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
+        case 7:
+        case 8:
+            return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
+        case 9:
+            return {PYFLY_GATE_OVERSHOOT, 0, 2.0, 0.0};
+        case 0:
+            return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
+        case 1:
+            return {PYFLY_GATE_RELAXED, random_int(1, 32), 0.6, 0.0};
+        case 2:
+            return {PYFLY_GATE_EXACT_FIRST, random_int(0, 9), 0.0, 0.0};
+        case 3:
+            return {PYFLY_GATE_BUDGET, 0, 50.0, 0.0};
+        default:
+            return {PYFLY_GATE_MARGIN, 0, 1.0, 0.0};
+    }
+}
+
+pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_node & gate) {
+    pyfly_request request = {};
+    request.history = text.data();
+    request.n_history = text.size();
+    request.n_evaluated = -1;
+    request.gate = &gate;
+    request.n_gate = 1;
+    for (pyfly_window_config & window : request.windows) {
+        window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
+    }
+    request.trace = random_int(0, 1);
+    request.keep_rows = random_int(0, 1);
+    return request;
+}
+
 // Several texts at once that join, leave and fail: exact ones commit what the model chooses. Returns how many rounds
 // there were, of all texts.
 int64_t test_batches(uint32_t begin, uint32_t end) {

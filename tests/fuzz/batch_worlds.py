@@ -275,7 +275,7 @@ class World:
             recurrent=self.recurrent,
         )  # fmt: skip
         with target, Batch(target) as batch, contextlib.ExitStack() as stack:
-            host = Host(lambda: target, self.draft_max, False, {})
+            host = Host(lambda: target, self.draft_max, False, {}, lambda: None)
             recycling = [stack.enter_context(TokenRecycling().open(host))] if self.recycles else []
             target.protect([PROTECTED], [EOG])
             batch.configure(
