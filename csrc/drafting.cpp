@@ -10,6 +10,15 @@
 
 namespace pyfly {
 
+namespace {
+
+// Whether what is drafted can change which text is written: it can where drafts are drawn, even without loss.
+bool is_changed_by_drafts(const Gate & gate) {
+    return !gate.is_exact() || gate.sampling() != Sampling::alone;
+}
+
+} // namespace
+
 void Drafting::require_draft_max(int32_t k) const {
     if (k < 0 || k > target_.n_batch() - 1) {
         throw Error(PYFLY_STATUS_INVALID,
@@ -295,7 +304,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         t.n_asked = is_governed ? choices[i].k : 0;
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            gate.needs_draft_rows(), t.sequence.draw_draft(), false, !gate.is_exact()});
+                            gate.needs_draft_rows(), t.sequence.draw_draft(), false, is_changed_by_drafts(gate)});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;

@@ -33,8 +33,8 @@ class PromptLookup(OwnDrafter):
 
     It looks in the request's own text, in the answers that this FlyLlama or FlyBatch has given since the drafter was
     assigned, and in `texts`; what agrees with the most tokens wins, the request's own text if several are equal.
-    Answers of one request change how fast another is decoded, and not what it says: a request whose gate is loose,
-    whose drafts could show in its answer, does not look in them. docs/lookup.md has more.
+    Answers of one request change how fast another is decoded, and not what it says: a request whose gate is not exact,
+    whose answer drafts could change, does not look in them. docs/lookup.md has more.
     """
 
     word = "lookup"

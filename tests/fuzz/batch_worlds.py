@@ -246,7 +246,8 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            PromptLookup(3, 8, rng.choice(MATCHES)).open()
+            # A memory changes rounds, and no text.
+            PromptLookup(3, 8, rng.choice(MATCHES), memory=1000 if self.is_adaptive else 0).open()
             if kind == "lookup"
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
