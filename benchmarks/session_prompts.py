@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SOURCE = '''import json
+SOURCE = """import json
 import time
 
 
@@ -38,7 +38,7 @@ class Cache:
         for key in list(self.entries):
             if now - self.entries[key]["time"] > self.max_age:
                 del self.entries[key]
-'''
+"""
 
 DOCUMENT = """Opening hours and rules of the municipal library
 
@@ -47,9 +47,12 @@ Sunday, on Monday and on public holidays. The reading room opens one hour earlie
 A library card costs 12 euros a year; for pupils, students and people on social assistance it is free. A lost card is
 replaced for 3 euros. Members may borrow up to 20 items at the same time, of which at most 5 may be films and at most 2
 may be musical instruments.
-Books are lent for four weeks, films and magazines for one week, and musical instruments for three months. A loan can be
-renewed twice, online or at the desk, unless another member has reserved the item. Musical instruments cannot be renewed.
-For each day and item that is returned late the library charges 30 cents, up to 10 euros for each item. Whoever owes more
+Books are lent for four weeks, films and magazines for one week, and musical instruments for three months. A loan can
+be
+renewed twice, online or at the desk, unless another member has reserved the item. Musical instruments cannot be
+renewed.
+For each day and item that is returned late the library charges 30 cents, up to 10 euros for each item. Whoever owes
+more
 than 20 euros cannot borrow anything until the debt is paid. Damaged or lost items have to be replaced at their present
 price, plus a fee of 5 euros for the work that they make.
 Children under 14 years need the written permission of a parent for a card, and films are lent to them only if they are

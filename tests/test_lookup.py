@@ -1,4 +1,4 @@
-"""Prompt lookup beyond the request's own text: earlier answers and named texts, what is remembered, kept and refused."""
+"""Prompt lookup in earlier answers and named texts: what is found, remembered, kept in a file and refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel,
 from pyfly_cpp._native import Batch, ScriptedTarget
 from pyfly_cpp.drafters import Host
 from pyfly_cpp.drafters.lookup_texts import read_answers, read_texts, write_answers
+from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
 
 N_VOCAB, EOG = 50, 0
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "adaptive": False}
@@ -129,7 +130,7 @@ def test_a_broken_memory_file_is_refused(tiny_target, tmp_path, change):
     if change in ("magic", "content"):
         data[{"magic": 3, "content": 70}[change]] ^= 1
     path.write_bytes({"short": data[:-1], "long": data + b"\0", "empty": b""}.get(change, data))
-    with pytest.raises(ValueError, match="answers.bin"):
+    with pytest.raises(ValueError, match=r"answers\.bin"):
         read_answers(path, 7)
 
 
@@ -137,7 +138,7 @@ def test_a_memory_of_another_vocabulary_is_refused_and_left_alone(tiny_target, t
     path = tmp_path / "answers.bin"
     write_answers(path, 7, np.arange(3, dtype=np.int32))
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="answers.bin.*vocabulary"):
+    with pytest.raises(ValueError, match=r"answers\.bin.*vocabulary"):
         FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS)
     assert path.read_bytes() == before
 
@@ -177,6 +178,16 @@ def test_all_requests_of_a_batch_share_the_memory(tiny_target):
         both = batch.complete(["Natalia sold clips to"] * 2, max_tokens=40, temperature=0)
         assert {one["choices"][0]["text"] for one in both} == {first["choices"][0]["text"]}
         assert batch.stats.rounds - n_first < n_first
+
+
+def test_paths_in_a_preset_are_relative_to_its_folder(tmp_path):
+    lookup = PromptLookup(texts=["src", "/abs"], memory_file="answers.bin")
+    save_preset(Preset(drafter=lookup), tmp_path / "p.json")
+    found = load_preset(tmp_path / "p.json").drafter
+    assert found == PromptLookup(texts=[str(tmp_path / "src"), "/abs"], memory_file=str(tmp_path / "answers.bin"))
+    (tmp_path / "p.json").write_text('{"format": 1, "drafter": {"kind": "lookup", "texts": [3]}}')
+    with pytest.raises(PresetError, match="texts"):
+        load_preset(tmp_path / "p.json")
 
 
 def test_what_contradicts_itself_is_refused():

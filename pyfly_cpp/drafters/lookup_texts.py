@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def read_answers(path: str | os.PathLike[str], vocabulary: int) -> TokenArray:
     _, theirs, n, digest = _HEADER.unpack(begin)
     if theirs != vocabulary:
         raise ValueError(
-            f"the lookup memory {os.fspath(path)} is of a model with another vocabulary; give another path for this model."
+            f"the lookup memory {os.fspath(path)} is of a model with another vocabulary; give another path for this "
+            "model."
         )
     content = Path(path).read_bytes()[_HEADER.size :]
     if len(content) != 4 * n or hashlib.sha256(content).digest() != digest:
@@ -68,7 +69,7 @@ def write_answers(path: str | os.PathLike[str], vocabulary: int, answers: TokenA
 # ---- Texts that the user names ---------------------------------------------------------------------------------------
 
 
-def read_texts(paths: Iterable[str | os.PathLike[str]], vocabulary: Any) -> TokenArray:
+def read_texts(paths: Sequence[str | os.PathLike[str]], vocabulary: Any) -> TokenArray:
     """The tokens [n] of texts in UTF-8 and of folders of them, with a -1 behind each text.
 
     Args:
@@ -79,10 +80,12 @@ def read_texts(paths: Iterable[str | os.PathLike[str]], vocabulary: Any) -> Toke
         ValueError: a file that was named cannot be read or is no text, or there is no text in all of them.
     """
     with ThreadPoolExecutor(physical_cores()) as pool:
-        files = pool.map(lambda file: _tokens(*file, vocabulary), list(_files(paths)))
+        files = pool.map(lambda file: _tokens(file[0], file[1], vocabulary), _files(paths))
         parts = [part for tokens in files if len(tokens) for part in (tokens, _SEPARATOR)]
     if paths and not parts:
-        raise ValueError(f"there is no text in {', '.join(map(os.fspath, paths))}; name text files, or folders of them.")
+        raise ValueError(
+            f"there is no text in {', '.join(str(path) for path in paths)}; name text files, or folders of them."
+        )
     return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 
 

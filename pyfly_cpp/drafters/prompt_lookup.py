@@ -11,6 +11,7 @@ from typing import Any, Union
 import numpy as np
 
 from pyfly_cpp import _native
+from pyfly_cpp._native.boundary import TokenArray
 from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, PathOption
 from pyfly_cpp.drafters.lookup_texts import read_answers, read_texts, write_answers
 from pyfly_cpp.files import OutputError
@@ -125,7 +126,7 @@ class PromptLookup(OwnDrafter):
         texts = read_texts(self.texts, host.vocabulary()) if self.texts else none
         answers = none if path is None else read_answers(path, target.vocabulary)
 
-        def keep(remembered: _native.TokenArray) -> None:
+        def keep(remembered: TokenArray) -> None:
             if path is not None and not np.array_equal(remembered, answers):
                 try:
                     write_answers(path, target.vocabulary, remembered)
