@@ -22,7 +22,6 @@ from speed import print_machine
 
 from pyfly_cpp import DraftModel, FlyLlama, MultiLevel, PromptLookup
 from pyfly_cpp.bench.prompts import BUILT_IN, pick_prompts, read_prompts
-from pyfly_cpp.drafters import Host
 from pyfly_cpp.evaluation.generation import Generator
 
 NAMES = ("draft model", "multi-level")
@@ -55,7 +54,7 @@ def main() -> None:
     threads = {"n_threads": given.threads, "n_threads_batch": given.threads}
     drafters = (DraftModel(given.draft), MultiLevel(DraftModel(given.draft), PromptLookup()))
     llm = FlyLlama(given.target, n_ctx=given.ctx, verbose=False, **threads)
-    host = Host(lambda: llm._decoder.target, given.k, False, llm._decoder._settings)
+    host = llm._decoder._host(given.k)
     natives = [drafter.open(host) for drafter in drafters]
     llm._decoder.batch.configure([(native, given.k) for native in natives], adaptive=True)
     costs = llm._decoder.batch.measure()

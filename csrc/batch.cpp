@@ -67,12 +67,14 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     }
     drafting_.require_rows(config);
     const bool had_text = t.sequence.has_text();
+    const size_t n_prompt = history.size();
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
     if (!target_.is_limited()) { // which could not go back by a token or two
         t.sequence.memory().truncate(drafting_.n_reusable(t, t.sequence.memory().n()));
     }
     has_freed_ = has_freed_ || had_text; // there may be room for one that waits
     t.order = n_begun_++;
+    t.n_prompt = n_prompt;
     t.n_room = Model::unlimited;
     t.begin();
     drafting_.begin_text(slot);
@@ -91,7 +93,11 @@ void Batch::end(int32_t slot, size_t n_keep) {
     Text & t = text(slot);
     t.used = ++n_steps_;
     t.is_waiting = false;
-    has_freed_ = has_freed_ || t.sequence.has_text();
+    if (t.sequence.has_text()) {
+        has_freed_ = true;
+        const size_t n_committed = t.sequence.transcript().n_committed();
+        drafting_.end_text(t, n_keep < n_committed ? n_keep + 1 : n_committed);
+    }
     t.sequence.end(n_keep);
 }
 

@@ -10,6 +10,15 @@
 
 namespace pyfly {
 
+namespace {
+
+// Whether what is drafted can change which text is written: it can where drafts are drawn, even without loss.
+bool is_changed_by_drafts(const Gate & gate) {
+    return !gate.is_exact() || gate.sampling() != Sampling::alone;
+}
+
+} // namespace
+
 void Drafting::require_draft_max(int32_t k) const {
     if (k < 0 || k > target_.n_batch() - 1) {
         throw Error(PYFLY_STATUS_INVALID,
@@ -205,8 +214,15 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
         for (size_t i = 0; i < turns.size(); i++) {
             if (k_max[i][d] > 0) {
                 const Sequence & sequence = turns[i].text->sequence;
-                requests.push_back({turns[i].text->slot(), &sequence.transcript().history(), k_max[i][d],
-                                    &turns[i].free[d], sequence.config().gate.needs_draft_rows()});
+                const Gate & gate = sequence.config().gate;
+                requests.push_back({turns[i].text->slot(),
+                                    &sequence.transcript().history(),
+                                    k_max[i][d],
+                                    &turns[i].free[d],
+                                    gate.needs_draft_rows(),
+                                    {},
+                                    false,
+                                    !gate.is_exact()});
             }
         }
         ask(d, requests);
@@ -286,8 +302,9 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             continue;
         }
         t.n_asked = is_governed ? choices[i].k : 0;
+        const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            t.sequence.config().gate.needs_draft_rows(), t.sequence.draw_draft()});
+                            gate.needs_draft_rows(), t.sequence.draw_draft(), false, is_changed_by_drafts(gate)});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;
@@ -372,6 +389,14 @@ void Drafting::observe(const std::vector<Span> & spans) {
             // That a drafter's own cache is full is nothing the target could make room for.
             throw Error(e.status() == PYFLY_STATUS_CONTEXT_FULL ? PYFLY_STATUS_NATIVE : e.status(), e.what());
         }
+    }
+}
+
+void Drafting::end_text(const Text & t, size_t n) {
+    const std::vector<int32_t> & history = t.sequence.transcript().history();
+    const std::vector<int32_t> given(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n));
+    for (const BatchDrafter & d : drafters_) {
+        d.drafter->ended(given, t.n_prompt);
     }
 }
 

@@ -65,6 +65,9 @@ class Drafting {
     // A batch of n_rows tokens with a row each took so many microseconds.
     void observe_target(int32_t n_rows, double us) { policy_->observe_target(n_rows, us); }
 
+    // A text is about to end, of which the caller was given the first n tokens.
+    void end_text(const Text & text, size_t n);
+
     // The text has taken what came of a round.
     void learn(Text & text);
 

@@ -21,6 +21,7 @@ Failure current_failure();
 struct Text {
     Sequence sequence;
     int64_t order = 0;                 // of its beginning: the smaller, the older
+    size_t n_prompt = 0;               // tokens before the answer
     int64_t used = 0;                  // when its slot was used last
     int32_t n_room = Model::unlimited; // how many more tokens are wanted, >= 1
     bool is_prepared = false;          // the drafters have caught up with the prompt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.access import CLOSED
@@ -86,6 +89,9 @@ class Decoder:
 
     def close(self) -> None:
         """Frees everything; a second call does nothing."""
+        if self.running is not None:
+            with contextlib.suppress(Exception):  # what is lost is what drafters would have kept of it
+                self.running.end()
         for handle in (self._batch, *self._drafters, self._target):
             if handle is not None:
                 handle.close()
@@ -100,12 +106,18 @@ class Decoder:
         try:
             for drafter in drafters:
                 k = draft_max_of(drafter, draft_max, n_batch)
-                opened.append(open_drafter(drafter, Host(lambda: self.target, k, self._has_own_head, self._settings)))
+                opened.append(open_drafter(drafter, self._host(k)))
         except BaseException:
             for native in opened:
                 native.close()
             raise
         return opened
+
+    def _host(self, draft_max: int) -> Host:
+        def vocabulary() -> Any:
+            return llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(self._context))
+
+        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary)
 
     @property
     def drafters(self) -> list[_native.Drafter]:

@@ -183,6 +183,16 @@ def _drafter(name: str, folder: Path, data: Any) -> Drafter:
             f"{name}: a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'."
         )
     arguments.update({field: _drafter(name, folder, arguments[field]) for field in made.inner if field in arguments})
+    for path_field in made.path_fields:
+        given = arguments.get(path_field)
+        if given is not None:
+            paths = given if isinstance(given, list) else [given]
+            if not all(map(_is_path, paths)):
+                raise PresetError(
+                    f"{name}: {path_field!r} of a drafter of kind {kind!r} must be a path, or a list of paths."
+                )
+            paths = [str(folder / path) for path in paths]
+            arguments[path_field] = paths if isinstance(given, list) else paths[0]
     path = arguments.get(made.file_field)
     if made.takes_file and (path is not None or (made.needs_file and not made.inner)):
         if not _is_path(path):

@@ -16,7 +16,7 @@ N_VOCAB = 12
 
 
 def open_for(target, **fields):
-    return TokenRecycling(**fields).open(Host(lambda: target, 4, False, {}))
+    return TokenRecycling(**fields).open(Host(lambda: target, 4, False, {}, lambda: None))
 
 
 def row_of(token, seed=0):

@@ -15,7 +15,6 @@ import cffi
 CALLBACKS = """
 extern "Python" int32_t pyfly_py_row(void *, const int32_t *, size_t, float *);
 extern "Python" int32_t pyfly_py_draft(void *, const int32_t *, size_t, int32_t *, float *, size_t);
-extern "Python" int32_t pyfly_py_store_progress(void *, double);
 """
 
 

@@ -37,7 +37,8 @@ struct DraftRequest {
     // proposes a token at all must not depend on what was drawn.
     DrawDraft draw = {};
 
-    bool is_made_up = false; // only to see what drafting costs: nothing is to be learned from the text
+    bool is_made_up = false;     // only to see what drafting costs: nothing is to be learned from the text
+    bool is_independent = false; // its gate lets drafts change the text, and other texts must not
 };
 
 // A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
@@ -87,6 +88,10 @@ class Drafter {
         (void) text, (void) history;
         return n;
     }
+
+    // A text has ended, of which the caller was given all of `history`: the answer is what follows its first n_prompt
+    // tokens.
+    virtual void ended(const std::vector<int32_t> & history, size_t n_prompt) { (void) history, (void) n_prompt; }
 
     // Answers all requests, of different texts, together. On an Error no request is answered.
     virtual void propose(const std::vector<DraftRequest> & requests) = 0;

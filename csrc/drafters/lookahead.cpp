@@ -80,8 +80,8 @@ std::unique_ptr<Lookahead> make_lookahead(const pyfly_lookup_config * lookup) {
     if (lookup == nullptr) {
         return nullptr;
     }
-    return std::make_unique<Lookahead>(std::make_unique<PromptLookup>(
-        lookup->max_ngram, lookup->min_ngram, lookup->num_pred, static_cast<pyfly_lookup_match>(lookup->match)));
+    return std::make_unique<Lookahead>(std::make_unique<PromptLookup>(PromptLookup::Config{
+        lookup->max_ngram, lookup->min_ngram, lookup->num_pred, static_cast<pyfly_lookup_match>(lookup->match)}));
 }
 
 } // namespace pyfly

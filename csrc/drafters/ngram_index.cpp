@@ -2,93 +2,114 @@
 
 #include <algorithm>
 
-#include "stretch.h"
-
 namespace pyfly {
 
-NgramIndex::NgramIndex(int32_t max_ngram, int32_t min_ngram)
-    : max_ngram_(max_ngram), min_ngram_(min_ngram), index_(static_cast<size_t>(max_ngram - min_ngram) + 1) {}
+namespace {
 
-// FNV-1a over the token ids of the n-gram that ends before `end`.
-uint64_t NgramIndex::hash_at(int32_t n, size_t end) const {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = end - static_cast<size_t>(n); i < end; i++) {
-        hash = (hash ^ static_cast<uint32_t>(tokens_[i])) * 1099511628211u;
-    }
-    return hash;
+constexpr int most_looked_at = 256; // of a bucket, for the latest
+
+} // namespace
+
+NgramIndex::NgramIndex(int32_t max_ngram, int32_t min_ngram)
+    : max_ngram_(static_cast<size_t>(max_ngram)), min_ngram_(static_cast<size_t>(min_ngram)),
+      index_(max_ngram_ - min_ngram_ + 1) {
+    rebuild();
 }
 
-bool NgramIndex::same_ngram(int32_t n, size_t a, size_t b) const {
-    const auto end_at = [&](size_t last) { return tokens_.begin() + static_cast<std::ptrdiff_t>(last) + 1; };
-    return std::equal(end_at(a) - n, end_at(a), end_at(b) - n);
+// Hashes of the n-grams that a text ends with, by their sizes; returns the largest size that there is.
+size_t NgramIndex::hash(const int32_t * text, size_t n_text, Hashes & hashes) const {
+    uint64_t hash = 0;
+    size_t n = 0;
+    while (n < max_ngram_ && n < n_text && text[n_text - n - 1] != separator) {
+        hash = (hash ^ static_cast<uint32_t>(text[n_text - n - 1])) * 0x9e3779b97f4a7c15u; // 2^64 / the golden ratio
+        hash ^= hash >> 32;
+        hashes[++n] = hash;
+    }
+    return n;
+}
+
+void NgramIndex::insert(size_t position) {
+    Hashes hashes;
+    const size_t n_largest = tokens_[position] == separator ? 0 : hash(tokens_.data(), position, hashes);
+    for (size_t n = min_ngram_; n <= max_ngram_; n++) {
+        Occurrences & all = of_size(n);
+        all.previous.push_back(none);
+        if (n <= n_largest) {
+            std::swap(all.previous.back(), all.newest[hashes[n] & (n_buckets_ - 1)]);
+            all.newest[hashes[n] & (n_buckets_ - 1)] = static_cast<int32_t>(position);
+        }
+    }
+}
+
+void NgramIndex::rebuild() {
+    for (Occurrences & all : index_) {
+        all.newest.assign(n_buckets_, none);
+        all.previous.clear();
+    }
+    for (size_t i = 0; i < tokens_.size(); i++) {
+        insert(i);
+    }
 }
 
 void NgramIndex::append(int32_t token) {
     tokens_.push_back(token);
-    const size_t end = tokens_.size();
-    for (int32_t n = min_ngram_; n <= max_ngram_; n++) {
-        Occurrences & index = index_[static_cast<size_t>(n - min_ngram_)];
-        index.previous.push_back(none);
-        if (end < static_cast<size_t>(n)) {
-            continue;
-        }
-        const auto [it, is_new] = index.newest.try_emplace(hash_at(n, end), none);
-        index.previous.back() = it->second;
-        it->second = static_cast<int32_t>(end) - 1;
+    if (tokens_.size() > n_buckets_) {
+        n_buckets_ *= 2;
+        rebuild();
+    } else {
+        insert(tokens_.size() - 1);
     }
 }
 
 void NgramIndex::remove_last() {
-    const size_t end = tokens_.size();
-    for (int32_t n = min_ngram_; n <= max_ngram_; n++) {
-        Occurrences & index = index_[static_cast<size_t>(n - min_ngram_)];
-        if (end >= static_cast<size_t>(n)) {
-            const uint64_t hash = hash_at(n, end);
-            if (index.previous.back() == none) {
-                index.newest.erase(hash);
-            } else {
-                index.newest[hash] = index.previous.back();
-            }
+    Hashes hashes;
+    const size_t position = tokens_.size() - 1;
+    const size_t n_largest = tokens_.back() == separator ? 0 : hash(tokens_.data(), position, hashes);
+    for (size_t n = min_ngram_; n <= max_ngram_; n++) {
+        Occurrences & all = of_size(n);
+        if (n <= n_largest) {
+            all.newest[hashes[n] & (n_buckets_ - 1)] = all.previous.back();
         }
-        index.previous.pop_back();
+        all.previous.pop_back();
     }
     tokens_.pop_back();
 }
 
-void NgramIndex::sync(const std::vector<int32_t> & history) {
-    const size_t common = n_staying(0, tokens_.data(), tokens_.size(), history.data(), history.size());
-    if (common == 0) {
-        tokens_.clear();
-        for (Occurrences & index : index_) {
-            index.newest.clear();
-            index.previous.clear();
-        }
-    }
-    while (tokens_.size() > common) {
-        remove_last();
-    }
-    for (size_t i = common; i < history.size(); i++) {
-        append(history[i]);
-    }
+void NgramIndex::remove_first(size_t n) {
+    tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(n));
+    rebuild();
 }
 
-int32_t NgramIndex::find(int32_t n, pyfly_lookup_match match) const {
-    const size_t end = tokens_.size();
-    if (end <= static_cast<size_t>(n)) {
-        return none;
+// How many tokens before position `next` are the last ones of a text.
+int32_t NgramIndex::n_common(const int32_t * text, size_t n_text, int32_t next) const {
+    const size_t n_most = std::min({n_text, static_cast<size_t>(next), static_cast<size_t>(longest)});
+    size_t n = 0;
+    while (n < n_most && text[n_text - n - 1] == tokens_[static_cast<size_t>(next) - n - 1]) {
+        n++;
     }
-    const std::vector<int32_t> & previous = index_[static_cast<size_t>(n - min_ngram_)].previous;
-    int32_t found = none;
-    for (int32_t at = previous[end - 1]; at != none; at = previous[static_cast<size_t>(at)]) {
-        const size_t last = static_cast<size_t>(at);
-        if (!same_ngram(n, last, end - 1)) {
-            continue; // another n-gram with this hash
-        }
-        if (match == PYFLY_LOOKUP_LATEST) {
-            return at;
-        }
-        if (last + static_cast<size_t>(n) < end) {
-            found = at; // ends before the pattern begins; keep the earliest
+    return static_cast<int32_t>(n);
+}
+
+NgramIndex::Match NgramIndex::find(const int32_t * text, size_t n_text, pyfly_lookup_match match) const {
+    Hashes hashes;
+    Match found;
+    for (size_t n = hash(text, n_text, hashes); n >= min_ngram_ && found.next == none; n--) {
+        const Occurrences & all = of_size(n);
+        int n_looked_at = 0;
+        for (int32_t at = all.newest[hashes[n] & (n_buckets_ - 1)]; at != none;
+             at = all.previous[static_cast<size_t>(at)]) {
+            const int32_t n_alike = n_common(text, n_text, at);
+            if (static_cast<size_t>(n_alike) < n) {
+                continue; // another n-gram in this bucket
+            }
+            if (match == PYFLY_LOOKUP_LATEST) {
+                found = n_alike > found.n ? Match{at, n_alike} : found;
+                if (found.n == longest || ++n_looked_at == most_looked_at) {
+                    break;
+                }
+            } else if (static_cast<size_t>(at) + n <= n_text) {
+                found = {at, n_alike};
+            }
         }
     }
     return found;

@@ -6,43 +6,97 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
+#include "stretch.h"
 
 namespace pyfly {
 
-PromptLookup::PromptLookup(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, pyfly_lookup_match match)
-    : max_ngram_(max_ngram), min_ngram_(min_ngram), num_pred_(num_pred), match_(match) {
-    if (min_ngram < 1 || max_ngram < min_ngram || max_ngram > 64) {
+namespace {
+
+const PromptLookup::Config & required(const PromptLookup::Config & config) {
+    if (config.min_ngram < 1 || config.max_ngram < config.min_ngram || config.max_ngram > NgramIndex::longest) {
         throw Error(PYFLY_STATUS_INVALID, "prompt lookup needs 1 <= min_ngram_size <= max_ngram_size <= 64");
     }
-    if (num_pred < 1) {
+    if (config.num_pred < 1) {
         throw Error(PYFLY_STATUS_INVALID, "prompt lookup needs num_pred_tokens >= 1");
     }
-    if (match != PYFLY_LOOKUP_LATEST && match != PYFLY_LOOKUP_EARLIEST) {
-        throw Error(PYFLY_STATUS_INVALID, "unknown lookup rule " + std::to_string(match));
+    if (config.match != PYFLY_LOOKUP_LATEST && config.match != PYFLY_LOOKUP_EARLIEST) {
+        throw Error(PYFLY_STATUS_INVALID, "unknown lookup rule " + std::to_string(config.match));
     }
+    if (config.n_memory > PYFLY_MAX_LOOKUP) {
+        throw Error(PYFLY_STATUS_INVALID, "prompt lookup remembers at most " + std::to_string(PYFLY_MAX_LOOKUP) +
+                                              " tokens; lower the size of its memory");
+    }
+    return config;
 }
 
-// The longest n-gram with an earlier occurrence wins.
-void PromptLookup::propose(const DraftRequest & request) {
-    const size_t text = static_cast<size_t>(request.text);
-    while (texts_.size() <= text) {
-        texts_.emplace_back(max_ngram_, min_ngram_);
-    }
-    NgramIndex & index = texts_[text];
-    index.sync(*request.history);
-    for (int32_t n = max_ngram_; n >= min_ngram_; n--) {
-        const int32_t at = index.find(n, match_);
-        if (at != NgramIndex::none) {
-            const std::vector<int32_t> & tokens = index.tokens();
-            const auto first = tokens.begin() + at + 1;
-            const std::ptrdiff_t count =
-                std::min({tokens.end() - first, static_cast<std::ptrdiff_t>(std::max(request.n_max, 0)),
-                          static_cast<std::ptrdiff_t>(num_pred_)});
-            request.out->tokens.assign(first, first + count);
-            request.out->proposal_class = std::min(n, 8) - 1;
-            return;
+} // namespace
+
+PromptLookup::PromptLookup(const Config & config, const Vocabulary * vocabulary, const std::vector<int32_t> & texts,
+                           const std::vector<int32_t> & answers)
+    : config_(required(config)), vocabulary_(vocabulary), answers_(config.max_ngram, config.min_ngram),
+      named_(config.max_ngram, config.min_ngram) {
+    for (const std::vector<int32_t> * all : {&texts, &answers}) {
+        if (all->size() > PYFLY_MAX_LOOKUP) {
+            throw Error(PYFLY_STATUS_INVALID, "prompt lookup looks in at most " + std::to_string(PYFLY_MAX_LOOKUP) +
+                                                  " tokens of other texts; name fewer or shorter ones");
+        }
+        for (const int32_t token : *all) {
+            if (token < NgramIndex::separator || (vocabulary != nullptr && token >= vocabulary->n())) {
+                throw Error(PYFLY_STATUS_INVALID, "prompt lookup was given a text with token " + std::to_string(token) +
+                                                      ", which the vocabulary does not have");
+            }
         }
     }
+    for (const int32_t token : texts) {
+        named_.append(token);
+    }
+    remember(answers.data(), answers.size());
+}
+
+// The index of a text, brought up to date.
+NgramIndex & PromptLookup::follow(int32_t text, const std::vector<int32_t> & history) {
+    while (texts_.size() <= static_cast<size_t>(text)) {
+        texts_.emplace_back(config_.max_ngram, config_.min_ngram);
+    }
+    NgramIndex & index = texts_[static_cast<size_t>(text)];
+    const std::vector<int32_t> & held = index.tokens();
+    const size_t n = n_staying(0, held.data(), held.size(), history.data(), history.size());
+    if (n == 0) {
+        index = NgramIndex(config_.max_ngram, config_.min_ngram);
+    }
+    while (index.tokens().size() > n) {
+        index.remove_last();
+    }
+    for (size_t i = n; i < history.size(); i++) {
+        index.append(history[i]);
+    }
+    return index;
+}
+
+void PromptLookup::propose(const DraftRequest & request) {
+    const std::vector<int32_t> & history = *request.history;
+    const NgramIndex * index = &follow(request.text, history);
+    NgramIndex::Match match = index->find(history.data(), history.size(), config_.match);
+    int32_t proposal_class = std::min(match.n, 4) - 1;
+    for (const NgramIndex * other : {&answers_, &named_}) {
+        if (other == &answers_ && request.is_independent) {
+            continue;
+        }
+        const NgramIndex::Match found = other->find(history.data(), history.size());
+        if (found.n > match.n) {
+            index = other;
+            match = found;
+            proposal_class = found.n < 3 ? 4 : found.n < 8 ? 5 : found.n < 16 ? 6 : 7;
+        }
+    }
+    if (match.next == NgramIndex::none) {
+        return;
+    }
+    const auto first = index->tokens().begin() + match.next;
+    const std::ptrdiff_t n_most =
+        std::min({index->tokens().end() - first, std::ptrdiff_t{request.n_max}, std::ptrdiff_t{config_.num_pred}});
+    request.out->tokens.assign(first, std::find(first, first + n_most, NgramIndex::separator));
+    request.out->proposal_class = proposal_class;
 }
 
 void PromptLookup::propose(const std::vector<DraftRequest> & requests) {
@@ -51,12 +105,56 @@ void PromptLookup::propose(const std::vector<DraftRequest> & requests) {
     }
 }
 
+void PromptLookup::ended(const std::vector<int32_t> & history, size_t n_prompt) {
+    if (n_prompt < history.size()) {
+        const size_t begin = n_prompt - std::min(n_prompt, static_cast<size_t>(config_.max_ngram));
+        remember(history.data() + begin, history.size() - begin);
+    }
+}
+
+// A separator stands in the place of a control token, and at the end. Of more than the memory holds, the end is kept.
+void PromptLookup::remember(const int32_t * tokens, size_t n) {
+    const size_t n_kept = std::min(n + 1, config_.n_memory);
+    const size_t n_held = answers_.tokens().size();
+    if (n_kept < 2) {
+        return;
+    }
+    if (n_held + n_kept > config_.n_memory) {
+        answers_.remove_first(std::max(n_held + n_kept - config_.n_memory, n_held / 2));
+    }
+    for (size_t i = n + 1 - n_kept; i < n; i++) {
+        const bool is_control = vocabulary_ != nullptr && tokens[i] >= 0 && vocabulary_->is_protected(tokens[i]);
+        answers_.append(is_control ? NgramIndex::separator : tokens[i]);
+    }
+    if (answers_.tokens().back() != NgramIndex::separator) {
+        answers_.append(NgramIndex::separator);
+    }
+}
+
 } // namespace pyfly
 
-extern "C" pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
-                                                 pyfly_drafter ** out, pyfly_error * error) {
+extern "C" pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config,
+                                                 size_t n_memory, const int32_t * texts, size_t n_texts,
+                                                 const int32_t * answers, size_t n_answers, pyfly_drafter ** out,
+                                                 pyfly_error * error) {
     return pyfly::guard(error, [&] {
-        *out = new pyfly_drafter{std::make_unique<pyfly::PromptLookup>(max_ngram, min_ngram, num_pred,
-                                                                       static_cast<pyfly_lookup_match>(match))};
+        *out = new pyfly_drafter{std::make_unique<pyfly::PromptLookup>(
+            pyfly::PromptLookup::Config{config->max_ngram, config->min_ngram, config->num_pred,
+                                        static_cast<pyfly_lookup_match>(config->match), n_memory},
+            target == nullptr ? nullptr : &target->vocabulary, std::vector<int32_t>(texts, texts + n_texts),
+            std::vector<int32_t>(answers, answers + n_answers))};
+    });
+}
+
+extern "C" pyfly_status pyfly_drafter_lookup_answers(const pyfly_drafter * drafter, int32_t * out, size_t capacity,
+                                                     size_t * n_out, pyfly_error * error) {
+    return pyfly::guard(error, [&] {
+        const auto * lookup = dynamic_cast<const pyfly::PromptLookup *>(drafter->impl.get());
+        if (lookup == nullptr) {
+            throw pyfly::Error(PYFLY_STATUS_INVALID, "only prompt lookup remembers answers");
+        }
+        const std::vector<int32_t> & answers = lookup->answers();
+        *n_out = answers.size();
+        std::copy_n(answers.begin(), std::min(capacity, answers.size()), out);
     });
 }

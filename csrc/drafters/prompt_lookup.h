@@ -1,30 +1,60 @@
-// Prompt lookup: what followed the last n tokens when they occurred before is proposed again.
+// Prompt lookup: what followed the last n tokens when they occurred before is proposed again, from this text, from the
+// answers of texts that have ended, and from texts that the user named.
 // Saxena 2023, "Prompt Lookup Decoding"; the "earliest" rule is that of the FLy reference code.
 #pragma once
 
 #include "drafter.h"
 #include "ngram_index.h"
 #include "pyfly.h"
+#include "vocabulary.h"
 
 namespace pyfly {
 
+// The memory belongs to the drafter, so to one target and one vocabulary, and as everything of a drafter to one thread
+// at a time. The same texts in the same order give the same proposals.
+//
+//   a text has ended              its answer and the last tokens before it are remembered, as far as the caller was
+//                                 given them: nothing that was rolled back, or only drafted. Control tokens
+//                                 (Vocabulary) are left out, and nothing is proposed across one. When n_memory tokens
+//                                 do not hold it, the older half of what is remembered goes.
+//   a text must not depend on     it looks in itself and in the named texts alone
+//   others (DraftRequest)
+//   several have an occurrence    the longest counts; among equals the text's own, then that of an answer
 class PromptLookup : public Drafter {
   public:
-    // Requires 1 <= min_ngram <= max_ngram <= 64 and num_pred >= 1; throws Error(PYFLY_STATUS_INVALID) otherwise.
-    PromptLookup(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, pyfly_lookup_match match);
+    struct Config {
+        int32_t max_ngram, min_ngram; // sizes that are looked up, 1 <= min <= max <= 64
+        int32_t num_pred;             // most tokens of a proposal, >= 1
+        pyfly_lookup_match match;     // in the text itself; elsewhere it is always the latest
+        size_t n_memory = 0;          // most tokens of answers that are kept; 0: none
+    };
+
+    // `vocabulary` is borrowed; null: there are no control tokens. `texts`: those that the user named, `answers`: what
+    // the memory begins with, each with a NgramIndex::separator between two texts. Throws Error(PYFLY_STATUS_INVALID)
+    // for a Config out of range, or for a token that the vocabulary does not have.
+    explicit PromptLookup(const Config & config, const Vocabulary * vocabulary = nullptr,
+                          const std::vector<int32_t> & texts = {}, const std::vector<int32_t> & answers = {});
 
     int32_t n_texts() const override { return INT32_MAX; }
 
-    // Classes go by the length of the n-gram that was found: the longer, the surer.
+    // Classes go by where an occurrence is, in the text (0..3) or elsewhere (4..7), and by its length: the longer, the
+    // surer.
     void propose(const std::vector<DraftRequest> & requests) override;
+    void ended(const std::vector<int32_t> & history, size_t n_prompt) override;
     bool is_free() const override { return true; }
+
+    // The answers that are remembered, the oldest first, each with a separator behind it.
+    const std::vector<int32_t> & answers() const { return answers_.tokens(); }
 
   private:
     void propose(const DraftRequest & request);
+    NgramIndex & follow(int32_t text, const std::vector<int32_t> & history);
+    void remember(const int32_t * tokens, size_t n);
 
-    int32_t max_ngram_, min_ngram_, num_pred_;
-    pyfly_lookup_match match_;
-    std::vector<NgramIndex> texts_;
+    Config config_;
+    const Vocabulary * vocabulary_;
+    std::vector<NgramIndex> texts_; // as far as they were shown
+    NgramIndex answers_, named_;
 };
 
 } // namespace pyfly

@@ -234,6 +234,11 @@ pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protect
 /* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);
 
+/* Tells the vocabulary of a llama_model, given as a pointer (it may be loaded without its weights), or of a target from
+ * others: a hash of what the tokenizer is and of the texts of all tokens. A target that is scripted has 0. */
+uint64_t pyfly_model_vocabulary(const void * llama_model);
+uint64_t pyfly_target_vocabulary(const pyfly_target * target);
+
 /* Texts that the target can hold at once. */
 int32_t pyfly_target_n_sequences(const pyfly_target * target);
 
@@ -369,19 +374,32 @@ pyfly_status pyfly_drafter_dspark_new(pyfly_target * target, const pyfly_draft_m
                                       pyfly_drafter ** out, pyfly_error * error);
 
 typedef enum pyfly_lookup_match {
-    PYFLY_LOOKUP_LATEST = 0,  /* the most recent earlier occurrence, overlaps allowed */
+    PYFLY_LOOKUP_LATEST = 0,  /* of the 256 latest ones the longest, however many tokens agree (64 at most), overlaps
+                                 allowed */
     PYFLY_LOOKUP_EARLIEST = 1 /* the first occurrence that ends before the pattern begins (FLy reference) */
 } pyfly_lookup_match;
 
-/* Prompt lookup: proposes what followed the longest earlier occurrence of the last n tokens,
- * n = max_ngram..min_ngram (1 <= min_ngram <= max_ngram <= 64), at most num_pred tokens (>= 1). */
-pyfly_status pyfly_drafter_lookup_new(int32_t max_ngram, int32_t min_ngram, int32_t num_pred, int32_t match,
+#define PYFLY_MAX_LOOKUP 134217728 /* tokens of other texts that prompt lookup looks in */
+
+/* Prompt lookup: proposes what followed the last n tokens where they occurred before. */
+typedef struct pyfly_lookup_config {
+    int32_t max_ngram, min_ngram; /* n = max_ngram..min_ngram, 1 <= min_ngram <= max_ngram <= 64 */
+    int32_t num_pred;             /* most tokens of a proposal, >= 1 */
+    int32_t match;                /* a pyfly_lookup_match */
+} pyfly_lookup_config;
+
+/* It looks in the text itself, in the answers of texts that have ended (the last n_memory tokens of them, 0: none), and
+ * in texts[n_texts]. answers[n_answers]: what the memory of answers begins with. Both are copied, with a -1 between two
+ * texts. `target` is borrowed; NULL: no token is known to be a control token. INVALID: a number is out of range, or a
+ * token is none of the target's. */
+pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config, size_t n_memory,
+                                      const int32_t * texts, size_t n_texts, const int32_t * answers, size_t n_answers,
                                       pyfly_drafter ** out, pyfly_error * error);
 
-/* As of pyfly_drafter_lookup_new. */
-typedef struct pyfly_lookup_config {
-    int32_t max_ngram, min_ngram, num_pred, match;
-} pyfly_lookup_config;
+/* The answers that such a drafter remembers, the oldest first: at most `capacity` of their tokens to out, and in *n_out
+ * how many there are. INVALID for other drafters. */
+pyfly_status pyfly_drafter_lookup_answers(const pyfly_drafter * drafter, int32_t * out, size_t capacity, size_t * n_out,
+                                          pyfly_error * error);
 
 /* A draft model as of pyfly_drafter_model_new that verifies what prompt lookup proposes while it drafts, where that
  * pays: its drafts are its own greedy ones, with fewer evaluations. INVALID where its memory cannot be rolled back. */
@@ -398,52 +416,8 @@ pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_mo
 pyfly_status pyfly_drafter_translate(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t * out,
                                      size_t capacity, size_t * n_out, pyfly_error * error);
 
-/* ---- Datastores: texts of the user's own, for retrieval ---- */
-
-/* One block of memory, which may be a mapped file; numbers are little-endian:
- *
- *     header    PYFLY_STORE_HEADER bytes, with a checksum of its own and one of the rest
- *     tokens    int32_t [n_tokens]: documents with a -1 between two of them
- *     suffixes  int32_t [n_tokens]: where the suffixes of the tokens begin, the smallest suffix first
- */
-#define PYFLY_STORE_HEADER 64
-
-typedef struct pyfly_store_info {
-    int64_t n_tokens;    /* those between documents included */
-    int32_t n_vocab;     /* of the vocabulary that they are of */
-    uint64_t vocabulary; /* its pyfly_model_vocabulary */
-} pyfly_store_info;
-
-/* Is told how much is done, 0..1; returns 0, or another value to stop. */
-typedef int32_t (*pyfly_store_progress)(void * user, double done);
-
-/* Sorts the suffixes of tokens[n_tokens], each -1 or a token of the vocabulary, and writes the header:
- * header[PYFLY_STORE_HEADER], suffixes[n_tokens]. 1 <= n_tokens < 2^31. Takes time linear in them, and beside what it
- * is given about 1.5 bytes for each, at most 4. `progress` may be NULL; PYFLY_STATUS_CALLBACK where it stopped. */
-pyfly_status pyfly_store_build(const int32_t * tokens, size_t n_tokens, int32_t n_vocab, uint64_t vocabulary,
-                               pyfly_store_progress progress, void * user, uint8_t * header, int32_t * suffixes,
-                               pyfly_error * error);
-
-/* Checks the header of a datastore at data[n_bytes], with reads_all 1 everything. INVALID: it is none, or damaged. */
-pyfly_status pyfly_store_read(const void * data, size_t n_bytes, int32_t reads_all, pyfly_store_info * out,
-                              pyfly_error * error);
-
-/* Tells the vocabulary of a llama_model, given as a pointer (it may be loaded without its weights), or of a target from
- * others: a hash of what the tokenizer is and of the texts of all tokens. A target that is scripted has 0. */
-uint64_t pyfly_model_vocabulary(const void * llama_model);
-uint64_t pyfly_target_vocabulary(const pyfly_target * target);
-
-/* Retrieval (REST): proposes what most often follows, in the datastore at data[n_bytes], the longest suffix of the
- * history that occurs there, of max_ngram..min_ngram tokens (1 <= min_ngram <= max_ngram <= 64); at most num_pred
- * tokens (>= 1), looking at max_matches occurrences (1..4096). The memory is borrowed. INVALID: it is no datastore, or
- * its header is damaged; INCOMPATIBLE: it is one of another vocabulary than this. Damage behind the header is not
- * noticed, and makes for wrong proposals at worst. */
-pyfly_status pyfly_drafter_retrieval_new(const void * data, size_t n_bytes, uint64_t vocabulary, int32_t max_ngram,
-                                         int32_t min_ngram, int32_t num_pred, int32_t max_matches, pyfly_drafter ** out,
-                                         pyfly_error * error);
-
-/* Token recycling: remembers the n_candidates (1..PYFLY_MAX_TOP) most probable tokens of every row that the target
- * evaluates, by the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
+/* Token recycling: remembers the n_candidates (1..PYFLY_MAX_TOP) most probable tokens of every row that the target evaluates, by
+ * the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
 pyfly_status pyfly_drafter_recycling_new(const pyfly_target * target, int32_t n_candidates, int32_t num_pred,
                                          pyfly_drafter ** out, pyfly_error * error);
 

@@ -10,7 +10,7 @@ from typing import Any
 import pdoc
 import pdoc.doc
 
-MODULES = ("pyfly_cpp", "pyfly_cpp.presets", "pyfly_cpp.datastore", "pyfly_cpp.extra_buffers")
+MODULES = ("pyfly_cpp", "pyfly_cpp.presets", "pyfly_cpp.extra_buffers")
 HIDDEN = "!pyfly_cpp.verify"  # a module, beside its function of the same name
 
 ALIASES = ("ArrayLike", "Drafter", "Prompt", "View")

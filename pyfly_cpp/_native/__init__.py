@@ -8,7 +8,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
 from pyfly_cpp._native.counters import Counters
-from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, ModelDrafter, RowDrafter
+from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
 from pyfly_cpp._native.kernels import (
     KernelTrial,
     install_kernels,
@@ -23,6 +23,7 @@ from pyfly_cpp._native.kernels import (
 from pyfly_cpp._native.library import (
     GATE_KINDS,
     LOOKUP_MATCHES,
+    MAX_LOOKUP,
     MAX_TOP,
     ORIGINS,
     REASONS,
@@ -41,13 +42,14 @@ from pyfly_cpp._native.model import (
     context_memory,
     inspect_model,
     load_guard,
+    model_vocabulary,
 )
-from pyfly_cpp._native.stores import RetrievalDrafter, StoreInfo, build_store, model_vocabulary, read_store
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "GATE_KINDS",
     "LOOKUP_MATCHES",
+    "MAX_LOOKUP",
     "MAX_TOP",
     "ORIGINS",
     "REASONS",
@@ -62,18 +64,16 @@ __all__ = [
     "GovernorState",
     "KernelTrial",
     "LlamaTarget",
+    "LookupDrafter",
     "ModelDrafter",
     "ModelInfo",
     "Progress",
     "RawDecision",
     "RawRecord",
-    "RetrievalDrafter",
     "RowDrafter",
     "ScriptedTarget",
     "Slot",
-    "StoreInfo",
     "Target",
-    "build_store",
     "companion_word",
     "context_memory",
     "inspect_model",
@@ -83,7 +83,6 @@ __all__ = [
     "kernels_taken",
     "load_guard",
     "model_vocabulary",
-    "read_store",
     "regions",
     "require_release",
     "simd_level",

@@ -41,6 +41,52 @@ class Drafter(Handle):
         return int(lib.pyfly_drafter_n_batches(self.pointer))
 
 
+class LookupDrafter(Drafter):
+    """Prompt lookup.
+
+    Args:
+        target: Of whose texts answers are remembered; None: it is not used in a batch.
+        config: `pyfly_lookup_config` of pyfly.h.
+        n_memory: Most tokens of answers that are remembered.
+        texts: Tokens to look in, too, -1 between two texts.
+        answers: What is remembered at first, likewise.
+        on_close: Called with what is remembered when it is closed.
+    """
+
+    def __init__(
+        self,
+        target: LlamaTarget | None,
+        config: Sequence[int],
+        n_memory: int,
+        texts: TokenArray,
+        answers: TokenArray,
+        on_close: Callable[[TokenArray], None] | None = None,
+    ) -> None:
+        self._on_close = on_close
+        super().__init__(
+            "prompt lookup", "lookup", ffi.NULL if target is None else target.pointer,
+            ffi.new("pyfly_lookup_config *", config), n_memory, token_pointer(texts), len(texts),
+            token_pointer(answers), len(answers),
+        )  # fmt: skip
+
+    @property
+    def answers(self) -> TokenArray:
+        """The tokens [n] that are remembered, the oldest answer first, -1 behind each."""
+        n_out = ffi.new("size_t *")
+        out = np.zeros(0, dtype=np.int32)
+        for _ in range(2):
+            out = np.zeros(int(n_out[0]), dtype=np.int32)
+            check(lib.pyfly_drafter_lookup_answers, self.pointer, token_pointer(out), len(out), n_out)
+        return out
+
+    def close(self) -> None:
+        try:
+            if self.pointer is not None and self._on_close is not None:
+                self._on_close(self.answers)
+        finally:
+            super().close()
+
+
 class ModelDrafter(Drafter):
     """A drafter with a model of its own, loaded: one whose constructor takes a target and a `pyfly_draft_model_config`.
     Must be closed before its target is.

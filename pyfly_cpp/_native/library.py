@@ -82,5 +82,8 @@ WINDOW_RULES = _words("PYFLY_WINDOW_")
 MAX_TOP: int = lib.PYFLY_MAX_TOP
 """Most tokens that are looked for in a row."""
 
+MAX_LOOKUP: int = lib.PYFLY_MAX_LOOKUP
+"""Most tokens of other texts that prompt lookup looks in."""
+
 simd_level: str = ffi.string(lib.pyfly_simd_level()).decode()
 """Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline"."""

@@ -47,6 +47,11 @@ def companion_word(target: Any, path: str) -> str:
     return str(ffi.string(word), "ascii")
 
 
+def model_vocabulary(model: Any) -> int:
+    """What tells the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer), from others."""
+    return int(lib.pyfly_model_vocabulary(void_pointer(model)))
+
+
 class ContextMemory(NamedTuple):
     """`pyfly_memory` of pyfly.h, in bytes."""
 

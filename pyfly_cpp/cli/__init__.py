@@ -27,7 +27,6 @@ _COMMANDS = {
     "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
     "doctor": ("doctor", "Show what is installed, and whether a model and a draft fit."),
-    "datastore": ("datastore", "Index texts of your own, to draft from them."),
     "models": ("models", "List, fetch and pair models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""

@@ -175,7 +175,7 @@ def model_options(command: Command) -> Command:
             "-m", "--model", metavar="MODEL",
             help="GGUF file, or a name of `pyfly-cpp models list`.  [default: the preset's, or the demo model]",
         ),
-        click.option("-d", "--draft", metavar="FILE", help="Small model of the same vocabulary, head, or datastore."),
+        click.option("-d", "--draft", metavar="FILE", help="Small model of the same vocabulary, or head."),
         click.option(
             "--drafter", metavar="WORD", default=AUTO, show_default=True,
             help=f"The drafter of settings that name none: {written_drafters()} (--draft may give its file, too); "

@@ -23,6 +23,7 @@ from pyfly_cpp.drafters import (
     DraftModel,
     Option,
     OwnDrafter,
+    PathOption,
     PromptLookup,
     as_given,
     options_of,
@@ -90,6 +91,11 @@ class Options:
         """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
         carries, else the draft model that was given, else a fitting file on this machine, else prompt lookup."""
         drafter, why = self._choose_drafter(model)
+        if not any(isinstance(one, PromptLookup) for one in require_drafters(drafter)):
+            for flag in ("lookup_texts", "lookup_memory"):
+                if self.drafting[flag]:
+                    words = flag.replace("_", "-")
+                    raise click.UsageError(f"--{words} is for prompt lookup; add --drafter lookup, or both.")
         return self.where.place(drafter), why
 
     def _choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
@@ -180,8 +186,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Decorator = Callable[[_Function], _Function]
 
 
-def _drafter_option(option: Option) -> Callable[[Any], Any]:
-    flag, is_share = f"--{option.name.replace('_', '-')}", isinstance(option.default, float)
+def _drafter_option(option: Option | PathOption) -> Callable[[Any], Any]:
+    flag = f"--{option.name.replace('_', '-')}"
+    if isinstance(option, PathOption):
+        return click.option(flag, option.name, metavar="PATH", multiple=option.is_many, help=option.help)
+    is_share = isinstance(option.default, float)
     high = None if option.high is None else int(option.high)
     kind = Real(option.low, option.high) if is_share else Int(int(option.low), high)
     return click.option(
@@ -199,7 +208,7 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file of `pyfly-cpp tune`: its "
                           "models, drafter, gate and window; options override it."),
         click.option("-d", "--draft", metavar="FILE",
-                     help="Small GGUF model (with --drafter cross, of any vocabulary), a head, or a datastore."),
+                     help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
         click.option("--drafter", metavar="WORD", type=click.Choice(["auto", *WORDS, "none"]),
                      default="auto", show_default=True,
                      help=f"What proposes tokens: {', '.join(WORDS)} or none; auto: the model's MTP head, else "

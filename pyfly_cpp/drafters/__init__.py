@@ -17,12 +17,11 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
 from pyfly_cpp.drafters.cross_vocabulary import CrossVocabulary
-from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.drafters.drafter import Host, Option, OwnDrafter, PathOption
 from pyfly_cpp.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
-from pyfly_cpp.drafters.retrieval import Retrieval
 from pyfly_cpp.drafters.token_recycling import TokenRecycling
 
 __all__ = [
@@ -40,8 +39,8 @@ __all__ = [
     "MultiLevel",
     "Option",
     "OwnDrafter",
+    "PathOption",
     "PromptLookup",
-    "Retrieval",
     "TokenRecycling",
     "as_given",
     "has_head",
@@ -63,7 +62,6 @@ DRAFTERS: dict[str, type[OwnDrafter]] = {
         Eagle3,
         DFlash,
         DSpark,
-        Retrieval,
         TokenRecycling,
     )
 }
@@ -128,7 +126,7 @@ def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
     return drafters[0] if len(drafters) == 1 else tuple(drafters) or None
 
 
-def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[Option, ...]:
+def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[Option | PathOption, ...]:
     """Their options, each once."""
     return tuple({option.name: option for kind in kinds for option in kind.options}.values())
 

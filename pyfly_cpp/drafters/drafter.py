@@ -30,6 +30,20 @@ class Option(NamedTuple):
     """None: the drafter's own; the help says what that is. A float makes it an option that takes fractions."""
 
 
+class PathOption(NamedTuple):
+    """A field of a drafter that is a path, or several, as an option of the command line."""
+
+    name: str
+    field: str
+    help: str
+    is_many: bool = False
+
+    @property
+    def default(self) -> tuple[str, ...] | None:
+        """No path."""
+        return () if self.is_many else None
+
+
 @dataclass(frozen=True)
 class Host:
     """The FlyLlama that a drafter is opened for."""
@@ -42,6 +56,8 @@ class Host:
     """Whether the target was loaded with the MTP head of its file."""
     settings: Mapping[str, int]
     """Fields of `pyfly_draft_model_config` of pyfly.h that a model of the drafter's own takes from the target."""
+    vocabulary: Callable[[], Any]
+    """The target's llama_vocab as llama_cpp holds it (a ctypes pointer)."""
 
 
 class OwnDrafter:
@@ -62,7 +78,9 @@ class OwnDrafter:
     """Fields that are drafters themselves; it cannot be without the first of them."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
-    options: ClassVar[tuple[Option, ...]] = ()
+    options: ClassVar[tuple[Option | PathOption, ...]] = ()
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """Further fields that name files: a path, or several."""
     draft_max: int | None = None
     """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
     the governor just as many."""

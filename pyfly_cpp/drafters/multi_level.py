@@ -23,12 +23,13 @@ class MultiLevel(AroundModel):
     word = "multi"
     noun = "a draft model"
     inner = ("draft", "lookup")
-    options: ClassVar[tuple[Option, ...]] = (*DraftModel.options, *PromptLookup.options)
+    options: ClassVar[tuple[Option, ...]] = (*DraftModel.options, *PromptLookup.own_options)
 
     draft: DraftModel
     """One whose memory can be rolled back: not a recurrent one."""
 
-    lookup: PromptLookup = PromptLookup()  # noqa: RUF009 - frozen
+    lookup: PromptLookup = PromptLookup(memory=0)  # noqa: RUF009 - frozen
+    """It looks in the request's own text alone."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, DraftModel) or not isinstance(self.lookup, PromptLookup):
@@ -36,6 +37,9 @@ class MultiLevel(AroundModel):
                 "MultiLevel takes a DraftModel and a PromptLookup that proposes to it, not "
                 f"{self.draft!r} and {self.lookup!r}."
             )
+        if self.lookup.texts or self.lookup.memory_file is not None:
+            raise ValueError("MultiLevel looks in the request's own text alone; leave out texts and memory_file.")
+        object.__setattr__(self, "lookup", self.lookup.alone)
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> MultiLevel:

@@ -58,8 +58,11 @@ class Drafters:
         if setting.is_plain:
             return None
         if setting.drafter is None:
-            return self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
-        return self.of_word(setting.drafter, f"the setting {str(setting)!r}")
+            drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+        else:
+            drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
+        # Prompts are answered again and again, which is not to be looked up.
+        return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
 
     def of_word(self, word: str, who: str) -> AnyDrafter | None:
         """What a drafter's word stands for; `who` begins the message of the ValueError."""
@@ -161,7 +164,7 @@ def _first_drafter(
     k = max(k, draft_max)
     if own_head:
         return MTP(draft_max=max(1, min(k, _native.inspect_model(os.fspath(model)).mtp_draft_max)))
-    return PromptLookup(num_pred_tokens=k) if k else None
+    return PromptLookup(num_pred_tokens=k, memory=0) if k else None
 
 
 def files_of(drafters: Drafters, settings: Sequence[Setting]) -> list[Path]:

@@ -473,29 +473,27 @@ def test_doctor_names_the_difference(run, tmp_path):
     assert problem in loaded.err
 
 
-# ---- Datastores ------------------------------------------------------------------------------------------------------
+# ---- Drafters --------------------------------------------------------------------------------------------------------
 
 
-def test_datastore(run, tmp_path):
-    text, store = tmp_path / "text.md", tmp_path / "mine.store"
+def test_lookup_texts_and_memory(run, tmp_path):
+    text, memory = tmp_path / "text.md", tmp_path / "answers.bin"
     text.write_text("Natalia sold clips to 48 of her friends in April.\n" * 20)
-    built = run("datastore", "build", TARGET, text, "-o", store)
-    assert (built.code, built.out) == (0, f"{store}\n")
-    assert "tokens of 1 texts" in built.err
-    shown = run("datastore", "show", store, "-m", TARGET, "--check")
-    assert shown.code == 0 and "undamaged, fits the model" in shown.out
-    assert json.loads(run("datastore", "show", store, "--json").out)["n_vocab"] == 1536
-    options = ("--drafter", "retrieval", "--draft", store, "--no-adaptive", "--json")
-    result = json.loads(complete(run, *options, "Natalia sold clips to").out)
-    assert result["stats"]["drafted"] > 0
-    again = run("datastore", "build", TARGET, text, "-o", store)
-    assert again.code == 1 and "exists already" in again.err
-    missing = run("datastore", "build", TARGET, "missing", "-o", tmp_path / "s")
-    assert missing.code == 1 and "the text 'missing' cannot be read" in missing.err
-    store.write_bytes(store.read_bytes()[:-4])
-    for command in (("datastore", "show", store), ("complete", "-m", TARGET, *options, "x")):
-        broken = run(*command)
-        assert broken.code == 1 and "build it again" in broken.err and len(broken.err.splitlines()) == 1
+    options = ("--drafter", "lookup", "--no-adaptive", "--json")
+
+    def drafted(*more):
+        return json.loads(complete(run, *options, *more, "Natalia sold clips to").out)["stats"]["drafted"]
+
+    alone = drafted()
+    assert drafted("--lookup-texts", text) > alone
+    assert drafted("--lookup-memory", memory) == alone
+    assert drafted("--lookup-memory", memory) > alone
+    memory.write_bytes(memory.read_bytes()[:-4])
+    for more, named in (("--lookup-memory", memory), str(memory)), (("--lookup-texts", "missing"), "missing"):
+        broken = run("complete", "-m", TARGET, *options, *more, "x")
+        assert broken.code == 1 and named in broken.err and len(broken.err.splitlines()) == 1
+    unused = run("complete", "-m", TARGET, "--drafter", "none", "--lookup-texts", text, "x")
+    assert unused.code == 2 and "--lookup-texts" in unused.err
 
 
 def test_recycling(run):
@@ -503,5 +501,5 @@ def test_recycling(run):
     assert result["stats"]["drafted"] > 0
     refused = run("complete", "-m", TARGET, "--drafter", "recycling", "--draft", TARGET, "x")
     assert refused.code == 2 and "contradict each other" in refused.err
-    missing = run("complete", "-m", TARGET, "--drafter", "retrieval", "x")
-    assert missing.code == 2 and "--drafter retrieval needs --draft" in missing.err
+    missing = run("complete", "-m", TARGET, "--drafter", "eagle3", "x")
+    assert missing.code == 2 and "--drafter eagle3 needs --draft" in missing.err

@@ -25,9 +25,6 @@ LESS = {
     ("tune",): [*LOAD, "-n", 2],
     ("explain",): [*LOAD, "-n", 4],
     ("doctor",): [],
-    ("datastore",): [],
-    ("datastore", "build"): [],
-    ("datastore", "show"): [],
     ("models",): [],
     ("models", "list"): [],
     ("models", "fetch"): [],
@@ -55,8 +52,6 @@ def test_every_command_is_here():
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    if command == ("datastore", "show"):
-        run("datastore", "build", "target.gguf", "src", "-o", "mine.store")
     monkeypatch.setattr(tuning, "GATES", tuning.GATES[:1])
     monkeypatch.setattr(tuning, "DEPTHS", (4,))
     monkeypatch.setattr(tuning, "SIZES", ())

@@ -73,34 +73,65 @@ void test_rows() {
     assert(pyfly_row_argmax(nullptr, 0) == -1);
 }
 
-// The first occurrence rule by rule: scan the history for the pattern.
-std::vector<int32_t> slow_lookup(const std::vector<int32_t> & h, int32_t max_n, int32_t min_n, bool earliest) {
-    const int32_t length = static_cast<int32_t>(h.size());
-    for (int32_t n = max_n; n >= min_n; n--) {
-        int32_t found = -1;
-        for (int32_t at = 0; at + n < length; at++) {
-            const bool same = std::memcmp(&h[static_cast<size_t>(at)], &h[static_cast<size_t>(length - n)],
-                                          static_cast<size_t>(n) * sizeof(int32_t)) == 0;
-            if (same && (!earliest || at + 2 * n <= length)) {
-                found = at;
-                if (earliest) {
-                    break;
-                }
+// What the n tokens before position `at` of `of` and the last tokens of h have in common; 0 where nothing follows.
+int32_t n_alike(const std::vector<int32_t> & h, const std::vector<int32_t> & of, size_t at) {
+    int32_t n = 0;
+    while (at < of.size() && of[at] >= 0 && n < 64 && static_cast<size_t>(n) < std::min(at, h.size()) &&
+           of[at - static_cast<size_t>(n) - 1] == h[h.size() - static_cast<size_t>(n) - 1]) {
+        n++;
+    }
+    return n;
+}
+
+// What prompt lookup proposes, rule by rule: scans the history and the other texts for the pattern.
+std::vector<int32_t> slow_lookup(const std::vector<int32_t> & h, int32_t max_n, int32_t min_n, bool earliest,
+                                 const std::vector<std::vector<int32_t>> & others) {
+    std::vector<int32_t> out;
+    int32_t n_best = min_n - 1;
+    for (size_t size = static_cast<size_t>(max_n); earliest && size >= static_cast<size_t>(min_n); size--) {
+        for (size_t at = size; at + size <= h.size() && out.empty(); at++) {
+            if (n_alike(h, h, at) >= static_cast<int32_t>(size)) {
+                n_best = n_alike(h, h, at);
+                out.assign(h.begin() + static_cast<std::ptrdiff_t>(at), h.end());
             }
         }
-        if (found >= 0) {
-            return {h.begin() + found + n, h.end()};
-        }
     }
-    return {};
+    const auto look_in = [&](const std::vector<int32_t> & text) {
+        int32_t n_most = 0;
+        for (size_t at = 0; at < text.size(); at++) {
+            n_most = std::max(n_most, n_alike(h, text, at));
+        }
+        for (size_t at = text.size(); at-- > 0 && n_most > n_best;) {
+            if (n_alike(h, text, at) == n_most) {
+                n_best = n_most;
+                const auto first = text.begin() + static_cast<std::ptrdiff_t>(at);
+                out.assign(first, std::find(first, text.end(), -1));
+            }
+        }
+    };
+    if (!earliest) {
+        look_in(h);
+    }
+    for (const std::vector<int32_t> & text : others) {
+        look_in(text);
+    }
+    return out;
 }
 
 void test_lookup() {
-    for (int32_t run = 0; run < 60; run++) {
+    for (int32_t run = 0; run < 90; run++) {
         const bool earliest = run % 2 == 1;
         const int32_t max_n = random_int(1, 5), min_n = random_int(1, max_n);
+        std::vector<std::vector<int32_t>> others(2); // answers, named texts
+        for (size_t i = 0; i < 2 && run % 3 != 0; i++) {
+            for (int32_t n = random_int(0, 200); n > 0; n--) {
+                others[i].push_back(random_int(-1, 3));
+            }
+        }
+        const pyfly_lookup_config config = {max_n, min_n, 8, earliest};
         pyfly_drafter * drafter = nullptr;
-        assert(pyfly_drafter_lookup_new(max_n, min_n, 8, earliest, &drafter, &error) == PYFLY_OK);
+        assert(pyfly_drafter_lookup_new(nullptr, &config, 250, others[1].data(), others[1].size(), others[0].data(),
+                                        others[0].size(), &drafter, &error) == PYFLY_OK);
         std::vector<int32_t> history;
         for (int32_t step = 0; step < 60; step++) {
             if (random_int(0, 3) == 0 && !history.empty()) {
@@ -109,7 +140,7 @@ void test_lookup() {
             for (int32_t i = random_int(1, 6); i > 0; i--) {
                 history.push_back(random_int(0, 3));
             }
-            std::vector<int32_t> expected = slow_lookup(history, max_n, min_n, earliest);
+            std::vector<int32_t> expected = slow_lookup(history, max_n, min_n, earliest, others);
             const int32_t n_max = random_int(1, 10);
             expected.resize(std::min({expected.size(), static_cast<size_t>(n_max), static_cast<size_t>(8)}));
             std::vector<int32_t> out(static_cast<size_t>(n_max));
@@ -215,7 +246,8 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         assert(pyfly_target_scripted_new(&model, scripted_row, &seed, &target, &error) == PYFLY_OK);
         assert(pyfly_drafter_callback_new(random_draft, nullptr, has_rows ? model.n_vocab : 0, &drafter, &error) ==
                PYFLY_OK);
-        assert(pyfly_drafter_lookup_new(3, 1, 6, 0, &lookup, &error) == PYFLY_OK);
+        const pyfly_lookup_config looks = {3, 1, 6, 0};
+        assert(pyfly_drafter_lookup_new(target, &looks, 500, nullptr, 0, nullptr, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_batch_new(target, &batch, &error) == PYFLY_OK);
         const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
         const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(1, 9)}};
@@ -303,59 +335,6 @@ void test_threads() {
         thread.join();
     }
     assert(n_rounds > 10000);
-}
-
-// Lookups in a datastore whose body is anything: nothing outside of it is read. The memory ends where the data ends.
-void test_damaged_datastores() {
-    constexpr int32_t n_vocab = 5;
-    for (int32_t run = 0; run < 300; run++) {
-        const size_t n = static_cast<size_t>(random_int(1, 60));
-        std::vector<int32_t> tokens(n), suffixes(n);
-        for (int32_t & token : tokens) {
-            token = random_int(-1, n_vocab - 1);
-        }
-        std::vector<uint8_t> data(PYFLY_STORE_HEADER + 8 * n);
-        assert(pyfly_store_build(tokens.data(), n, n_vocab, 1, nullptr, nullptr, data.data(), suffixes.data(),
-                                 &error) == PYFLY_OK);
-        for (size_t i = 1; i < n; i++) {
-            assert(std::lexicographical_compare(tokens.begin() + suffixes[i - 1], tokens.end(),
-                                                tokens.begin() + suffixes[i], tokens.end()));
-        }
-        std::memcpy(data.data() + PYFLY_STORE_HEADER, tokens.data(), 4 * n);
-        std::memcpy(data.data() + PYFLY_STORE_HEADER + 4 * n, suffixes.data(), 4 * n);
-        pyfly_store_info info;
-        assert(pyfly_store_read(data.data(), data.size(), 1, &info, &error) == PYFLY_OK);
-        assert(info.n_tokens == static_cast<int64_t>(n) && info.n_vocab == n_vocab && info.vocabulary == 1);
-        for (int32_t i = random_int(0, 3); i > 0; i--) {
-            const int32_t values[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(n), random_int(-99, 99)};
-            const size_t word = static_cast<size_t>(random_int(0, static_cast<int32_t>(2 * n) - 1));
-            std::memcpy(data.data() + PYFLY_STORE_HEADER + 4 * word, &values[random_int(0, 4)], 4);
-        }
-        pyfly_drafter * drafter = nullptr;
-        assert(pyfly_drafter_retrieval_new(data.data(), data.size(), 2, 4, 1, 8, 4, &drafter, &error) ==
-               PYFLY_STATUS_INCOMPATIBLE);
-        assert(pyfly_drafter_retrieval_new(data.data(), data.size() - 1, 1, 4, 1, 8, 4, &drafter, &error) ==
-               PYFLY_STATUS_INVALID);
-        assert(pyfly_drafter_retrieval_new(data.data(), data.size(), 1, 4, 1, 8, random_int(1, 9), &drafter, &error) ==
-               PYFLY_OK);
-        for (int32_t step = 0; step < 30; step++) {
-            std::vector<int32_t> history(static_cast<size_t>(random_int(1, 6)));
-            for (int32_t & token : history) {
-                token = random_int(0, n_vocab - 1);
-            }
-            int32_t out[8], n_out = 0;
-            assert(pyfly_drafter_propose(drafter, history.data(), history.size(), 8, out, &n_out, &error) == PYFLY_OK);
-            assert(std::all_of(out, out + n_out, [](int32_t token) { return token >= 0 && token < n_vocab; }));
-        }
-        pyfly_drafter_free(drafter);
-        for (size_t i = 0; i < PYFLY_STORE_HEADER; i++) {
-            std::vector<uint8_t> bad(data.begin(), data.begin() + random_int(0, static_cast<int32_t>(data.size())));
-            if (i < bad.size()) {
-                bad[i] ^= 1;
-            }
-            assert(pyfly_store_read(bad.data(), bad.size(), 0, &info, &error) == PYFLY_STATUS_INVALID);
-        }
-    }
 }
 
 // KL(q || p), KL(p || q), both to the mean, the mean to both, half of what they differ by.
@@ -452,7 +431,14 @@ void test_bad_arguments() {
     const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1, nullptr};
     assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
-    assert(pyfly_drafter_lookup_new(0, 1, 1, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
+    const pyfly_lookup_config no_size = {0, 1, 1, 0}, looks = {4, 1, 1, 0};
+    const int32_t no_token = -2;
+    const auto lookup_status = [&](const pyfly_lookup_config & lookup, size_t n_memory, size_t n_texts) {
+        return pyfly_drafter_lookup_new(nullptr, &lookup, n_memory, &no_token, n_texts, nullptr, 0, &drafter, &error);
+    };
+    assert(lookup_status(no_size, 0, 0) == PYFLY_STATUS_INVALID);
+    assert(lookup_status(looks, PYFLY_MAX_LOOKUP + 1, 0) == PYFLY_STATUS_INVALID);
+    assert(lookup_status(looks, 0, 1) == PYFLY_STATUS_INVALID);
     assert(pyfly_drafter_callback_new(nullptr, nullptr, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
 }
 
@@ -497,7 +483,6 @@ int main() {
     test_rows();
     test_divergences();
     test_lookup();
-    test_damaged_datastores();
     test_threads();
     test_bad_arguments();
     test_speculative_sampling();

@@ -11,9 +11,8 @@ from one_text import Engine
 from scipy.stats import chi2, chi2_contingency
 from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
-from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, Retrieval, TokenRecycling, Window
+from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, TokenRecycling, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
-from pyfly_cpp.datastore import build_datastore
 from pyfly_cpp.threads import physical_cores
 
 TOLERANCE = 1e-3
@@ -37,23 +36,22 @@ CHATS = [  # whose answers are long
 ]
 
 
-def drafters(draft, store):
+def drafters(draft, texts):
     yield PromptLookup(max_ngram_size=3, num_pred_tokens=8)
     yield DraftModel(draft, draft_max=7)
     yield LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=10)
     yield [PromptLookup(max_ngram_size=3, min_ngram_size=2), DraftModel(draft)]
-    yield [Retrieval(store, min_ngram_size=4, num_pred_tokens=8), TokenRecycling(num_pred_tokens=6)]
+    yield [PromptLookup(min_ngram_size=4, num_pred_tokens=8, texts=texts), TokenRecycling(num_pred_tokens=6)]
 
 
 @pytest.fixture(scope="module")
-def store(tiny_target, tmp_path_factory):
-    """A datastore of what the tiny model wrote before."""
-    folder = tmp_path_factory.mktemp("store")
+def texts(tiny_target, tmp_path_factory):
+    """What the tiny model wrote before."""
+    folder = tmp_path_factory.mktemp("texts")
     llm = llama_cpp.Llama(tiny_target, **OPTIONS)
-    texts = [prompt + llm(prompt, max_tokens=150, temperature=0)["choices"][0]["text"] for prompt in PROMPTS]
-    (folder / "text").write_text("\n".join(texts), encoding="utf-8")
-    build_datastore(tiny_target, [folder / "text"], folder / "store")
-    return folder / "store"
+    written = [prompt + llm(prompt, max_tokens=150, temperature=0)["choices"][0]["text"] for prompt in PROMPTS]
+    (folder / "text").write_text("\n".join(written), encoding="utf-8")
+    return [folder]
 
 
 def chat_prompt(question):
@@ -95,9 +93,9 @@ def check_lossless(fly, model_path, prompt, n, n_alone, n_threads=1):
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
-@pytest.mark.parametrize("which", range(6), ids=["none", "lookup", "draft", "llama_cpp", "several", "retrieval"])
-def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, store, record_property):
-    drafter = [None, *drafters(tiny_draft, store)][which]
+@pytest.mark.parametrize("which", range(6), ids=["none", "lookup", "draft", "llama_cpp", "several", "texts"])
+def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, texts, record_property):
+    drafter = [None, *drafters(tiny_draft, texts)][which]
     fly = FlyLlama(tiny_target, drafter=drafter, adaptive=adaptive, **OPTIONS)
     for prompt in PROMPTS:
         n, largest_gap, noise = check_lossless(fly, tiny_target, prompt, 150, 150)

@@ -181,17 +181,17 @@ def test_the_models_own_head(tiny):
 def test_what_the_words_stand_for(tiny, monkeypatch):
     target, draft = tiny
     monkeypatch.setattr("pyfly_cpp.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
-    assert choose_drafters(target)[0].of(EXACT) == PromptLookup()
+    assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
     assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
     drafters, reason = choose_drafters(target, draft, "eagle3")
     assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
     assert drafters.words() == ["eagle3", "lookup", "recycling"]
     assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
-    assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(), DraftModel(draft))
+    assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(memory=0), DraftModel(draft))
     preset = DraftModel("old.gguf", draft_max=5)
     assert choose_drafters(target, None, "auto", preset)[0].of(EXACT) == preset
     assert choose_drafters(target, draft, "auto", preset)[0].of(EXACT) == DraftModel(draft, draft_max=5)
-    assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup()
+    assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup(memory=0)
     assert choose_drafters(target, draft, "auto", PromptLookup(3))[0].of(EXACT) == DraftModel(draft)
     for word, message in (
         ("draft", "needs a draft model; write draft:FILE, or give"),

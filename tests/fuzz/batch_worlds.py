@@ -6,8 +6,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
-import tempfile
-from pathlib import Path
 
 import numpy as np
 from llama_cpp._internals import LlamaSampler
@@ -26,13 +24,12 @@ from pyfly_cpp import (
     PromptLookup,
     Ratio,
     Relaxed,
-    Retrieval,
     Stochastic,
     TokenRecycling,
     Typical,
     Window,
 )
-from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget, build_store
+from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
 from pyfly_cpp.drafters import Host
 from pyfly_cpp.rules.fuzzy import KINDS
 
@@ -93,14 +90,6 @@ class Model:
             rows.append(self.draft_row(np.array(text)))
             text.append(token % N_VOCAB)
         return tokens, np.array(rows, dtype=np.float32).reshape(-1, N_VOCAB)
-
-
-def open_retrieval(text):
-    header, suffixes = build_store(text, N_VOCAB, 1, lambda done: None)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "store")
-        path.write_bytes(header + np.array(text, dtype=np.int32).tobytes() + suffixes.tobytes())
-        return Retrieval(path, 4, 1).open()
 
 
 class Request:
@@ -256,15 +245,14 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            PromptLookup(3, 8, rng.choice(tuple(LOOKUP_MATCHES))).open()
+            # A memory changes rounds, and no text.
+            PromptLookup(3, 8, rng.choice(tuple(LOOKUP_MATCHES)), memory=1000 if self.is_adaptive else 0).open()
             if kind == "lookup"
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
         ]
         self.n_drawn = len(kinds)
         other = random.Random(seed)  # apart from what the seeds of found bugs draw
-        if other.random() < 0.2:
-            self.drafters.append(open_retrieval([other.randrange(-1, N_VOCAB) for _ in range(other.choice([9, 500]))]))
         # What it drafts depends on the other texts.
         self.recycles = self.is_adaptive and other.random() < 0.5
         self.has_rows = "callback" in kinds and self.draft_max > 0
@@ -287,7 +275,7 @@ class World:
             recurrent=self.recurrent,
         )  # fmt: skip
         with target, Batch(target) as batch, contextlib.ExitStack() as stack:
-            host = Host(lambda: target, self.draft_max, False, {})
+            host = Host(lambda: target, self.draft_max, False, {}, lambda: None)
             recycling = [stack.enter_context(TokenRecycling().open(host))] if self.recycles else []
             target.protect([PROTECTED], [EOG])
             batch.configure(

@@ -1,0 +1,201 @@
+"""Prompt lookup in earlier answers and named texts: what is found, remembered, kept in a file and refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel, PromptLookup
+from pyfly_cpp._native import Batch, ScriptedTarget
+from pyfly_cpp.drafters import Host
+from pyfly_cpp.drafters.lookup_texts import read_answers, read_texts, write_answers
+from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
+
+N_VOCAB, EOG = 50, 0
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "adaptive": False}
+
+
+def counting(history):
+    """A model that counts: 10, 11, ... 29, end."""
+    row = np.zeros(N_VOCAB, dtype=np.float32)
+    last = int(history[-1])
+    row[last + 1 if 10 <= last < 29 else EOG if last == 29 else 10] = 9
+    return row
+
+
+@contextlib.contextmanager
+def batch_of(n_slots, memory=1000, **settings):
+    with ScriptedTarget(counting, N_VOCAB, n_sequences=n_slots) as target:
+        target.protect((), [EOG])
+        lookup = PromptLookup(memory=memory, **settings)
+        drafter = lookup.open(Host(lambda: target, 10, False, {}, lambda: None))
+        with drafter, Batch(target) as batch:
+            batch.configure([(drafter, 10)])
+            yield batch, drafter
+
+
+def answer(batch, slot, prompt, gate=None):
+    """(the answer, in how many rounds) of one request."""
+    gate = gate or Exact()
+    text = batch.slots[slot]
+    text.begin(prompt, gate.nodes(), gate.window.config())
+    n_rounds, out = 0, []
+    while EOG not in out:
+        (progress,) = batch.step()
+        assert progress.failure is None
+        n_rounds += progress.is_round
+        out += [token for _, token in text.tokens()]
+    text.end()
+    return out[: out.index(EOG) + 1], n_rounds
+
+
+def test_an_answer_is_found_by_the_next_request_in_any_slot():
+    with batch_of(2) as (batch, drafter):
+        first, slow = answer(batch, 0, [5, 6, 7])
+        second, fast = answer(batch, 1, [5, 6, 8])
+        assert first == second == [*range(10, 30), EOG]
+        assert slow == 21 and fast < 6
+        # The end of the prompt, for its n-grams; no control token.
+        assert list(drafter.answers[:24]) == [5, 6, 7, *range(10, 30), -1]
+
+
+def test_the_same_history_gives_the_same_drafts():
+    def run():
+        with batch_of(1) as (batch, drafter):
+            return [answer(batch, 0, [5, n]) for n in range(5)], drafter.answers.tolist()
+
+    assert run() == run()
+
+
+def test_without_a_memory_nothing_is_remembered():
+    with batch_of(1, memory=0) as (batch, drafter):
+        assert [answer(batch, 0, [5, 6, 7])[1] for _ in range(2)] == [21, 21]
+        assert len(drafter.answers) == 0
+
+
+def test_a_loose_request_does_not_look_in_answers_of_others():
+    with batch_of(1) as (batch, _):
+        answer(batch, 0, [5, 6, 7])
+        assert answer(batch, 0, [5, 6, 7], Margin(0.3))[1] == 21
+        assert answer(batch, 0, [5, 6, 7])[1] < 6
+
+
+def test_the_older_half_goes_when_the_memory_is_full():
+    with batch_of(1, memory=60) as (batch, drafter):
+        for n in range(30, 50):
+            answer(batch, 0, [5, 6, n])
+            assert len(drafter.answers) <= 60
+        assert drafter.answers[-24:-21].tolist() == [5, 6, 49] and 30 not in drafter.answers
+
+
+def test_what_the_caller_was_not_given_is_not_remembered():
+    with batch_of(1) as (batch, drafter):
+        answer(batch, 0, [5, 6, 7])
+        n_before = len(drafter.answers)
+        text = batch.slots[0]
+        text.begin([5, 6, 7], Exact().nodes(), Exact().window.config())
+        while len(text.tokens()) < 5:  # a draft of several tokens was accepted
+            batch.step()
+        text.end(n_keep=3)
+        assert drafter.answers[n_before:].tolist() == [5, 6, 7, 10, -1]
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_file_is_kept_and_found(tiny_target, tmp_path):
+    path = tmp_path / "answers.bin"
+
+    def rounds(prompt):
+        llm = FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS)
+        text = llm.create_completion(prompt, max_tokens=40, temperature=0)["choices"][0]["text"]
+        n_rounds = llm.stats.rounds
+        llm.close()
+        return text, n_rounds
+
+    text, slow = rounds("Natalia sold clips to")
+    again, fast = rounds("Natalia sold clips to")
+    assert text == again and fast < slow / 2 and [file.name for file in tmp_path.iterdir()] == ["answers.bin"]
+
+
+@pytest.mark.parametrize("change", ["magic", "content", "short", "long", "empty"])
+def test_a_broken_memory_file_is_refused(tiny_target, tmp_path, change):
+    path = tmp_path / "answers.bin"
+    write_answers(path, 7, np.arange(100, dtype=np.int32))
+    assert read_answers(path, 7).tolist() == list(range(100))
+    data = bytearray(path.read_bytes())
+    if change in ("magic", "content"):
+        data[{"magic": 3, "content": 70}[change]] ^= 1
+    path.write_bytes({"short": data[:-1], "long": data + b"\0", "empty": b""}.get(change, data))
+    with pytest.raises(ValueError, match=r"answers\.bin"):
+        read_answers(path, 7)
+
+
+def test_a_memory_of_another_vocabulary_is_refused_and_left_alone(tiny_target, tmp_path):
+    path = tmp_path / "answers.bin"
+    write_answers(path, 7, np.arange(3, dtype=np.int32))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"answers\.bin.*vocabulary"):
+        FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS)
+    assert path.read_bytes() == before
+
+
+def test_texts_that_are_named(tiny_target, tmp_path):
+    llm = llama_cpp.Llama(tiny_target, vocab_only=True, verbose=False)
+    vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
+    (tmp_path / "src" / ".git").mkdir(parents=True)
+    (tmp_path / "src" / "a.txt").write_text("one text <|im_end|>\n")
+    (tmp_path / "src" / ".git" / "b").write_text("hidden")
+    (tmp_path / "src" / "c.bin").write_bytes(b"\xff\0")
+    one = read_texts([tmp_path / "src" / "a.txt"], vocabulary)
+    assert one[-1] == -1 and (one[:-1] >= 0).all()
+    assert read_texts([tmp_path / "src", tmp_path / "src" / "a.txt"], vocabulary).tolist() == one.tolist()
+    for bad in (tmp_path / "src" / "c.bin", tmp_path / "missing"):
+        with pytest.raises(ValueError, match=bad.name):
+            read_texts([bad], vocabulary)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        read_texts([tmp_path / "empty"], vocabulary)
+
+
+def test_a_loose_request_looks_in_named_texts(tiny_target, tmp_path):
+    plain = FlyLlama(tiny_target, **OPTIONS)
+    written = plain.create_completion("Natalia sold", max_tokens=60, temperature=0)["choices"][0]["text"]
+    (tmp_path / "text").write_text("Natalia sold" + written)
+    llm = FlyLlama(tiny_target, drafter=PromptLookup(texts=[tmp_path]), gate=Margin(0.3), **OPTIONS)
+    llm.create_completion("Natalia sold", max_tokens=40, temperature=0)
+    assert llm.stats.matched > 10
+
+
+def test_all_requests_of_a_batch_share_the_memory(tiny_target):
+    options = {name: value for name, value in OPTIONS.items() if name != "n_ctx"}
+    with FlyBatch(tiny_target, n_parallel=2, n_ctx=256, drafter=PromptLookup(), **options) as batch:
+        (first,) = batch.complete(["Natalia sold clips to"], max_tokens=40, temperature=0)
+        n_first = batch.stats.rounds
+        both = batch.complete(["Natalia sold clips to"] * 2, max_tokens=40, temperature=0)
+        assert {one["choices"][0]["text"] for one in both} == {first["choices"][0]["text"]}
+        assert batch.stats.rounds - n_first < n_first
+
+
+def test_paths_in_a_preset_are_relative_to_its_folder(tmp_path):
+    lookup = PromptLookup(texts=["src", "/abs"], memory_file="answers.bin")
+    save_preset(Preset(drafter=lookup), tmp_path / "p.json")
+    found = load_preset(tmp_path / "p.json").drafter
+    assert found == PromptLookup(texts=[str(tmp_path / "src"), "/abs"], memory_file=str(tmp_path / "answers.bin"))
+    (tmp_path / "p.json").write_text('{"format": 1, "drafter": {"kind": "lookup", "texts": [3]}}')
+    with pytest.raises(PresetError, match="texts"):
+        load_preset(tmp_path / "p.json")
+
+
+def test_what_contradicts_itself_is_refused():
+    for make in (
+        lambda: PromptLookup(memory=-1),
+        lambda: PromptLookup(memory=0, memory_file="x"),
+        lambda: PromptLookup(texts="src"),
+        lambda: MultiLevel(DraftModel("x.gguf"), PromptLookup(texts=["src"])),
+    ):
+        with pytest.raises(ValueError):
+            make()
