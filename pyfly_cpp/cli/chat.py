@@ -18,6 +18,7 @@ from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.chat_settings import changed, options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
@@ -49,6 +50,7 @@ write //."""
 
 @click.command(
     "chat",
+    cls=HeadedCommand,
     short_help="Talk to a model.",
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )

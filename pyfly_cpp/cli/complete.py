@@ -10,6 +10,7 @@ import click
 from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
@@ -22,6 +23,7 @@ from pyfly_cpp.response_format import schema_grammar
 
 @click.command(
     "complete",
+    cls=HeadedCommand,
     short_help="Complete a prompt: argument or stdin to stdout.",
     epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete -m target.gguf -n 200",
 )

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
+from pyfly_cpp.cli.headings import acceptance, drafting, machine, sampling
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.drafters import (
@@ -189,11 +190,11 @@ _Decorator = Callable[[_Function], _Function]
 def _drafter_option(option: Option | PathOption) -> Callable[[Any], Any]:
     flag = f"--{option.name.replace('_', '-')}"
     if isinstance(option, PathOption):
-        return click.option(flag, option.name, metavar="PATH", multiple=option.is_many, help=option.help)
+        return drafting(flag, option.name, metavar="PATH", multiple=option.is_many, help=option.help)
     is_share = isinstance(option.default, float)
     high = None if option.high is None else int(option.high)
     kind = Real(option.low, option.high) if is_share else Int(int(option.low), high)
-    return click.option(
+    return drafting(
         flag, option.name, metavar="X" if is_share else "N", type=kind, default=option.default,
         show_default=option.default is not None, help=option.help,
     )  # fmt: skip
@@ -213,53 +214,53 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      default="auto", show_default=True,
                      help=f"What proposes tokens: {', '.join(WORDS)} or none; auto: the model's MTP head, else "
                           "--draft, else a fitting file on this machine (see `models pair`), else prompt lookup."),
-        click.option("--adaptive/--no-adaptive", default=True, show_default=True,
-                     help="Draft only what pays here, as measured on the way. Without it every round drafts in full."),
-        click.option("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
-        *(_drafter_option(option) for option in DRAFTER_OPTIONS),
         click.option("--gate", type=GateType(), default="exact", show_default=True,
                      help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain "
                           "decoding. With guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8)."),
-        click.option("--window", metavar="N", type=SIZE,
-                     help="How many positions (W) decide on a mismatch.  [default: the gate's own]"),
-        click.option("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
-                     help="What must happen in them; auto: the gate's own rule."),
-        click.option("--window-tail", metavar="N", type=SIZE, help="Strict positions at the end of a round."),
-        click.option("--across-rounds/--no-across-rounds", default=None,
-                     help="Whether an undecided mismatch outlives its round.  [default: the rule's own]"),
         click.option("-c", "--n-ctx", metavar="N", type=SIZE,
                      help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
-        click.option("--n-batch", metavar="N", type=COUNT, default=512, show_default=True,
-                     help="Largest batch in tokens."),
-        click.option("--n-gpu-layers", metavar="N", type=Int(min=-1), default=-1,
-                     help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
-        *WHERE_OPTIONS,
         click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
                      help=THREADS_HELP),
-        KERNELS_OPTION,
-        click.option("--lora", metavar="FILE", help="LoRA adapter of the model."),
-        click.option("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
-                     help="Type of the K cache."),
-        click.option("--cache-type-v", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
-                     help="Type of the V cache; a quantised one needs --flash-attn."),
-        click.option("--flash-attn/--no-flash-attn", default=None,
-                     help="Flash attention.  [default: on if our kernels compute it, see --kernels]"),
-        click.option("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
         click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
                      help=TEMPERATURE_HELP),
-        click.option("--top-k", metavar="N", type=Int(), default=40, show_default=True, help="0: off."),
-        click.option("--top-p", metavar="X", type=Real(0, 1), default=0.95, show_default=True,
-                     help="1: off."),
-        click.option("--min-p", metavar="X", type=Real(0, 1), default=0.05, show_default=True,
-                     help="0: off."),
-        click.option("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
-        click.option("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
-        click.option("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
         click.option("--seed", metavar="N", type=SEED,
                      help="Seed of the sampling.  [default: another for each answer]"),
         click.option("-n", "--max-tokens", metavar="N", type=SIZE, default=1024, show_default=True,
                      help="Longest answer in tokens; 0: as the context allows."),
-        click.option("--verbose", is_flag=True, help="Show llama.cpp's log."),
+        drafting("--adaptive/--no-adaptive", default=True, show_default=True,
+                 help="Draft only what pays here, as measured on the way. Without it every round drafts in full."),
+        drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
+        *(_drafter_option(option) for option in DRAFTER_OPTIONS),
+        acceptance("--window", metavar="N", type=SIZE,
+                   help="How many positions (W) decide on a mismatch.  [default: the gate's own]"),
+        acceptance("--window-rule", type=click.Choice(["auto", *RULES]), default="auto", show_default=True,
+                   help="What must happen in them; auto: the gate's own rule."),
+        acceptance("--window-tail", metavar="N", type=SIZE, help="Strict positions at the end of a round."),
+        acceptance("--across-rounds/--no-across-rounds", default=None,
+                   help="Whether an undecided mismatch outlives its round.  [default: the rule's own]"),
+        sampling("--top-k", metavar="N", type=Int(), default=40, show_default=True, help="0: off."),
+        sampling("--top-p", metavar="X", type=Real(0, 1), default=0.95, show_default=True,
+                 help="1: off."),
+        sampling("--min-p", metavar="X", type=Real(0, 1), default=0.05, show_default=True,
+                 help="0: off."),
+        sampling("--repeat-penalty", metavar="X", type=Real(), default=1.0, show_default=True, help="1: off."),
+        sampling("--frequency-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
+        sampling("--presence-penalty", metavar="X", type=Real(), default=0.0, show_default=True, help="0: off."),
+        machine("--chat-format", metavar="NAME", help="Chat format.  [default: the model's own template]"),
+        machine("--n-batch", metavar="N", type=COUNT, default=512, show_default=True,
+                help="Largest batch in tokens."),
+        machine("--n-gpu-layers", metavar="N", type=Int(min=-1), default=-1,
+                help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"),
+        *WHERE_OPTIONS,
+        KERNELS_OPTION,
+        machine("--flash-attn/--no-flash-attn", default=None,
+                help="Flash attention.  [default: on if our kernels compute it, see --kernels]"),
+        machine("--cache-type-k", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
+                help="Type of the K cache."),
+        machine("--cache-type-v", type=click.Choice(list(CACHE_WORDS)), default="f16", show_default=True,
+                help="Type of the V cache; a quantised one needs --flash-attn."),
+        machine("--lora", metavar="FILE", help="LoRA adapter of the model."),
+        machine("--verbose", is_flag=True, help="Show llama.cpp's log."),
     ]  # fmt: skip
 
     @functools.wraps(function)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT
 from pyfly_cpp.cli.loading import load_batch, model_path
 from pyfly_cpp.cli.options import Options, shared_options
@@ -23,6 +24,7 @@ _LIMITS = Limits()
 
 @click.command(
     "serve",
+    cls=HeadedCommand,
     short_help="Serve a model to programs that speak the OpenAI protocol.",
     epilog="Example: pyfly-cpp serve --model target.gguf --draft draft.gguf --parallel 4",
 )

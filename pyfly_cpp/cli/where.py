@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.headings import machine
 from pyfly_cpp.cli.kinds import SHARES
 from pyfly_cpp.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
 from pyfly_cpp.kernels import CHOICES, VARIABLE
@@ -81,12 +82,12 @@ class _Servers(_Names):
         return names
 
 
-RPC_OPTION = click.option(
+RPC_OPTION = machine(
     "--rpc", metavar="HOST:PORT,...", type=_Servers(),
     help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
 )  # fmt: skip
 
-KERNELS_OPTION = click.option(
+KERNELS_OPTION = machine(
     "--kernels", type=click.Choice(CHOICES),
     help="Kernels on the CPU: auto, ours if they are faster here, or stock, llama.cpp's.  "
     f"[default: {VARIABLE}, or auto]",
@@ -94,15 +95,15 @@ KERNELS_OPTION = click.option(
 
 WHERE_OPTIONS: list[Callable[[Any], Any]] = [
     RPC_OPTION,
-    click.option(
+    machine(
         "--devices", metavar="NAME,...", type=_Names(),
         help="Put the model on these devices alone: names of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  "
         "[default: those of --rpc, and the GPUs]",
     ),
-    click.option(
+    machine(
         "--tensor-split", metavar="X,...", type=SHARES, help="Shares of the model for the devices, in their order."
     ),
-    click.option(
+    machine(
         "--draft-devices", metavar="NAME,...", type=_Names(),
         help="The same for the draft model.  [default: this machine's]",
     ),

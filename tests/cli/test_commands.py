@@ -358,6 +358,15 @@ def test_a_help_is_readable(run, name):
         assert not re.search(rf"^  .*(?<!\w){old}\b", text, re.MULTILINE), "old names are taken, but not shown"
 
 
+def test_the_help_of_chat_begins_with_what_people_use_first(run):
+    heads = re.split(r"^([A-Z][\w ]+):$", run("chat", "--help").out, flags=re.MULTILINE)[1:]
+    options = {
+        name: re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE) for name, text in zip(heads[::2], heads[1::2])
+    }
+    assert len(options.pop("Options")) <= 13
+    assert "--draft-max" in options["Drafting"] and "--devices" in options["Model and machine"]
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
