@@ -28,8 +28,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """What takes minutes, or a browser, runs where it is asked for: `-m archs`, `-m serve_load`, `-m page`."""
-    for name in ("archs", "serve_load", "page"):
+    """What takes long, or a browser, runs where it is asked for: `-m "slow or fuzz"`, `-m archs`."""
+    for name in ("archs", "fuzz", "page", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
             for item in items:

@@ -92,6 +92,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_vocabularies_split_by_code_take_long_words(tiny_target, tmp_path):
     """llama.cpp has to split the texts of these without std::regex, which would end the process."""
     paths = [

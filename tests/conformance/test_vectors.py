@@ -80,6 +80,7 @@ def test_margin():
     assert run_file("margin", make) == 7975
 
 
+@pytest.mark.slow
 def test_ngram():
     data = np.load(HERE / "ngram.npz")
     n_runs = 0

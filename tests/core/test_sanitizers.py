@@ -13,9 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler"
+    ),
+]
 
 
 def run(command, **environment):

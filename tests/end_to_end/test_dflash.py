@@ -110,6 +110,7 @@ def continued(llm, text, n_given, n):
     return take(llm.generate(text[:n_given], temp=0.0, logits_processor=processors), n)
 
 
+@pytest.mark.slow
 def test_200_rejections_at_every_depth(name):
     """A text that follows the head's own drafts and leaves each at another depth. Who decodes that text has the same
     drafts behind every rejection; the noise of batches of other sizes moves a few."""

@@ -127,6 +127,7 @@ def test_a_context_smaller_than_the_history(n_ctx, tiny_target, tiny_draft, plai
     assert evaluated(fly) < 8 * stats.rounds + 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_max", [1, 6, 64])
 def test_a_context_smaller_than_the_history_that_cannot_shift(draft_max, tiny_target, tiny_qwen35, plain):
     """A recurrent draft is built anew from the most recent half, with room for what it is to draft."""

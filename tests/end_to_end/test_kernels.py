@@ -86,7 +86,7 @@ def test_a_trial_of_what_is_not_there_is_refused():
             _native.try_attention(*arguments, is_ours=True)
 
 
-@pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
+@pytest.mark.parametrize("model", ["tiny_target", pytest.param("smollm2", marks=pytest.mark.slow)])
 def test_rows_are_the_same_bits_in_every_batch(model, request):
     """And with every number of threads, behind 512 cells, where llama.cpp splits one token's attention by threads, and
     in batches of 64 and more, which it computes in tiles."""
@@ -149,7 +149,7 @@ def texts(llm, prompts, n=48):
 PROMPTS = [PROMPT, "One two three one two three one two", "def add(a, b):\n    return", PROMPT + " How many"]
 
 
-@pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
+@pytest.mark.parametrize("model", ["tiny_target", pytest.param("smollm2", marks=pytest.mark.slow)])
 def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
     """Whatever is drafted, how much of it, with which threads, alone or behind what another prompt has left."""
     path = request.getfixturevalue(model)
@@ -169,7 +169,7 @@ def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
                 assert texts(llm, PROMPTS[:1]) == plain[:1]
 
 
-@pytest.mark.parametrize("model", ["tiny_target", "smollm2"])
+@pytest.mark.parametrize("model", ["tiny_target", pytest.param("smollm2", marks=pytest.mark.slow)])
 def test_texts_at_once_are_those_of_one_alone(model, request, tiny_draft):
     """Requests come and go, so their cells lie scattered, and those that one leaves are taken by another."""
     path = request.getfixturevalue(model)

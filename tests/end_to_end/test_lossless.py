@@ -125,6 +125,7 @@ def check_many(model_path, plan, n, n_alone, n_threads, n_least, record_property
     assert sum(n_checked for n_checked, _, _ in results.values()) >= n_least
 
 
+@pytest.mark.slow
 def test_greedy_on_smollm2(smollm2, record_property):
     """500 committed tokens on a real model (Q4_1), over three drafters. The draft model is the target's own file,
     with a p_min that varies the length of its drafts."""
@@ -149,6 +150,7 @@ def test_greedy_on_a_model_of_1b5(model_1b5, model_1b5_draft, record_property):
 # ---- Sampled ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_frequencies_at_temperature(tiny_target, tiny_draft, record_property):
     """The first two tokens of many samples: Exact() with a drafter against the exact probabilities of the first, and
     against plain sampling for both."""

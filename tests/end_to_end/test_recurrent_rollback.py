@@ -65,6 +65,7 @@ def random_prompt(rng, n):
 
 
 # (drafted in a round, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (6, 6), (6, 3), (4, 0)])
 def test_rejections_at_every_depth(reference, k, n_snapshots):
     script = Script(k)

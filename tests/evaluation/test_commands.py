@@ -124,6 +124,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_eval_of_several_at_once_is_stopped_and_goes_on(model_arguments, data, tmp_path, how):
     arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--max-tokens", 120, "--parallel", 4]
@@ -427,6 +428,7 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     refused(run(bench, *few, "--drafter", "mtp"), "no MTP head")
 
 
+@pytest.mark.slow
 def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
     from pyfly_cpp.bench import tune as module
 

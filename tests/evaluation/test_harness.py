@@ -188,6 +188,7 @@ def test_wrong_arguments(arguments, message, tiny):
         PyflyLM(**given, **arguments)
 
 
+@pytest.mark.slow
 def test_the_command(data, tiny, task_manager, tmp_path):
     arguments = f"model={tiny[0]},draft={tiny[1]},gate=margin:0.3,window=reconverge,n_ctx=1024,threads=1"
     command = [

@@ -223,6 +223,7 @@ def verdicts(lines):
     return [{name: line[name] for name in kept} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generators, tmp_path, temperature):
     alone, parallel = generators
@@ -232,6 +233,7 @@ def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generato
     assert verdicts(runner.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
 
 
+@pytest.mark.slow
 def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
     """Stopped wherever a line is written; the other items of the block are neither lost nor made twice."""
     _, parallel = generators
@@ -298,6 +300,7 @@ runner.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), generator, sys.argv[4]
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(data, tiny, tmp_path):
     """SIGKILL again and again; the lines and the table are those of a run that nobody disturbed."""
 

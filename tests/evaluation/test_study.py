@@ -303,6 +303,7 @@ generator.close()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tiny, data, tmp_path):
     target, draft = map(str, tiny)
     sample = data / "gsm8k_sample.jsonl"

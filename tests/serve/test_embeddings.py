@@ -62,6 +62,7 @@ def test_as_without_a_server(embedding, tiny_target_f32):
         np.testing.assert_allclose(vectors(embedding.post(PATH, input=given)), vectors(got)[rows], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_quantised_model(smollm2):
     """Its kernels round differently in evaluations of other sizes."""
     options = {"type_k": llama_cpp.GGML_TYPE_F16, "type_v": llama_cpp.GGML_TYPE_F16}

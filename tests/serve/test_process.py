@@ -98,6 +98,7 @@ def test_a_full_disk(start):
     assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_caches_that_cannot_be_written(start, tiny_draft, tmp_path):
     """What batches cost is measured at the start, and kept where that is possible."""
     resource = pytest.importorskip("resource")
