@@ -25,10 +25,10 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import as_given, require_drafters
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
 from pyfly_cpp.words import counted
@@ -84,7 +84,7 @@ def command(
         drafters, _ = models.drafters()
         words = [models.drafter] if models.drafter != AUTO else drafters.words()
         k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
-        session = models.open([Setting(drafter=word) for word in words], k)
+        session = models.open([Decoding(drafter=word) for word in words], k)
         budget = tuning.Budget(agreement, lost_answers)
         with progress_bar(1, "tune") as bar:
             stages: list[str] = []
@@ -175,7 +175,7 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     )
 
 
-def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
+def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
     """The preset of a setting, with the models it was measured with."""
     model = os.path.abspath(model)
     if setting.is_plain:

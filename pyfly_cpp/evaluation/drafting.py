@@ -11,6 +11,7 @@ from typing import Any
 from pyfly_cpp import _native
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.auto import choose_drafter, own_head
+from pyfly_cpp.decoding import Decoding, parse_drafter
 from pyfly_cpp.drafters import (
     MTP,
     WORDS,
@@ -23,7 +24,6 @@ from pyfly_cpp.drafters import (
     has_own_head,
     require_drafters,
 )
-from pyfly_cpp.evaluation.settings import Setting, parse_drafter
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.models import resolve_model
@@ -49,7 +49,7 @@ class Drafters:
         free = [word for word, (kind, *more) in WORDS.items() if not (more or kind.takes_file)]
         return [*dict.fromkeys([word for word in found if word not in free]), *free]
 
-    def of(self, setting: Setting) -> AnyDrafter | None:
+    def of(self, setting: Decoding) -> AnyDrafter | None:
         """What drafts for a setting; None for plain decoding.
 
         Raises:
@@ -132,7 +132,7 @@ def choose_drafters(
 def load_target(
     model: str | os.PathLike[str],
     drafters: Drafters,
-    settings: Sequence[Setting],
+    settings: Sequence[Decoding],
     draft_max: int = 0,
     **arguments: Any,
 ) -> FlyLlama:
@@ -147,7 +147,7 @@ def load_target(
 
 
 def load_batch(
-    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Setting], n_parallel: int, **arguments: Any
+    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding], n_parallel: int, **arguments: Any
 ) -> FlyBatch:
     """The same for n_parallel texts at once."""
     drafter = _first_drafter(model, drafters, settings, 0)
@@ -155,7 +155,7 @@ def load_batch(
 
 
 def _first_drafter(
-    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Setting], draft_max: int
+    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding], draft_max: int
 ) -> Drafter | None:
     """What a target is loaded with, so that it has its head if one is needed, and room to roll back."""
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
@@ -167,7 +167,7 @@ def _first_drafter(
     return PromptLookup(num_pred_tokens=k, memory=0) if k else None
 
 
-def files_of(drafters: Drafters, settings: Sequence[Setting]) -> list[Path]:
+def files_of(drafters: Drafters, settings: Sequence[Decoding]) -> list[Path]:
     """The files that draft for these settings, each once."""
     parts = [part for setting in settings for part in require_drafters(drafters.of(setting))]
     paths = [part.file for part in parts if isinstance(part, OwnDrafter)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.engine.vocabulary import Vocabulary
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.parallel import FlyBatch
 from pyfly_cpp.prompting import Rendered, render_chat
@@ -38,7 +38,7 @@ class Model:
         if self._llm.chat_format != "chat_template.default":
             self.template = ""
         drafts = bool(require_drafters(self._llm.drafter)) and self._llm.draft_max > 0
-        self.setting = Setting(self._llm.gate, self._llm._window) if drafts else PLAIN
+        self.setting = Decoding(self._llm.gate, self._llm._window) if drafts else PLAIN
         """How texts are verified where requests say nothing."""
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pyfly_cpp.evaluation.settings import Setting
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.rules import Gate, parse_gate
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
@@ -102,13 +102,13 @@ def _read_header(text: str | None) -> dict[str, Any]:
     return out
 
 
-def written(rule: Rule, own: Setting) -> str:
+def written(rule: Rule, own: Decoding) -> str:
     """A rule as it is written, with the server's own where it says nothing."""
     if rule.draft_max == 0 or (rule.draft_max is None and own.is_plain):
         return "plain"
     gate = own.gate if rule.gate is None else rule.gate
     window = rule.window or (own.window if rule.gate is None else None)
-    return str(Setting(gate, window))
+    return str(Decoding(gate, window))
 
 
 def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin,
 from pyfly_cpp.bench.measure import Measured
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, Tuned, agreement, decide, frontier, tune
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.evaluation.statistics import Interval
 from pyfly_cpp.files import OutputError
 from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
@@ -23,7 +23,7 @@ from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
 
 def candidate(setting, speed, agrees, lost=0):
     one = Interval(speed, speed, speed)
-    return Candidate(parse_setting(setting), one, one, Interval(agrees, agrees, agrees), 0, lost, 4)
+    return Candidate(Decoding.parse(setting), one, one, Interval(agrees, agrees, agrees), 0, lost, 4)
 
 
 def test_agreement():
@@ -212,7 +212,7 @@ def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
     from pyfly_cpp.cli.measuring import Models
     from pyfly_cpp.cli.tune import make_preset
 
-    setting = parse_setting(text)
+    setting = Decoding.parse(text)
     preset = make_preset(setting, "t.gguf", Drafters())
     assert preset.window == (setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
