@@ -22,6 +22,7 @@ from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.decoding import PLAIN, Decoding, written_drafters
+from pyfly_cpp.decoding.data import drafter_as_dict
 from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
@@ -30,7 +31,7 @@ from pyfly_cpp.evaluation.machine import describe_machine, describe_model, distu
 from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, Preset, drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, Preset, load_preset
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 T = TypeVar("T")
@@ -60,9 +61,10 @@ class Models:
         """The preset's setting, if there is a preset; without the governor, as all that do not ask for it."""
         if self.preset is None:
             return ()
-        if self.preset.drafter is None and self.drafter == AUTO:
+        said = self.preset.decoding
+        if said.drafter == "none" and self.drafter == AUTO:
             return (PLAIN,)
-        return (Decoding(self.preset.gate, self.preset.window, self.preset.draft_max or None),)
+        return (Decoding(said.gate, said.window, said.draft_max or None).canonical(),)
 
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""

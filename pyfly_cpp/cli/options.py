@@ -17,6 +17,7 @@ from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.headings import acceptance, drafting, machine, sampling
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
+from pyfly_cpp.decoding.data import drafter_as_dict
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
@@ -32,7 +33,7 @@ from pyfly_cpp.drafters import (
 )
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, load_preset
 from pyfly_cpp.rules import Gate, examples
 from pyfly_cpp.threads import AUTO
 from pyfly_cpp.windows import RULES, Window
@@ -152,16 +153,17 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
     A preset with a drafter was measured with drafts of full length, so the governor is off unless --adaptive says so.
     """
     preset = load_preset(options["preset"])
+    decoding = preset.decoding
     said = {
         "model": preset.model,
-        "gate": preset.gate,
-        "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
-        "adaptive": preset.leaves_drafter,
+        "gate": decoding.gate,
+        "draft_max": decoding.draft_max if decoding.drafter != "none" else options["draft_max"],
+        "adaptive": preset.leaves_drafter if decoding.adaptive is None else decoding.adaptive,
     }
-    gate = options["gate"] if is_given("gate") else preset.gate
-    if preset.window is not None and not gate.draws:
-        said["window_rule"] = preset.window.rule
-        said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
+    gate = options["gate"] if is_given("gate") else decoding.gate
+    if decoding.window is not None and not gate.draws:
+        said["window_rule"] = decoding.window.rule
+        said.update({name: getattr(decoding.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
     drafters = preset.drafters
     has_draft = any(isinstance(drafter, OwnDrafter) and drafter.takes_draft for drafter in drafters)
