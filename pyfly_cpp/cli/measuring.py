@@ -23,9 +23,10 @@ from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.decoding import PLAIN, Decoding, written_drafters
 from pyfly_cpp.decoding.data import drafter_as_dict
-from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
+from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
+from pyfly_cpp.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
+from pyfly_cpp.evaluation.drafting import files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
 from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
@@ -68,7 +69,7 @@ class Models:
 
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""
-        preset = None if self.preset is None else as_given(self.preset.drafters)
+        preset = () if self.preset is None else self.preset.drafters
         drafters, reason = choose_drafters(self.model, self.draft, self.drafter, preset)
         given = tuple(self.where.place_own(drafter) for drafter in drafters.given)
         return Drafters(given, self.where.place(drafters.default)), reason

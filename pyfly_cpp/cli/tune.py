@@ -26,8 +26,8 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.drafters import as_given, require_drafters
-from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset

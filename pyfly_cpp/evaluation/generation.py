@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.drafters import has_head
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.evaluation.drafting import Drafters
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.prompting import render_chat
 from pyfly_cpp.request import Request

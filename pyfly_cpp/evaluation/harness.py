@@ -23,8 +23,9 @@ from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, require_repeatable
+from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
 from pyfly_cpp.engine.output import Logprobs
-from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_batch, load_target
+from pyfly_cpp.evaluation.drafting import load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
 from pyfly_cpp.llama import FlyLlama

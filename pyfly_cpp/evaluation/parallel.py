@@ -18,7 +18,7 @@ import llama_cpp
 
 from pyfly_cpp import memory
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decide_by, decode
 from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.files import require_gguf

@@ -8,7 +8,8 @@ import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, IncompatibleDraftError, PromptLookup
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
-from pyfly_cpp.evaluation.drafting import Drafters, choose_drafters, load_target
+from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
+from pyfly_cpp.evaluation.drafting import load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -145,7 +146,7 @@ def test_every_drafter_gives_the_same_text(generator, tiny):
     prompt = generator.render(MESSAGES)
     expected = generator.generate(prompt, PLAIN, 40)
     texts = ["exact", f"exact eagle3:{head}", "exact lookup", f'exact k=5 "eagle3:{head}"', "exact both", "exact draft"]
-    for setting in map(Decoding, texts):
+    for setting in map(Decoding.parse, texts):
         got = generator.generate(prompt, setting, 40)
         assert got.tokens == expected.tokens, setting
         assert got.stats.drafted > 0
@@ -189,10 +190,10 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
     assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(memory=0), DraftModel(draft))
     preset = DraftModel("old.gguf", draft_max=5)
-    assert choose_drafters(target, None, "auto", preset)[0].of(EXACT) == preset
-    assert choose_drafters(target, draft, "auto", preset)[0].of(EXACT) == DraftModel(draft, draft_max=5)
-    assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup(memory=0)
-    assert choose_drafters(target, draft, "auto", PromptLookup(3))[0].of(EXACT) == DraftModel(draft)
+    assert choose_drafters(target, None, "auto", [preset])[0].of(EXACT) == preset
+    assert choose_drafters(target, draft, "auto", [preset])[0].of(EXACT) == DraftModel(draft, draft_max=5)
+    assert choose_drafters(target, None, "lookup", [preset])[0].of(EXACT) == PromptLookup(memory=0)
+    assert choose_drafters(target, draft, "auto", [PromptLookup(3)])[0].of(EXACT) == DraftModel(draft)
     for word, message in (
         ("draft", "needs a draft model; write draft:FILE, or give"),
         ("eagle3", "eagle3:FILE"),

@@ -290,7 +290,7 @@ sys.path.insert(0, sys.argv[1])
 from test_runner import plan
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.evaluation import runner
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
 generator = Generator(llm, Drafters((DraftModel(sys.argv[3]),)))
