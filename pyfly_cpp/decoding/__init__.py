@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyfly_cpp.decoding.setting import (
     EXACT,
+    OF_REQUEST,
     PLAIN,
     Decoding,
     parse_drafter,
@@ -16,6 +17,7 @@ from pyfly_cpp.decoding.setting import (
 
 __all__ = [
     "EXACT",
+    "OF_REQUEST",
     "PLAIN",
     "Decoding",
     "parse_drafter",

@@ -164,6 +164,9 @@ class Decoding:
         return cls(**said)
 
 
+OF_REQUEST = tuple(name for name in field_names(Decoding) if name not in ("drafter", "adaptive"))
+"""The fields that each text of a batch may have for itself; the others are the batch's."""
+
 _ADAPTIVE = {"adaptive": True, "no-adaptive": False}
 
 PLAIN = Decoding(drafter="none")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
@@ -159,7 +159,6 @@ class Generator:
         """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
         decide_by(llm, setting)
-        llm.adaptive = bool(setting.adaptive)
         if setting.is_plain:
             if has_head(llm.drafter):
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
@@ -189,9 +188,9 @@ class Generator:
 
 
 def decide_by(llm: FlyLlama, setting: Decoding) -> None:
-    """Sets what is decided for each text alone: gate, window, and how many tokens a round drafts."""
-    llm.gate, llm.window = setting.gate, setting.window
-    llm.draft_max = 0 if setting.is_plain else setting.draft_max
+    """Makes a FlyLlama, or a text's view of one, decode so with the drafter that it has."""
+    k = 0 if setting.is_plain else setting.draft_max
+    llm.decoding = replace(setting, draft_max=k, adaptive=bool(setting.adaptive))
 
 
 def decode(
