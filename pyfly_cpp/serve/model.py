@@ -133,7 +133,7 @@ class Model:
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
     def write(self, order: Order, is_late: Callable[[], bool]) -> Handle:
-        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding does not fit."""
+        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding cannot be."""
         return self.batch.call(
             lambda llm: write(llm, order, is_late), stream=True, seed=order.seed,
             decoding=order.decoding, trace=order.records,
