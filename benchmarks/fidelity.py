@@ -36,8 +36,9 @@ from study.records import Records, pack
 from study.report import Report
 
 from pyfly_cpp import DraftModel, FlyLlama, parse_gate
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation.drafting import Drafters, load_batch
+from pyfly_cpp.evaluation.drafting import load_batch
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.evaluation.runner import require_permission

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance

@@ -22,8 +22,8 @@ from study.flips import first_difference
 from study.plan import ALL_RULES, SUPERSEDED, Way, ways
 from study.records import Records, loose_of
 
+from pyfly_cpp.decoding import PLAIN
 from pyfly_cpp.evaluation.files import DataError, Row
-from pyfly_cpp.evaluation.settings import PLAIN
 from pyfly_cpp.rules import regions_of
 
 KINDS = {"code": "humaneval", "math": "gsm8k", "story": "writing"}

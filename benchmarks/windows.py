@@ -30,10 +30,10 @@ from resumable import (
 )
 
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.repetition import find_loop
-from pyfly_cpp.evaluation.settings import Setting, parse_setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
 from pyfly_cpp.rules import why_strict
 from pyfly_cpp.windows import Window
@@ -49,7 +49,7 @@ COUNTERS = ("rounds", "drafted", "committed", "matched", "loose_accepted", "roll
 
 def run(args: argparse.Namespace) -> None:
     """Decodes every prompt with every setting, or what is left of it."""
-    settings = [replace(parse_setting(text), draft_max=k) for text in args.settings for k in args.k]
+    settings = [replace(Decoding.parse(text), draft_max=k) for text in args.settings for k in args.k]
     settings = [setting for setting in settings if can_defer(setting) or setting.is_exact]
     prompts = choose_prompts(args)
     results = Results(args.out)
@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> None:
 def decoded(
     generator: Generator,
     prompts: Sequence[BenchPrompt],
-    settings: Sequence[Setting],
+    settings: Sequence[Decoding],
     results: Results,
     args: argparse.Namespace,
-) -> Iterator[tuple[BenchPrompt, Prompt, Setting, Generated]]:
+) -> Iterator[tuple[BenchPrompt, Prompt, Decoding, Generated]]:
     """Decodes `args.tokens` tokens behind each prompt with each setting, but for what `results` has: prompt, rendered
     prompt, setting, and what was generated."""
     done = {(row["setting"], row["prompt"]) for row in results.rows}
@@ -121,17 +121,17 @@ def about(prompt: BenchPrompt, rendered: Prompt, setting: Any) -> Row:
     }
 
 
-def can_defer(setting: Setting) -> bool:
+def can_defer(setting: Decoding) -> bool:
     """Whether a window fits in a round, or may outlive it."""
     return why_strict(setting.gate, window_of(setting), setting.draft_max or 1) is None
 
 
-def window_of(setting: Setting) -> Window:
+def window_of(setting: Decoding) -> Window:
     """The gate's own where it names none."""
     return setting.window or setting.gate.window
 
 
-def name_of(kind: Setting) -> str:
+def name_of(kind: Decoding) -> str:
     """Gate, rule and reach in full."""
     if kind.is_exact:
         return str(kind.gate)
@@ -147,9 +147,9 @@ class Measured:
     """The results of some prompts, by setting."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._of: dict[Setting, dict[str, Row]] = {}
+        self._of: dict[Decoding, dict[str, Row]] = {}
         for row in rows:
-            self._of.setdefault(parse_setting(row["setting"]), {})[row["prompt"]] = row
+            self._of.setdefault(Decoding.parse(row["setting"]), {})[row["prompt"]] = row
 
     @property
     def lengths(self) -> list[int]:
@@ -157,22 +157,22 @@ class Measured:
         return sorted({setting.draft_max for setting in self._of if setting.draft_max is not None})
 
     @property
-    def kinds(self) -> list[Setting]:
+    def kinds(self) -> list[Decoding]:
         """Settings without their K, in the order of the file."""
         return list(dict.fromkeys(replace(setting, draft_max=None) for setting in self._of))
 
-    def has(self, kind: Setting, k: int) -> bool:
+    def has(self, kind: Decoding, k: int) -> bool:
         return replace(kind, draft_max=k) in self._of
 
-    def rate(self, kind: Setting, k: int, numerator: Callable[[Row], float], denominator: str) -> Interval:
+    def rate(self, kind: Decoding, k: int, numerator: Callable[[Row], float], denominator: str) -> Interval:
         """A ratio of sums over prompts."""
         rows = list(self._of[replace(kind, draft_max=k)].values())
         columns = [[numerator(row), row[denominator]] for row in rows]
         return bootstrap(columns, ratio, [row["group"] for row in rows])
 
-    def gain(self, kind: Setting, k: int) -> Interval:
+    def gain(self, kind: Decoding, k: int) -> Interval:
         """Tokens per round relative to exact's with the same K, on the prompts that have both; minus 1."""
-        exact = self._of.get(Setting(draft_max=k), {})
+        exact = self._of.get(Decoding(draft_max=k), {})
         mine = self._of[replace(kind, draft_max=k)]
         pairs = [(mine[prompt], exact[prompt]) for prompt in mine if prompt in exact]
         if not pairs:
@@ -181,11 +181,11 @@ class Measured:
         found = bootstrap(columns, ratio_of_ratios, [row["group"] for row, _ in pairs])
         return Interval(found.estimate - 1, found.low - 1, found.high - 1)
 
-    def n(self, kind: Setting, k: int) -> int:
+    def n(self, kind: Decoding, k: int) -> int:
         """Prompts."""
         return len(self._of[replace(kind, draft_max=k)])
 
-    def n_loops(self, kind: Setting, k: int) -> int:
+    def n_loops(self, kind: Decoding, k: int) -> int:
         """Outputs with a true loop."""
         return sum(row["loop"] for row in self._of[replace(kind, draft_max=k)].values())
 

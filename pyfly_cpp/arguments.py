@@ -51,13 +51,6 @@ def require_attribute(kind: type, name: str) -> None:
         raise ValueError(f"a {kind.__name__} has no setting {name!r}. Did you mean {near[0]!r}?")
 
 
-def require_draft_max(draft_max: object) -> int | None:
-    """Returns `draft_max` if it is a draft length or None; raises ValueError otherwise."""
-    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
-        raise ValueError(f"draft_max must be an integer >= 0 or None, not {draft_max!r}.")
-    return draft_max
-
-
 def require_fitting(draft_max: int | None, n_batch: int) -> None:
     """Raises ValueError unless a batch of n_batch tokens holds a round of draft_max."""
     if draft_max is not None and draft_max > n_batch - 1:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jinja2
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.generation import Generated
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.stats import Record
 from pyfly_cpp.words import counted
 
@@ -84,7 +84,7 @@ def make_page(
     detokenize: Callable[[list[int]], bytes],
     is_special: Callable[[int], bool],
     prompt: str,
-    setting: Setting,
+    setting: Decoding,
     model: str | os.PathLike[str],
     drafter: str = "",
 ) -> Page:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp._native import RawRecord
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Logprobs, Row, logprobs_of
 from pyfly_cpp.errors import BusyError, ContextFullError
 from pyfly_cpp.interrupts import interrupts_deferred
@@ -163,6 +164,7 @@ class Generation:
 
     def _begin(self) -> None:
         llm, request = self._llm, self._request
+        decoding: Decoding = llm.decoding
         history = self._all_tokens()
         llm._supersede()
         self._number = self._access.generation
@@ -177,7 +179,7 @@ class Generation:
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():
             text.begin(
-                history, llm.gate.nodes(), [window.config() for window in llm.gate.windows(llm._window)],
+                history, decoding.gate.nodes(), [window.config() for window in decoding.windows],
                 sampler=sampler,
                 take_failure=self._processors and self._processors.take_failure, n_room=request.max_tokens,
                 n_evaluated=min(n_reusable, len(history) - 1),  # the last one gives the first row

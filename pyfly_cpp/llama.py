@@ -14,21 +14,23 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_draft_max, require_fitting
+from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.completions import CompletingLlama
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation
 from pyfly_cpp.models import model_file
 from pyfly_cpp.request import Request
-from pyfly_cpp.rules import Exact, Gate, require_gate, require_window_for, why_strict
+from pyfly_cpp.rules import Exact, Gate, require_window_for, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
-from pyfly_cpp.windows import Window, require_window
+from pyfly_cpp.windows import Window
 
 
 class FlyLlama(CompletingLlama):
@@ -115,11 +117,9 @@ class FlyLlama(CompletingLlama):
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
-        self._gate = require_gate(gate)
-        self._window = require_window_for(self._gate, require_window(window))
-        self._draft_max = require_draft_max(draft_max)
+        self._decoding = Decoding(gate, window, draft_max, adaptive=adaptive)  # type: ignore[arg-type]
+        require_window_for(self._decoding.gate, self._decoding.window)
         self._protected = frozenset(protected)
-        self._adaptive = adaptive
         self.trace = trace
         self.on_prefill = on_prefill
         self.records = []
@@ -134,8 +134,7 @@ class FlyLlama(CompletingLlama):
         elif drafter is None:
             drafter = draft_model
         drafters = require_drafters(drafter)
-        wanted = [draft_max_of(d, self._draft_max) for d in drafters if not kwargs.get("embedding")]
-        self._drafter: Drafter | Sequence[Drafter] | None = None
+        wanted = [draft_max_of(d, draft_max) for d in drafters if not kwargs.get("embedding")]
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.
@@ -149,7 +148,7 @@ class FlyLlama(CompletingLlama):
             **kwargs,
         )
         self.drafter = drafter
-        require_fitting(self._draft_max, self.n_batch)
+        require_fitting(draft_max, self.n_batch)
         self._warn_if_strict()
 
     @classmethod
@@ -174,25 +173,36 @@ class FlyLlama(CompletingLlama):
     # ---- Settings that can change between requests -------------------------------------------------------------------
 
     @property
+    def decoding(self) -> Decoding:
+        """How it decodes, in one value. Assigned, it is taken over but for its drafter, which `drafter` loads."""
+        return self._decoding
+
+    @decoding.setter
+    def decoding(self, decoding: Decoding) -> None:
+        require_fitting(decoding.draft_max, self.n_batch)
+        self._decoding = replace(decoding, drafter=self._decoding.drafter)
+
+    @property
     def drafter(self) -> Drafter | Sequence[Drafter] | None:
         """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
-        return self._drafter
+        return self._decoding.drafter  # type: ignore[no-any-return]
 
     @drafter.setter
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
         drafters = require_drafters(drafter)
         with self._access.exclusive():
-            opened = self._decoder.open_drafters(drafters, self._draft_max, self.n_batch)
+            opened = self._decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
             self._supersede()
             self._decoder.drafters = opened
-            self._drafter = as_given(drafters) if isinstance(drafter, str) else drafter
+            given = as_given(drafters) if isinstance(drafter, str) else drafter
+            self._decoding = replace(self._decoding, drafter=given)
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
                 self._configure(self._drafting(), True)
 
     @property
     def draft_model(self) -> Any:
         """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
-        return None if isinstance(self._drafter, (OwnDrafter, list, tuple)) else self._drafter
+        return None if isinstance(self.drafter, (OwnDrafter, list, tuple)) else self.drafter
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
@@ -201,20 +211,20 @@ class FlyLlama(CompletingLlama):
     @property
     def gate(self) -> Gate:
         """What may happen to a draft token that is not the target's choice."""
-        return self._gate
+        return self._decoding.gate
 
     @gate.setter
     def gate(self, gate: Gate | str) -> None:
-        self._gate = require_gate(gate)
+        self._decoding = replace(self._decoding, gate=gate)
 
     @property
     def window(self) -> Window:
         """What a deferred mismatch needs to stand. Assigning None makes it the gate's own, whatever the gate is."""
-        return self._window or self._gate.window
+        return self._decoding.window or self._decoding.gate.window
 
     @window.setter
     def window(self, window: Window | str | None) -> None:
-        self._window = require_window(window)
+        self._decoding = replace(self._decoding, window=window)
 
     @property
     def draft_max(self) -> int:
@@ -223,9 +233,7 @@ class FlyLlama(CompletingLlama):
 
     @draft_max.setter
     def draft_max(self, draft_max: int | None) -> None:
-        draft_max = require_draft_max(draft_max)
-        require_fitting(draft_max, self.n_batch)
-        self._draft_max = draft_max
+        self.decoding = replace(self._decoding, draft_max=draft_max)
 
     def _place(self) -> Any:
         """Where the next text runs: it drafts as the settings are now."""
@@ -234,32 +242,30 @@ class FlyLlama(CompletingLlama):
 
     def _drafting(self) -> list[tuple[Drafter, int]]:
         """Each drafter and its K."""
-        return [(d, draft_max_of(d, self._draft_max, self.n_batch)) for d in require_drafters(self._drafter)]
+        k = self._decoding.draft_max
+        return [(d, draft_max_of(d, k, self.n_batch)) for d in require_drafters(self._decoding.drafter)]
 
     @property
     def adaptive(self) -> bool:
         """Whether the governor chooses. Assigning None: it does unless a `draft_max` is asked for."""
-        return is_governed(self._adaptive, require_drafters(self._drafter), self._draft_max)
+        return is_governed(self._decoding.adaptive, require_drafters(self.drafter), self._decoding.draft_max)
 
     @adaptive.setter
     def adaptive(self, adaptive: bool | None) -> None:
-        self._adaptive = adaptive
+        self._decoding = replace(self._decoding, adaptive=adaptive)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
-            "drafter": None if self.draft_model is not None else self._drafter,
-            "adaptive": self._adaptive,
-            "gate": self._gate,
-            "window": self._window,
-            "draft_max": self._draft_max,
+            **vars(self._decoding),
+            "drafter": None if self.draft_model is not None else self.drafter,
             "protected": self._protected,
             "trace": self.trace,
         }
 
     def _warn_if_strict(self) -> None:
         """Says, once for each, that gate, window and draft length together can accept nothing loosely."""
-        why = why_strict(self._gate, self.window, self.draft_max)
+        why = why_strict(self.gate, self.window, self.draft_max)
         if why is not None and why not in self._warned_strict:
             self._warned_strict.add(why)
             warnings.warn(why, stacklevel=3)

@@ -19,17 +19,16 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Union
 
-from pyfly_cpp.arguments import require_draft_max, require_fitting
+from pyfly_cpp.arguments import require_fitting
+from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.handles import Handle, Job
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.ranges import require_integer
-from pyfly_cpp.rules import Gate, require_gate
 from pyfly_cpp.shared_llama import SharedLlama
 from pyfly_cpp.stats import Stats
 from pyfly_cpp.stepped_text import Text
 from pyfly_cpp.stepper import CLOSED, Stepper
 from pyfly_cpp.views import View
-from pyfly_cpp.windows import Window, require_window
 
 Prompt = Union[str, Sequence[int], Sequence[dict[str, Any]]]
 """Text, token ids, or the messages of a chat."""
@@ -88,9 +87,6 @@ class FlyBatch:
         self,
         prompt: Prompt,
         *,
-        gate: Gate | str | None = None,
-        window: Window | str | None = None,
-        draft_max: int | None = None,
         trace: bool | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         **request: Any,
@@ -99,17 +95,19 @@ class FlyBatch:
 
         Args:
             prompt: Text, token ids, or the messages of a chat.
-            gate, window, draft_max, trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's.
-                Whether drafting is governed is decided for the batch; if it is, draft_max is an upper limit. on_prefill
-                is called in the request's own thread.
-            **request: Arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed
-                it is the next of a chain, as in a `FlyLlama`. Logits processors are called in the thread that steps
-                all requests, possibly also for a few tokens after a stop string.
+            trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's. on_prefill is called in the
+                request's own thread.
+            **request: gate, window and draft_max, as of `FlyLlama`; None: as the batch's. Whether drafting is governed
+                is decided for the batch; if it is, draft_max is an upper limit.
+                And arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed it is
+                the next of a chain, as in a `FlyLlama`. Logits processors are called in the thread that steps all
+                requests, possibly also for a few tokens after a stop string.
 
         Raises:
             ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork.
             TypeError: the completion has no such argument.
         """
+        said = {name: request.pop(name) for name in OF_REQUEST if name in request}
         is_chat, prompt = _understood(prompt)
         method = "create_chat_completion" if is_chat else "create_completion"
         inspect.signature(getattr(FlyLlama, method)).bind(None, prompt, **request)
@@ -118,8 +116,8 @@ class FlyBatch:
             return getattr(view, method)(prompt, **request)
 
         return self.call(
-            complete, stream=bool(request.get("stream")), seed=request.get("seed"), gate=gate, window=window,
-            draft_max=draft_max, trace=trace, on_prefill=on_prefill,
+            complete, stream=bool(request.get("stream")), seed=request.get("seed"), decoding=self.decoding.but(**said),
+            trace=trace, on_prefill=on_prefill,
         )  # fmt: skip
 
     def call(
@@ -128,10 +126,9 @@ class FlyBatch:
         *,
         stream: bool = False,
         seed: int | None = None,
-        gate: Gate | str | None = None,
-        window: Window | str | None = None,
-        draft_max: int | None = None,
-        **settings: Any,
+        decoding: Decoding | None = None,
+        trace: bool | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Handle:
         """Hands in a function that generates as it likes; returns at once.
 
@@ -139,16 +136,15 @@ class FlyBatch:
             function: Is given a `FlyLlama` of its own, in the request's thread. Returns the result, or with `stream` an
                 iterator of chunks.
             seed: Of the request's sampling; None: the next of the chain.
-            gate, window, draft_max, **settings: As of `submit`. Raises as it does.
+            decoding: Of this request, but for drafter and adaptive, which are the batch's; None: the batch's.
+            trace, on_prefill: As of `submit`. Raises as it does.
         """
-        if gate is not None:
-            require_gate(gate)
-        require_window(window)
-        require_fitting(require_draft_max(draft_max), self._crew.open_host().n_batch)
+        decoding = decoding or self.decoding
+        require_fitting(decoding.draft_max, self._crew.open_host().n_batch)
         crew, chained = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
 
         def start(on_text: Callable[[Text], None]) -> View:
-            return crew.view(on_text, chained if seed is None else seed).configure(gate, window, draft_max, **settings)
+            return crew.view(on_text, chained if seed is None else seed).configure(decoding, trace, on_prefill)
 
         job = Job(start, function, stream)
         crew.add(job)
@@ -198,6 +194,11 @@ class FlyBatch:
     def reset_stats(self) -> None:
         """Sets them to 0."""
         self._crew.stepper.call(self._crew.stepper.reset_counters)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How requests decode that say nothing of it."""
+        return self._crew.open_host().decoding
 
     @property
     def n_parallel(self) -> int:

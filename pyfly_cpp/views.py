@@ -16,13 +16,12 @@ from llama_cpp.llama import LlamaState
 from pyfly_cpp._native import Counters
 from pyfly_cpp.access import Access
 from pyfly_cpp.decoder import Decoder
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.rules import Gate
 from pyfly_cpp.shared_llama import SharedLlama
 from pyfly_cpp.stats import Stats
 from pyfly_cpp.stepped_text import Text
 from pyfly_cpp.stepper import Stepper
-from pyfly_cpp.windows import Window
 
 
 class ViewDecoder:
@@ -89,19 +88,13 @@ class View(FlyLlama):
 
     def configure(
         self,
-        gate: Gate | str | None,
-        window: Window | str | None,
-        draft_max: int | None,
+        decoding: Decoding,
         trace: bool | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> View:
-        """What the request wants otherwise than the host; None: as the host. Returns itself; raises ValueError."""
-        if gate is not None:
-            self.gate = gate
-        if window is not None:
-            self.window = window
-        if draft_max is not None:
-            self.draft_max = draft_max
+        """How the request decodes, and what else it wants otherwise than the host; None: as the host. Returns itself;
+        raises ValueError."""
+        self.decoding = decoding
         if trace is not None:
             self.trace = trace
         if on_prefill is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel, PromptLookup
 from pyfly_cpp._native import Batch, ScriptedTarget
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import Host
 from pyfly_cpp.drafters.lookup_texts import read_answers, read_texts, write_answers
 from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
@@ -182,8 +183,8 @@ def test_all_requests_of_a_batch_share_the_memory(tiny_target):
 
 def test_paths_in_a_preset_are_relative_to_its_folder(tmp_path):
     lookup = PromptLookup(texts=["src", "/abs"], memory_file="answers.bin")
-    save_preset(Preset(drafter=lookup), tmp_path / "p.json")
-    found = load_preset(tmp_path / "p.json").drafter
+    save_preset(Preset(Decoding(drafter=lookup)), tmp_path / "p.json")
+    found = load_preset(tmp_path / "p.json").decoding.drafter
     assert found == PromptLookup(texts=[str(tmp_path / "src"), "/abs"], memory_file=str(tmp_path / "answers.bin"))
     (tmp_path / "p.json").write_text('{"format": 1, "drafter": {"kind": "lookup", "texts": [3]}}')
     with pytest.raises(PresetError, match="texts"):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.evaluation.files import Row
-from pyfly_cpp.evaluation.settings import EXACT
 from pyfly_cpp.evaluation.statistics import (
     Flips,
     Interval,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.evaluation.commonsenseqa import CommonsenseQa
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.gsm8k import Gsm8k
@@ -15,7 +16,6 @@ from pyfly_cpp.evaluation.humaneval import HumanEval
 from pyfly_cpp.evaluation.mbpp import Mbpp
 from pyfly_cpp.evaluation.mgsm import Mgsm
 from pyfly_cpp.evaluation.mmlu import Mmlu
-from pyfly_cpp.evaluation.settings import PLAIN, Setting, parse_setting
 from pyfly_cpp.evaluation.task import Item, Task
 from pyfly_cpp.evaluation.writing import Writing
 from pyfly_cpp.rules import why_strict
@@ -100,7 +100,7 @@ class Way:
     """A setting, and which run of it: runs of one setting differ by nothing but the noise of kernels, since each text
     has other neighbours in its batches."""
 
-    setting: Setting
+    setting: Decoding
     run: int = 1
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def parse_way(text: str) -> Way:
     setting, hash_sign, run = text.partition("#")
     if hash_sign and not (run.isdigit() and int(run) >= 1):
         raise ValueError(f"cannot read {text!r}: behind # stands the number of the run, from 1 on.")
-    return Way(parse_setting(setting), int(run or 1))
+    return Way(Decoding.parse(setting), int(run or 1))
 
 
 RULES = (
@@ -185,7 +185,7 @@ def guarded(rule: str) -> tuple[str, ...]:
 def ways(rules: Sequence[str], k: int, run: int = 1) -> list[Way]:
     """These rules with k tokens drafted. Those that can accept nothing loosely with so few are left out: they are
     exact."""
-    settings = [replace(parse_setting(rule), draft_max=k) for rule in rules]
+    settings = [replace(Decoding.parse(rule), draft_max=k) for rule in rules]
     return [Way(one, run) for one in settings if why_strict(one.gate, one.window or one.gate.window, k) is None]
 
 

@@ -15,12 +15,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.files import DataError, Row
 from pyfly_cpp.evaluation.generation import Generated, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.runner import judge
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.task import Item, Task, Verdict
 from study.plan import PARTS, Way
 from study.records import Records
@@ -36,7 +36,7 @@ class Recorder:
         self,
         generator: ParallelGenerator,
         records: Records,
-        base: Setting,
+        base: Decoding,
         tasks: dict[str, Task] | None = None,
         max_tokens: int | None = None,
     ) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.machine import resident_mib
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
 from pyfly_cpp.stats import Round
 
@@ -79,13 +79,13 @@ class Memory:
     """More than the target alone, likewise after a short generation."""
 
 
-def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence[Setting]) -> dict[str, Memory]:
+def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> dict[str, Memory]:
     """The memory of each setting by its name; empty where the system does not tell. One drafter is loaded at a time.
 
     It is this process's: what a GPU holds is not in it, and of what was freed before, a few MiB may still be.
     """
 
-    def resident(setting: Setting) -> float | None:
+    def resident(setting: Decoding) -> float | None:
         generator.llm.drafter = None
         generator.forget(0)
         _warm_up(generator, prompt, [setting])
@@ -103,7 +103,7 @@ def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence
 def measure(
     generator: Generator,
     prompts: Sequence[BenchPrompt],
-    settings: Sequence[Setting],
+    settings: Sequence[Decoding],
     max_tokens: int,
     repeats: int = 1,
     progress: Callable[[int, str], None] | None = None,
@@ -169,7 +169,7 @@ def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, s
     return rendered
 
 
-def _warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Setting]) -> None:
+def _warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> None:
     rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
     for setting in settings:
         generator.generate(rendered, setting, 16)

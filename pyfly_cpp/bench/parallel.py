@@ -17,8 +17,8 @@ import numpy as np
 
 from pyfly_cpp.bench.measure import Key, Measured, Summary, render, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio_of_ratios
 
 _BLOCK = 2
@@ -39,7 +39,7 @@ def require_enough(prompts: Sequence[BenchPrompt], counts: Sequence[int]) -> Non
 def measure_parallel(
     generator: ParallelGenerator,
     prompts: Sequence[BenchPrompt],
-    settings: Sequence[Setting],
+    settings: Sequence[Decoding],
     counts: Sequence[int],
     max_tokens: int,
     repeats: int = 1,

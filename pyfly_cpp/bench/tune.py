@@ -19,9 +19,9 @@ from typing import Any
 from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.drafters import WORDS, require_drafters
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting
 from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, ratio, ratio_of_ratios
 from pyfly_cpp.rules import Entropy, Gate, Margin
 from pyfly_cpp.windows import Window
@@ -58,7 +58,7 @@ class Budget:
 class Candidate:
     """A measured setting."""
 
-    setting: Setting
+    setting: Decoding
     speedup: Interval
     """Over exact, measured in the same stage."""
     tokens_per_second: Interval
@@ -113,7 +113,7 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
     return difflib.SequenceMatcher(None, list(tokens), list(reference), autojunk=False).ratio()
 
 
-def assess(measured: Sequence[Measured], setting: Setting, reference: Setting = EXACT) -> Candidate:
+def assess(measured: Sequence[Measured], setting: Decoding, reference: Decoding = EXACT) -> Candidate:
     """Judges one setting of a measurement against the reference in it."""
     by_setting: dict[str, list[Measured]] = {}
     for m in measured:
@@ -156,16 +156,16 @@ def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
     return out
 
 
-def first_settings(words: Sequence[str]) -> list[Setting]:
+def first_settings(words: Sequence[str]) -> list[Decoding]:
     """Every drafter with every K of stage 1."""
-    return [Setting(drafter=word, draft_max=k) for word in words for k in _depths(word)]
+    return [Decoding(drafter=word, draft_max=k) for word in words for k in _depths(word)]
 
 
 def _depths(word: str) -> tuple[int, ...]:
     return HEAD_DEPTHS if any(kind.is_head for kind in WORDS[word.partition(":")[0]]) else DEPTHS
 
 
-def _fits(generator: Generator, setting: Setting) -> bool:
+def _fits(generator: Generator, setting: Decoding) -> bool:
     """Whether its K is possible: a batch has an end, and chained heads draft one token each."""
     try:
         generator.require([setting])
@@ -174,19 +174,19 @@ def _fits(generator: Generator, setting: Setting) -> bool:
     return True
 
 
-def _can_defer(generator: Generator, setting: Setting) -> bool:
+def _can_defer(generator: Generator, setting: Decoding) -> bool:
     """Whether it can be looser than exact; one that cannot is exact under another name."""
     window = setting.window or setting.gate.window
     return setting.is_exact or window.n_strict < _draft_max(generator, setting)
 
 
-def _draft_max(generator: Generator, setting: Setting) -> int:
+def _draft_max(generator: Generator, setting: Decoding) -> int:
     """K, spelled out."""
     parts = require_drafters(generator.drafters.of(setting))
     return max((draft_max_of(part, setting.draft_max) for part in parts), default=0)
 
 
-def _spelled_out(generator: Generator, setting: Setting) -> object:
+def _spelled_out(generator: Generator, setting: Decoding) -> object:
     """Equal for settings that do the same under different names."""
     drafter = generator.drafters.of(setting)
     return setting.gate, setting.window or setting.gate.window, drafter, _draft_max(generator, setting)
@@ -223,14 +223,14 @@ def tune(
     n_prompts = len({prompt.unit for prompt in prompts})
     if n_prompts < MIN_PROMPTS:
         raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
-    candidates: dict[Setting, Candidate] = {}
+    candidates: dict[Decoding, Candidate] = {}
     names = {_spelled_out(generator, setting): setting for setting in (PLAIN, EXACT)}
 
-    def once(settings: Sequence[Setting]) -> list[Setting]:
+    def once(settings: Sequence[Decoding]) -> list[Decoding]:
         """Each under the name it got first: two names of one setting would only measure the noise."""
-        return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s) for s in settings))
+        return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s.canonical()) for s in settings))
 
-    def run(stage: str, settings: Sequence[Setting]) -> None:
+    def run(stage: str, settings: Sequence[Decoding]) -> None:
         wanted = list(dict.fromkeys([EXACT, PLAIN, *settings]))
         n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
         report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
@@ -238,7 +238,7 @@ def tune(
         for setting in wanted:
             candidates.setdefault(setting, assess(measured, setting))
 
-    def best(among: Sequence[Setting]) -> Candidate:
+    def best(among: Sequence[Decoding]) -> Candidate:
         kept = [candidates[s] for s in among if s in candidates and candidates[s].within(budget)]
         return max(kept, key=lambda c: c.speedup.estimate)
 

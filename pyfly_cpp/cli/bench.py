@@ -27,7 +27,7 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_settings, short_names, written
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names, written
 from pyfly_cpp.files import sha256, write_atomically
 from pyfly_cpp.words import counted
 
@@ -166,7 +166,7 @@ class Work:
 
     session: Session[Any]
     prompts: list[BenchPrompt]
-    settings: list[Setting]
+    settings: list[Decoding]
     max_tokens: int
     repeats: int
     journal: Journal | None

@@ -13,8 +13,8 @@ from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
 from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.evaluation.settings import Setting, parse_setting
 from pyfly_cpp.explain import make_page, render
 from pyfly_cpp.files import require_free, write_atomically
 from pyfly_cpp.rules import Gate, Margin
@@ -62,9 +62,9 @@ def command(
         if gate is not None and setting_text is not None:
             raise click.UsageError("give either --gate or --setting, not both; a setting begins with its gate.")
         if gate is not None:
-            setting = Setting(gate)
+            setting = Decoding(gate)
         else:
-            setting = parse_setting(setting_text) if setting_text else (*models.settings, Setting(Margin(0.3)))[0]
+            setting = Decoding.parse(setting_text) if setting_text else (*models.settings, Decoding(Margin(0.3)))[0]
         if not prompt.strip():
             raise ValueError("the prompt is empty; give a text.")
         require_free(output, force)

@@ -21,16 +21,18 @@ from pyfly_cpp.cli.loading import model_path, reasons_from, require_chat_format,
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
-from pyfly_cpp.drafters import DRAFTERS, as_given, require_drafters
+from pyfly_cpp.decoding import PLAIN, Decoding, written_drafters
+from pyfly_cpp.decoding.data import drafter_as_dict
+from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
+from pyfly_cpp.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation.drafting import AUTO, Drafters, choose_drafters, files_of, load_batch, load_target
+from pyfly_cpp.evaluation.drafting import files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
 from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
-from pyfly_cpp.evaluation.settings import PLAIN, Setting, written_drafters
 from pyfly_cpp.files import require_free
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, Preset, drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, Preset, load_preset
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
 
 T = TypeVar("T")
@@ -56,22 +58,23 @@ class Models:
     where: Where = Where()  # noqa: RUF009 - frozen
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[Decoding, ...]:
         """The preset's setting, if there is a preset; without the governor, as all that do not ask for it."""
         if self.preset is None:
             return ()
-        if self.preset.drafter is None and self.drafter == AUTO:
+        said = self.preset.decoding
+        if said.drafter == "none" and self.drafter == AUTO:
             return (PLAIN,)
-        return (Setting(self.preset.gate, self.preset.window, self.preset.draft_max or None),)
+        return (Decoding(said.gate, said.window, said.draft_max or None).canonical(),)
 
     def drafters(self) -> tuple[Drafters, str]:
         """What the drafter words stand for, and why the default is what it is."""
-        preset = None if self.preset is None else as_given(self.preset.drafters)
+        preset = () if self.preset is None else self.preset.drafters
         drafters, reason = choose_drafters(self.model, self.draft, self.drafter, preset)
         given = tuple(self.where.place_own(drafter) for drafter in drafters.given)
         return Drafters(given, self.where.place(drafters.default)), reason
 
-    def open(self, settings: Sequence[Setting], draft_max: int = 0) -> Session[Generator]:
+    def open(self, settings: Sequence[Decoding], draft_max: int = 0) -> Session[Generator]:
         """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
         Args:
@@ -81,7 +84,7 @@ class Models:
             settings, lambda drafters: Generator(self._load(load_target, drafters, settings, draft_max), drafters)
         )
 
-    def open_parallel(self, settings: Sequence[Setting], n_parallel: int) -> Session[ParallelGenerator]:
+    def open_parallel(self, settings: Sequence[Decoding], n_parallel: int) -> Session[ParallelGenerator]:
         """The same for so many texts at once, each of n_ctx tokens."""
 
         def load(drafters: Drafters) -> ParallelGenerator:
@@ -99,14 +102,14 @@ class Models:
         silence()
         return choose_parallel(self.model, self.n_ctx)
 
-    def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Setting], n: int) -> T:
+    def _load(self, load: Callable[..., T], drafters: Drafters, settings: Sequence[Decoding], n: int) -> T:
         return load(
             self.model, drafters, settings, n, n_ctx=self.n_ctx, n_threads=self.threads,
             n_threads_batch=self.threads, n_gpu_layers=self.gpu_layers, chat_format=self.chat_format,
             kernels=self.kernels, verbose=False, **self.where.arguments(),
         )  # fmt: skip
 
-    def _open(self, settings: Sequence[Setting], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
+    def _open(self, settings: Sequence[Decoding], load: Callable[[Drafters], AnyGenerator]) -> Session[AnyGenerator]:
         machine = describe_machine()  # before this program is the load
         warn_of_load(machine)
         drafters, reason = self.drafters()
@@ -117,7 +120,7 @@ class Models:
         llm = generator.llm
         require_chat_format(llm)
         generator.require(settings)
-        default = drafters.of(Setting())
+        default = drafters.of(Decoding())
         models: dict[str, Any] = {
             "model": describe_model(self.model),
             "drafter": [_without_folder(drafter_as_dict(drafter)) for drafter in require_drafters(default)],

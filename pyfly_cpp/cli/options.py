@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.headings import acceptance, drafting, machine, sampling
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
+from pyfly_cpp.decoding.data import drafter_as_dict
+from pyfly_cpp.decoding.drafting import AUTO, choose_drafters, with_draft
 from pyfly_cpp.drafters import (
     DRAFTERS,
     WORDS,
     AnyDrafter,
-    DraftModel,
     Option,
     OwnDrafter,
     PathOption,
@@ -30,11 +30,10 @@ from pyfly_cpp.drafters import (
     options_of,
     require_drafters,
 )
-from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, drafter_as_dict, load_preset
+from pyfly_cpp.presets import SHIPPED, load_preset
 from pyfly_cpp.rules import Gate, examples
-from pyfly_cpp.threads import AUTO
+from pyfly_cpp.threads import AUTO as AUTO_THREADS
 from pyfly_cpp.windows import RULES, Window
 
 DEFAULT_N_CTX = 4096
@@ -89,8 +88,7 @@ class Options:
     cache_type_v: str = "f16"
 
     def choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
-        """What drafts for this model, and why. With `auto`: the preset's drafter, else the MTP head that the model
-        carries, else the draft model that was given, else a fitting file on this machine, else prompt lookup."""
+        """What drafts for this model, and why, as `choose_drafters` has it."""
         drafter, why = self._choose_drafter(model)
         if not any(isinstance(one, PromptLookup) for one in require_drafters(drafter)):
             for flag in ("lookup_texts", "lookup_memory"):
@@ -102,21 +100,16 @@ class Options:
     def _choose_drafter(self, model: Path) -> tuple[AnyDrafter | None, str]:
         if self.preset_drafter is not None:
             return self.preset_drafter, f"the preset {Path(self.preset or '').name}"
-        why = f"--drafter {self.drafter}"
         kinds = WORDS.get(self.drafter, ())
         if self.draft is None and any(kind.needs_file for kind in kinds):
             raise click.UsageError(f"--drafter {self.drafter} needs --draft PATH.")
-        if self.draft is not None and self.drafter != "auto" and not any(kind.takes_file for kind in kinds):
+        if self.draft is not None and self.drafter != AUTO and not any(kind.takes_file for kind in kinds):
             raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
         if self.drafter == "none":
-            return None, why
+            return None, "--drafter none"
         draft = None if self.draft is None else resolve_model(self.draft)
-        if self.drafter != "auto":
-            return as_given([self._make(kind, draft) for kind in kinds]), why
-        require_gguf(str(model))
-        chosen = choose_drafter(model, None if draft is None else self._make(DraftModel, draft))
-        is_last_resort = isinstance(chosen.drafter, PromptLookup)
-        return (self._make(PromptLookup) if is_last_resort else chosen.drafter), chosen.reason
+        drafters, why = choose_drafters(model, draft, self.drafter, make=self._make)
+        return drafters.default, why
 
     def _make(self, kind: type[OwnDrafter], file: Path | None = None) -> Any:
         fields = {option.field: self.drafting[option.name] for option in kind.options}
@@ -152,30 +145,26 @@ def _with_preset(options: dict[str, Any], is_given: Callable[[str], bool]) -> di
     A preset with a drafter was measured with drafts of full length, so the governor is off unless --adaptive says so.
     """
     preset = load_preset(options["preset"])
+    decoding = preset.decoding
     said = {
         "model": preset.model,
-        "gate": preset.gate,
-        "draft_max": preset.draft_max if preset.drafter is not None else options["draft_max"],
-        "adaptive": preset.leaves_drafter,
+        "gate": decoding.gate,
+        "draft_max": decoding.draft_max if decoding.drafter != "none" else options["draft_max"],
+        "adaptive": preset.leaves_drafter if decoding.adaptive is None else decoding.adaptive,
     }
-    gate = options["gate"] if is_given("gate") else preset.gate
-    if preset.window is not None and not gate.draws:
-        said["window_rule"] = preset.window.rule
-        said.update({name: getattr(preset.window, field) for name, field in WINDOW_OPTIONS.items()})
+    gate = options["gate"] if is_given("gate") else decoding.gate
+    if decoding.window is not None and not gate.draws:
+        said["window_rule"] = decoding.window.rule
+        said.update({name: getattr(decoding.window, field) for name, field in WINDOW_OPTIONS.items()})
     out = {**options, **{name: value for name, value in said.items() if not is_given(name)}}
-    drafters = preset.drafters
-    has_draft = any(isinstance(drafter, OwnDrafter) and drafter.takes_draft for drafter in drafters)
-    if preset.leaves_drafter or is_given("drafter") or (is_given("draft") and not has_draft):
+    if preset.leaves_drafter or is_given("drafter"):
         return out
-    if not drafters:
-        return {**out, "drafter": "none"}
-    parts = []
-    for drafter in drafters:
-        assert isinstance(drafter, OwnDrafter)  # a preset holds no callable
-        changes = {o.field: options["drafting"][o.name] for o in drafter.options if is_given(o.name)}
-        if drafter.takes_draft and is_given("draft"):
-            changes["model_path"] = resolve_model(options["draft"])
-        parts.append(drafter.but(**changes))
+    if not preset.drafters:
+        return out if is_given("draft") else {**out, "drafter": "none"}
+    parts = [
+        drafter.but(**{o.field: options["drafting"][o.name] for o in drafter.options if is_given(o.name)})
+        for drafter in with_draft(preset.drafters, resolve_model(options["draft"]) if is_given("draft") else None)
+    ]
     return {**out, "preset_drafter": as_given(parts)}
 
 
@@ -210,8 +199,8 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
                           "models, drafter, gate and window; options override it."),
         click.option("-d", "--draft", metavar="FILE",
                      help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
-        click.option("--drafter", metavar="WORD", type=click.Choice(["auto", *WORDS, "none"]),
-                     default="auto", show_default=True,
+        click.option("--drafter", metavar="WORD", type=click.Choice([AUTO, *WORDS, "none"]),
+                     default=AUTO, show_default=True,
                      help=f"What proposes tokens: {', '.join(WORDS)} or none; auto: the model's MTP head, else "
                           "--draft, else a fitting file on this machine (see `models pair`), else prompt lookup."),
         click.option("--gate", type=GateType(), default="exact", show_default=True,
@@ -219,7 +208,7 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
                           "decoding. With guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8)."),
         click.option("-c", "--n-ctx", metavar="N", type=SIZE,
                      help=f"Context in tokens; 0: the model's.  [default: {DEFAULT_N_CTX}, or the model's if less]"),
-        click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True,
+        click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO_THREADS, show_default=True,
                      help=THREADS_HELP),
         click.option("--temperature", metavar="X", type=Real(min=0), default=0.0, show_default=True,
                      help=TEMPERATURE_HELP),

@@ -25,10 +25,10 @@ from pyfly_cpp.cli.measuring import (
 )
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.drafters import as_given, require_drafters
-from pyfly_cpp.evaluation.drafting import AUTO, Drafters
 from pyfly_cpp.evaluation.report import interval
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.files import write_atomically
 from pyfly_cpp.presets import Preset, save_preset
 from pyfly_cpp.words import counted
@@ -84,7 +84,7 @@ def command(
         drafters, _ = models.drafters()
         words = [models.drafter] if models.drafter != AUTO else drafters.words()
         k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
-        session = models.open([Setting(drafter=word) for word in words], k)
+        session = models.open([Decoding(drafter=word) for word in words], k)
         budget = tuning.Budget(agreement, lost_answers)
         with progress_bar(1, "tune") as bar:
             stages: list[str] = []
@@ -175,17 +175,17 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     )
 
 
-def make_preset(setting: Setting, model: str, drafters: Drafters) -> Preset:
+def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
     """The preset of a setting, with the models it was measured with."""
     model = os.path.abspath(model)
     if setting.is_plain:
-        return Preset(draft_max=0, model=model)
+        return Preset(dataclasses.replace(PLAIN, draft_max=0), model)
     parts: list[Any] = list(require_drafters(drafters.of(setting)))
     for i, part in enumerate(parts):
         if part.file is not None:
             parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
     window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
-    return Preset(setting.gate, window, setting.draft_max, as_given(parts), model)
+    return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts)), model)
 
 
 def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.drafters import has_head
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.prompting import render_chat
 from pyfly_cpp.request import Request
@@ -80,7 +80,7 @@ class Generator:
         """What the function returns of a FlyLlama that is configured."""
         return function(self.llm)
 
-    def require(self, settings: Sequence[Setting]) -> None:
+    def require(self, settings: Sequence[Decoding]) -> None:
         """Loads every drafter once, so that what is not there or does not fit is known before hours are spent.
 
         Raises:
@@ -122,7 +122,7 @@ class Generator:
         self.forget(n)
         return n
 
-    def hold(self, prompt: Prompt, settings: Sequence[Setting]) -> int:
+    def hold(self, prompt: Prompt, settings: Sequence[Decoding]) -> int:
         """Makes ready for generations from `prompt` with all of `settings`, in whatever order: evaluates all of it but
         its last token, with the target and with what drafts for the first setting that drafts. Kernels round by the
         size of a batch, and a near-tie in the prompt's end must not hang on who evaluated it.
@@ -142,7 +142,7 @@ class Generator:
             self.forget(len(prompt.tokens) - 1)
         return len(prompt.tokens) - 1
 
-    def _first_round(self, tokens: Sequence[int], setting: Setting) -> None:
+    def _first_round(self, tokens: Sequence[int], setting: Decoding) -> None:
         self.configure(setting)
         stream = self.llm.generate(list(tokens), temp=0.0)
         next(stream)
@@ -155,11 +155,10 @@ class Generator:
             n_keep = 0
         self.llm.n_tokens = min(self.llm.n_tokens, n_keep)
 
-    def configure(self, setting: Setting) -> None:
+    def configure(self, setting: Decoding) -> None:
         """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
         decide_by(llm, setting)
-        llm.adaptive = setting.adaptive
         if setting.is_plain:
             if has_head(llm.drafter):
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
@@ -171,7 +170,7 @@ class Generator:
     def generate(
         self,
         prompt: Prompt,
-        setting: Setting,
+        setting: Decoding,
         max_tokens: int,
         temperature: float = 0.0,
         seed: int | None = None,
@@ -188,10 +187,10 @@ class Generator:
         return decode(self.llm, prompt, max_tokens, temperature)
 
 
-def decide_by(llm: FlyLlama, setting: Setting) -> None:
-    """Sets what is decided for each text alone: gate, window, and how many tokens a round drafts."""
-    llm.gate, llm.window = setting.gate, setting.window
-    llm.draft_max = 0 if setting.is_plain else setting.draft_max
+def decide_by(llm: FlyLlama, setting: Decoding) -> None:
+    """Makes a FlyLlama, or a text's view of one, decode so with the drafter that it has."""
+    k = 0 if setting.is_plain else setting.draft_max
+    llm.decoding = replace(setting, draft_max=k, adaptive=bool(setting.adaptive))
 
 
 def decode(

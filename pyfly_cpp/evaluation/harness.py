@@ -22,11 +22,12 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, require_repeatable
+from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
 from pyfly_cpp.engine.output import Logprobs
-from pyfly_cpp.evaluation.drafting import AUTO, choose_drafters, load_batch, load_target
+from pyfly_cpp.evaluation.drafting import load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, Setting, parse_setting, require_repeatable
 from pyfly_cpp.llama import FlyLlama
 from pyfly_cpp.request import Request
 from pyfly_cpp.threads import AUTO as AUTO_THREADS
@@ -98,7 +99,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         if setting is None:
             words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else ""]
             setting = " ".join(words)
-        self.setting: Setting = parse_setting(setting.replace(";", " ")) if setting else EXACT
+        self.setting: Decoding = Decoding.parse(setting.replace(";", " ")) if setting else EXACT
         require_repeatable([self.setting])
         n_threads = AUTO_THREADS if threads is None or threads == AUTO_THREADS else int(threads)
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)

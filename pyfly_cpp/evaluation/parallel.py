@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import llama_cpp
 
 from pyfly_cpp import memory
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decide_by, decode
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.handles import Job
@@ -61,7 +61,7 @@ class Order:
     max_tokens: int
     temperature: float = 0.0
     seed: int | None = None
-    setting: Setting | None = None
+    setting: Decoding | None = None
     """How it is decoded; it drafts with what the setting of all drafts with, or not at all. None: as all."""
     then: Order | None = None
     """What takes its place as soon as it is finished, before what waits; where the prompt is the same, what is
@@ -100,11 +100,11 @@ class ParallelGenerator(Generator):
             job.stop("nobody waits for it.")
         return result
 
-    def require(self, settings: Sequence[Setting]) -> None:
+    def require(self, settings: Sequence[Decoding]) -> None:
         """As of `Generator`. Waits until nothing runs."""
         self._when_idle(lambda: super(ParallelGenerator, self).require(settings))
 
-    def configure(self, setting: Setting) -> None:
+    def configure(self, setting: Decoding) -> None:
         """As of `Generator`, for what is begun from now on. Waits until nothing runs."""
 
         def change() -> None:
@@ -124,7 +124,7 @@ class ParallelGenerator(Generator):
         self._when_idle(forget)
 
     def generate(
-        self, prompt: Prompt, setting: Setting, max_tokens: int, temperature: float = 0.0, seed: int | None = None
+        self, prompt: Prompt, setting: Decoding, max_tokens: int, temperature: float = 0.0, seed: int | None = None
     ) -> Generated:
         """As of `Generator`."""
         ((_, generated),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
@@ -133,7 +133,7 @@ class ParallelGenerator(Generator):
     def generate_all(
         self,
         orders: Iterable[Order],
-        setting: Setting,
+        setting: Decoding,
         n_at_once: int | None = None,
     ) -> PyGenerator[tuple[Order, Generated], None, None]:
         """Generates for all orders and yields them as they finish. Closed early, it cancels what runs.
@@ -192,9 +192,9 @@ class ParallelGenerator(Generator):
             for job in taken:
                 job.stop("nobody wants it any more.")
 
-    def _require_alike(self, setting: Setting) -> None:
+    def _require_alike(self, setting: Decoding) -> None:
         wanted = self.drafters.of(setting)
-        if wanted is not None and (wanted != self.llm.drafter or setting.adaptive != self.llm.adaptive):
+        if wanted is not None and (wanted != self.llm.drafter or bool(setting.adaptive) != self.llm.adaptive):
             raise ValueError(
                 f"the setting {str(setting)!r} drafts otherwise than what runs beside it; generate with it separately."
             )

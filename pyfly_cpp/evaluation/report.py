@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pyfly_cpp.decoding import short_names
 from pyfly_cpp.evaluation.files import Row
-from pyfly_cpp.evaluation.settings import short_names
 from pyfly_cpp.evaluation.statistics import (
     Flips,
     Interval,

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
-from pyfly_cpp.evaluation.settings import Setting
 from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
 from pyfly_cpp.files import OutputError, only_writer, require_writable, write_atomically
 
@@ -51,7 +51,7 @@ class Plan:
 
     task: Task
     items: Sequence[Item]
-    settings: Sequence[Setting]
+    settings: Sequence[Decoding]
     examples: Sequence[Item] = ()
     few_shot: int = 0
     max_tokens: int = 256
@@ -230,7 +230,7 @@ def _generate_in_parallel(
                     yield _line(generator, item, setting, order.prompt, generated, verdict)
 
 
-def _turn(plan: Plan, i: int) -> list[Setting]:
+def _turn(plan: Plan, i: int) -> list[Decoding]:
     """The settings in the order in which they take their i-th turn."""
     first = i % len(plan.settings)
     return [*plan.settings[first:], *plan.settings[:first]]
@@ -254,7 +254,7 @@ def judge(task: Task, item: Item, generated: Generated) -> Verdict:
 
 
 def _line(
-    generator: Generator, item: Item, setting: Setting, prompt: Prompt, generated: Generated, verdict: Verdict
+    generator: Generator, item: Item, setting: Decoding, prompt: Prompt, generated: Generated, verdict: Verdict
 ) -> Row:
     text = generator.llm.detokenize(list(prompt.tokens), special=True).decode("utf-8", "replace")
     return {

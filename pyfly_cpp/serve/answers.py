@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyfly_cpp import __version__
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.response_format import schema_of
 from pyfly_cpp.schemas import CHARACTER
@@ -18,7 +19,6 @@ from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import (
     Order,
-    Rule,
     read_logit_bias,
     read_sampling,
     read_seeds,
@@ -74,11 +74,11 @@ class Shared:
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         self.model = model
         self.settings = settings
         self.body = body
-        self.rule = rule
+        self.decoding = decoding
         self.stream = bool(body.get("stream"))
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.with_records = bool(body.get("records"))
@@ -87,7 +87,7 @@ class Shared:
         self.n_tokens: dict[int, int] = {}
         self.id = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.fingerprint = fingerprint(written(rule, model.setting))
+        self.fingerprint = fingerprint(written(decoding))
 
     def order(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
@@ -97,8 +97,9 @@ class Shared:
         body, limits = self.body, self.settings.limits
         n = self.require_few(len(prompts))
         n_batch = self.model.n_batch
-        if self.rule.draft_max is not None and self.rule.draft_max >= n_batch:
-            raise bad_request(f"draft_max must be less than {n_batch}, not {self.rule.draft_max}.", "draft_max")
+        k = self.decoding.draft_max
+        if k is not None and k >= n_batch:
+            raise bad_request(f"draft_max must be less than {n_batch}, not {k}.", "draft_max")
         sampling = read_sampling(body, self.settings.sampling)
         texts_of_stop, bias = read_stop(body, stop), read_logit_bias(body, self.model.n_vocab)
         seeds = read_seeds(body, n)
@@ -109,7 +110,7 @@ class Shared:
             self.orders += [
                 Order(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
-                    self.with_records, self.rule,
+                    self.with_records, self.decoding,
                 )
                 for seed in seeds
             ]  # fmt: skip

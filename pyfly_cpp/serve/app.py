@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.serve import fields
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
@@ -23,7 +24,7 @@ from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, internal, stopping
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.orders import Rule, read_rule
+from pyfly_cpp.serve.orders import read_decoding, written
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import App, guarded, refuse
 from pyfly_cpp.serve.service import Service
@@ -130,12 +131,12 @@ class _Answers(_Checked):
         """As of `_Checked`."""
         service = self.service
         body = await read_json(request, service.settings.limits, self._schema)
-        rule = read_rule(body, request.headers.get("x-pyfly"))
+        decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
         if service.turns.is_closed:
             raise stopping()
         if service.log.wants_texts:
             more["request"] = body
-        answer = await asyncio.to_thread(self._understand, body, rule)
+        answer = await asyncio.to_thread(self._understand, body, decoding)
         texts = [""] * len(answer.orders)
         try:
             if answer.stream:
@@ -147,8 +148,8 @@ class _Answers(_Checked):
             if service.log.wants_texts:
                 more["texts"] = texts
 
-    def _understand(self, body: Mapping[str, Any], rule: Rule) -> Answer:
-        return self._kind(self.service.model, self.service.settings, body, rule)
+    def _understand(self, body: Mapping[str, Any], decoding: Decoding) -> Answer:
+        return self._kind(self.service.model, self.service.settings, body, decoding)
 
     async def _whole(self, answer: Answer, texts: list[str]) -> dict[str, Any]:
         async with closing(self.service.pieces(answer)) as pieces:
@@ -222,11 +223,11 @@ class _Routes:
 
     def _described(self) -> dict[str, Any]:
         model = self._service.model
-        rule, embedder = str(model.setting), self._service.embedder
+        rule, embedder = written(model.decoding), self._service.embedder
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "pyfly": {
-                "rule": rule, "lossless": model.setting.is_exact, "system_fingerprint": fingerprint(rule),
+                "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
                 "n_vocab": model.n_vocab,
                 "embeddings": None if embedder is None else {

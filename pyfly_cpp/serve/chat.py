@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.completions import joined
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Rule
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.tools import Call, Tools
 
@@ -23,8 +23,8 @@ class Chat(Shared):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
-        super().__init__(model, settings, body, rule)
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+        super().__init__(model, settings, body, decoding)
         functions = [tool["function"] for tool in body.get("tools") or []]
         self.tools = Tools(functions, *read_choice(body, bool(functions)), model.template)
         grammar = read_format(body, body.get("response_format"), "response_format")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Rule
 from pyfly_cpp.serve.settings import Settings
 
 _DEFAULT_TOKENS = 16  # the protocol's own
@@ -20,8 +20,8 @@ class Completion(Shared):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
-        super().__init__(model, settings, body, rule)
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+        super().__init__(model, settings, body, decoding)
         self._echo = bool(body.get("echo"))
         n, best_of = int(body.get("n") or 1), int(body.get("best_of") or 1)
         if best_of > n:

@@ -8,9 +8,9 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import require_drafters
 from pyfly_cpp.engine.vocabulary import Vocabulary
-from pyfly_cpp.evaluation.settings import PLAIN, Setting
 from pyfly_cpp.handles import Handle
 from pyfly_cpp.parallel import FlyBatch
 from pyfly_cpp.prompting import Rendered, render_chat
@@ -37,9 +37,8 @@ class Model:
         self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
         if self._llm.chat_format != "chat_template.default":
             self.template = ""
-        drafts = bool(require_drafters(self._llm.drafter)) and self._llm.draft_max > 0
-        self.setting = Setting(self._llm.gate, self._llm._window) if drafts else PLAIN
-        """How texts are verified where requests say nothing."""
+        self.decoding: Decoding = batch.decoding if self.drafters else batch.decoding.but(drafter="none")
+        """How texts are decoded where requests say nothing."""
 
     @property
     def path(self) -> str:
@@ -134,9 +133,8 @@ class Model:
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
     def write(self, order: Order, is_late: Callable[[], bool]) -> Handle:
-        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the rule does not fit."""
-        rule = order.rule
+        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding cannot be."""
         return self.batch.call(
             lambda llm: write(llm, order, is_late), stream=True, seed=order.seed,
-            gate=rule.gate, window=rule.window, draft_max=rule.draft_max, trace=order.records,
+            decoding=order.decoding, trace=order.records,
         )  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyfly_cpp.evaluation.settings import Setting
-from pyfly_cpp.rules import Gate, parse_gate
+from pyfly_cpp.decoding import EXACT, Decoding
+from pyfly_cpp.rules import parse_gate
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
-from pyfly_cpp.windows import Window, parse_window
+from pyfly_cpp.windows import parse_window
 
 _SEEDS = 2**32 - 1
 """The largest 32-bit number asks llama.cpp for a seed of its own."""
@@ -26,14 +26,6 @@ SAMPLING = {
 
 _INTEGERS = ("top_k", "mirostat_mode")
 _PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-
-
-class Rule(NamedTuple):
-    """How a text is verified, where it differs from the server's own; None: as there."""
-
-    gate: Gate | None = None
-    window: Window | None = None
-    draft_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Order:
     """Whether the log-probabilities of the prompt are wanted, too."""
     records: bool = False
     """Whether it is to be told how each token came."""
-    rule: Rule = Rule()  # noqa: RUF009 - frozen
+    decoding: Decoding = EXACT
 
     @property
     def shapes_rows(self) -> bool:
@@ -64,9 +56,9 @@ class Order:
         return self.grammar is not None or bool(self.logit_bias) or any(penalties)
 
 
-def read_rule(body: Mapping[str, Any], header: str | None) -> Rule:
-    """The rule of a request: its fields, and where they say nothing the header `X-Pyfly: gate=...; draft-max=...`.
-    Raises ApiError."""
+def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:
+    """How a request decodes: as its fields say, and where they say nothing the header `X-Pyfly: gate=...;
+    draft-max=...`, and else as the server does. Raises ApiError."""
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:
         gate = None if "gate" not in given else parse_gate(given["gate"])
@@ -74,7 +66,8 @@ def read_rule(body: Mapping[str, Any], header: str | None) -> Rule:
     except ValueError as error:
         raise bad_request(str(error), "gate" if "gate" in given else "window") from None
     draft_max = given.get("draft_max")
-    return Rule(gate, window, 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max))
+    k = 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max)
+    return own.but(gate=gate, window=window, draft_max=k)
 
 
 _RULE = ("gate", "window", "draft_max", "speculative")
@@ -102,13 +95,9 @@ def _read_header(text: str | None) -> dict[str, Any]:
     return out
 
 
-def written(rule: Rule, own: Setting) -> str:
-    """A rule as it is written, with the server's own where it says nothing."""
-    if rule.draft_max == 0 or (rule.draft_max is None and own.is_plain):
-        return "plain"
-    gate = own.gate if rule.gate is None else rule.gate
-    window = rule.window or (own.window if rule.gate is None else None)
-    return str(Setting(gate, window))
+def written(decoding: Decoding) -> str:
+    """What decides about a text, as it is written: not how much is drafted, nor by what."""
+    return str(decoding if decoding.is_plain else Decoding(decoding.gate, decoding.window))
 
 
 def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, Any]:

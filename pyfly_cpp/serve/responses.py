@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.chat import Chat, read_content
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Order, Rule
+from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
 
 
@@ -21,7 +22,7 @@ class Response:
 
     is_named = True
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], rule: Rule) -> None:
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         if body.get("previous_response_id") is not None:
             raise bad_request(
                 "nothing is stored here, so there is no previous response; send the whole conversation as input.",
@@ -29,7 +30,7 @@ class Response:
             )
         self._body = body
         self._name = settings.name
-        self._chat = Chat(model, settings, _as_chat(body), rule)
+        self._chat = Chat(model, settings, _as_chat(body), decoding)
         self.orders: list[Order] = self._chat.orders
         self.stream = bool(body.get("stream"))
         self._id = f"resp_{uuid.uuid4().hex}"

@@ -36,7 +36,7 @@ def test_the_defaults(run):
     assert result.code == 0
     assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
     assert "it drafts only what pays" in result.err
-    assert f"gate: {load_preset('safe').gate}, the same answers as plain decoding\n" in result.err
+    assert f"gate: {load_preset('safe').decoding.gate}, the same answers as plain decoding\n" in result.err
     assert "lossy" not in result.err
 
 

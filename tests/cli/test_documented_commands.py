@@ -9,7 +9,7 @@ import click
 import pytest
 from documents import DOCUMENTS, blocks, calls, fill, name, spans
 
-from pyfly_cpp.evaluation.settings import parse_setting
+from pyfly_cpp.decoding import Decoding
 
 from .test_examples import LESS
 
@@ -44,7 +44,7 @@ def test_commands(run, parse, tmp_path, monkeypatch, path):
             assert result.code == 0, (str(block), arguments, result.err)
             for option, value in zip(arguments, arguments[1:]):
                 if option == "-s" and arguments[0] in ("bench", "eval", "explain"):
-                    parse_setting(value)
+                    Decoding.parse(value)
             if block.marker == "":
                 command = next(words for words in LESS if words and [*words] == arguments[: len(words)])
                 result = run(*arguments, *LESS[command])

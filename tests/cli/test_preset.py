@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, MultiLevel, PromptLookup, Window, presets
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -23,7 +24,8 @@ def preset(tmp_path):
 
     def write(**fields):
         path = tmp_path / "p.json"
-        save_preset(Preset(**{"model": str(TARGET), **fields}), path, force=True)
+        model = fields.pop("model", str(TARGET))
+        save_preset(Preset(Decoding(**{"drafter": "none", **fields}), model), path, force=True)
         return path
 
     return write
@@ -112,9 +114,9 @@ def test_a_preset_without_a_window_takes_the_gates_own(run, preset, tmp_path):
     said = json.loads(path.read_text())
     del said["window"]
     path.write_text(json.dumps(said))
-    assert load_preset(path).window is None
+    assert load_preset(path).decoding.window is None
     path.write_text(json.dumps({**said, "window": {}}))
-    assert load_preset(path).window == Window(), "one that was written stays"
+    assert load_preset(path).decoding.window == Window(), "one that was written stays"
 
 
 def test_a_preset_of_other_keys_of_the_past(tmp_path):
@@ -201,7 +203,7 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
     for name in SHIPPED:
         preset = load_preset(name)
         assert preset == load_preset(folder / f"{name}.json")
-        assert preset.gate.is_lossless == (name == "safe") and preset.leaves_drafter and preset.model is None
+        assert preset.decoding.gate.is_lossless == (name == "safe") and preset.leaves_drafter and preset.model is None
         assert set(preset.claim) == {"about", "measured"}
 
 
@@ -213,12 +215,12 @@ def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
     got = settings(run, "--preset", "fast", "-m", TARGET, "--gate", "exact")["settings"]
     assert (got["gate"], got["adaptive"]) == ("exact", True)
     result = run("chat", *QUIET, "-m", TARGET, "--preset", "balanced", "--no-adaptive", stdin="How many apples?\n")
-    assert result.code == 0 and f"gate: {load_preset('balanced').gate}" in result.err
+    assert result.code == 0 and f"gate: {load_preset('balanced').decoding.gate}" in result.err
 
 
 def test_a_shipped_preset_in_python():
     llm = FlyLlama.from_preset("balanced", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
-    assert (str(llm.gate), llm.adaptive) == (str(load_preset("balanced").gate), True)
+    assert (str(llm.gate), llm.adaptive) == (str(load_preset("balanced").decoding.gate), True)
     assert llm.drafter == Eagle3(str(HEAD)), "what is chosen for the model"
     llm.close()
     with pytest.raises(ValueError, match="the preset fast names no model"):
@@ -227,8 +229,8 @@ def test_a_shipped_preset_in_python():
 
 def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save_preset(Preset(Margin(0.5), drafter="auto"), "safe")
-    assert load_preset("safe").gate != Margin(0.5) == load_preset("./safe").gate
-    assert load_preset("./safe") == Preset(Margin(0.5), drafter="auto")
+    save_preset(Preset(Decoding(Margin(0.5), drafter="auto")), "safe")
+    assert load_preset("safe").decoding.gate != Margin(0.5) == load_preset("./safe").decoding.gate
+    assert load_preset("./safe") == Preset(Decoding(Margin(0.5), drafter="auto"))
     with pytest.raises(PresetError, match=r"the preset sage cannot be read .* or take one of safe, balanced, fast\."):
         load_preset("sage")

@@ -231,7 +231,7 @@ def test_functions_of_their_own(batch, alone):
     assert alone.detokenize(tokens).decode() == expected["text"]
     np.testing.assert_allclose([own for _, (own, _), _ in streamed], expected["logprobs"]["token_logprobs"], atol=1e-4)
     assert [record.token for _, _, record in streamed] == tokens
-    assert batch.call(lambda llm: llm.draft_max, draft_max=2).result() == 2
+    assert batch.call(lambda llm: llm.draft_max, decoding=batch.decoding.but(draft_max=2)).result() == 2
     first, second = (list(batch.call(lambda llm: sampled(llm, prompt), stream=True, seed=7)) for _ in range(2))
     assert first == second
     with pytest.raises(ZeroDivisionError):

@@ -26,6 +26,7 @@ from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, RpcError
 from pyfly_cpp.costs import setup_of
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.placement import Placement
 from pyfly_cpp.presets import Preset, load_preset, save_preset
 from pyfly_cpp.rpc import PROTOCOL, devices_of, split_address
@@ -91,8 +92,8 @@ def test_a_draft_has_devices_of_its_own(tiny_target, tiny_draft, tmp_path):
         DraftModel(tiny_draft, devices="CUDA0")
     drafter = DraftModel(tiny_draft, devices=["box:1"])
     assert drafter.devices == ("box:1",)
-    save_preset(Preset(drafter=drafter), tmp_path / "preset.json")
-    assert load_preset(tmp_path / "preset.json").drafter == drafter
+    save_preset(Preset(Decoding(drafter=drafter)), tmp_path / "preset.json")
+    assert load_preset(tmp_path / "preset.json").decoding.drafter == drafter
     with pytest.raises(ValueError, match="there is no device 'Cuda77'"):
         FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, devices=["Cuda77"]), **OPTIONS)
 

@@ -94,7 +94,7 @@ def test_a_draft_takes_auto(tmp_path):
     preset = tmp_path / "preset.json"
     drafter = {"kind": "draft", "model_path": "draft.gguf", "n_threads": AUTO}
     preset.write_text(json.dumps({"format": FORMAT, "drafter": drafter}), encoding="utf-8")
-    assert load_preset(preset).drafter == DraftModel(str(tmp_path / "draft.gguf"))
+    assert load_preset(preset).decoding.drafter == DraftModel(str(tmp_path / "draft.gguf"))
     with pytest.raises(ValueError, match=r"n_threads must be an integer in 1..512, not 'many'"):
         DraftModel("draft.gguf", n_threads="many")
 

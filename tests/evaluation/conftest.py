@@ -40,7 +40,7 @@ def tiny():
 def generator(tiny):
     """One loaded target with its draft; tests set what they need by settings."""
     from pyfly_cpp import DraftModel, FlyLlama
-    from pyfly_cpp.evaluation.drafting import Drafters
+    from pyfly_cpp.decoding.drafting import Drafters
     from pyfly_cpp.evaluation.generation import Generator
 
     target, draft = tiny
@@ -62,7 +62,7 @@ def generators(tiny_target_f32, tiny):
     import llama_cpp
 
     from pyfly_cpp import DraftModel, FlyBatch, FlyLlama
-    from pyfly_cpp.evaluation.drafting import Drafters
+    from pyfly_cpp.decoding.drafting import Drafters
     from pyfly_cpp.evaluation.generation import Generator
     from pyfly_cpp.evaluation.parallel import ParallelGenerator
 

@@ -12,16 +12,16 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench.measure import Memory, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, summarise_loads
 from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.machine import resident_mib
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 SETTINGS = [
     PLAIN,
     EXACT,
-    parse_setting("margin:0.3 reconverge"),
-    parse_setting("margin:1 reconverge"),
-    parse_setting("exact lookup"),
+    Decoding.parse("margin:0.3 reconverge"),
+    Decoding.parse("margin:1 reconverge"),
+    Decoding.parse("exact lookup"),
 ]
 
 
@@ -114,7 +114,7 @@ def test_summaries_are_totals(measured):
 def test_memory(generator):
     if resident_mib() is None:
         pytest.skip("this system does not tell")
-    sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, parse_setting("exact lookup")])
+    sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, Decoding.parse("exact lookup")])
     assert list(sizes) == ["exact", "plain", "exact lookup"]
     assert 1 < sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
     assert all(size.resident > size.growth for size in sizes.values())
@@ -146,7 +146,7 @@ def test_the_plot_names_intervals_only_where_it_draws_them(measured, monkeypatch
 
 def test_turns_share_one_history(generator):
     prompt = BenchPrompt("a", "", ("How many apples?", "And how many pears?"))
-    rows = measure(generator, [prompt], [EXACT, parse_setting("entropy:0.1 reconverge")], 16)
+    rows = measure(generator, [prompt], [EXACT, Decoding.parse("entropy:0.1 reconverge")], 16)
     assert [row.turn for row in rows] == [0, 0, 1, 1]
     assert rows[2].n_prompt == rows[3].n_prompt > rows[0].n_prompt
 
@@ -164,7 +164,7 @@ def test_one_prompt_determines_no_interval(measured):
 def test_several_at_once(generators):
     """Every prompt counts once for each setting and number, however many run again to keep the batch full."""
     _, parallel = generators
-    prompts, settings = read_prompts()[:6], [PLAIN, EXACT, parse_setting("exact lookup")]
+    prompts, settings = read_prompts()[:6], [PLAIN, EXACT, Decoding.parse("exact lookup")]
     rows = measure_parallel(parallel, prompts, settings, (1, 3), 24)
     assert len(rows) == 6 * 3 * 2 == len({(m.prompt.id, m.setting, m.n_parallel) for m in rows})
     for m in rows:

@@ -388,7 +388,7 @@ def heads(tiny):
 
 
 def test_shipped_presets_are_settings_of_measuring_commands(run, data, tmp_path):
-    gate = str(load_preset("balanced").gate)
+    gate = str(load_preset("balanced").decoding.gate)
     short = ["--preset", "balanced", "--max-tokens", 8]
     for command, arguments in (
         (bench, ["--limit", 1]),

@@ -10,8 +10,8 @@ import re
 import pytest
 
 from pyfly_cpp import Record, Stats
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.evaluation.generation import Generated
-from pyfly_cpp.evaluation.settings import parse_setting
 from pyfly_cpp.explain import make_page, render, visible
 
 PIECES = {
@@ -34,8 +34,8 @@ def record(token, origin="matched", choice=None, rejected=(), round=0, reason="m
 def page(records, prompt="A <script>alert(1)</script> prompt", setting="margin:0.3"):
     generated = Generated("", (), "eog", 0.1, 5, 0.5, Stats(rounds=2, committed=5, drafted=8), tuple(records))
     return make_page(
-        generated, lambda tokens: b"".join(PIECES[t] for t in tokens), lambda t: t == 5, prompt, parse_setting(setting),
-        "/models/<i>.gguf", "a draft",
+        generated, lambda tokens: b"".join(PIECES[t] for t in tokens), lambda t: t == 5, prompt,
+        Decoding.parse(setting), "/models/<i>.gguf", "a draft",
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_a_real_answer(generator):
     llm.trace = True
     try:
         prompt = generator.render([{"role": "user", "content": "How many apples?"}])
-        setting = parse_setting("margin:0.5 reconverge")
+        setting = Decoding.parse("margin:0.5 reconverge")
         generated = generator.generate(prompt, setting, 60)
     finally:
         llm.trace = False
@@ -124,4 +124,4 @@ def test_an_empty_answer():
 @pytest.mark.parametrize("finish", ["eog", "stop", "length", "context"])
 def test_every_end_has_a_name(finish):
     generated = Generated("", (), finish, 0.1, 0, 0.0, Stats(), ())
-    assert make_page(generated, lambda t: b"", lambda t: False, "p", parse_setting("exact"), "m").finish
+    assert make_page(generated, lambda t: b"", lambda t: False, "p", Decoding.parse("exact"), "m").finish

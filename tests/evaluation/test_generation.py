@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, IncompatibleDraftError, PromptLookup
-from pyfly_cpp.evaluation.drafting import Drafters, choose_drafters, load_target
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
+from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
+from pyfly_cpp.evaluation.drafting import load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
 
@@ -19,14 +20,14 @@ def test_it_is_the_text_of_create_chat_completion(generator):
     llm = generator.llm
     generator.configure(PLAIN)
     expected = llm.create_chat_completion(messages=MESSAGES, max_tokens=60, temperature=0.0)
-    for setting in (PLAIN, EXACT, parse_setting("exact lookup k=3")):
+    for setting in (PLAIN, EXACT, Decoding.parse("exact lookup k=3")):
         got = generator.generate(prompt, setting, 60)
         assert got.text.strip() == expected["choices"][0]["message"]["content"].strip()
         assert len(got.tokens) + (got.finish == "eog") == got.stats.committed
 
 
 def test_the_governor_is_of_adaptive_settings_and_keeps_what_it_knows(generator):
-    prompt, adaptive = generator.render(MESSAGES), parse_setting("exact adaptive")
+    prompt, adaptive = generator.render(MESSAGES), Decoding.parse("exact adaptive")
     governors = []
     for setting in (adaptive, EXACT, PLAIN, adaptive):
         got = generator.generate(prompt, setting, 40)
@@ -84,7 +85,7 @@ def test_a_head_has_seen_the_prompt_whoever_ran_before(tiny, settings):
         pytest.skip(f"{head.name} is not there")
     llm = FlyLlama(str(target), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
     generator = Generator(llm, Drafters((Eagle3(str(head)),)))
-    exact = parse_setting("exact eagle3")
+    exact = Decoding.parse("exact eagle3")
     settings = [exact if setting == EXACT else setting for setting in settings]
     prompt = generator.render(MESSAGES)
     expected = generator.generate(prompt, exact, 40).stats
@@ -126,15 +127,15 @@ def test_a_recurrent_model_starts_over(tiny):
 
 def test_settings_that_cannot_be(generator, tiny):
     with pytest.raises(ValueError, match="lower k"):
-        generator.require([parse_setting("exact k=100000")])
+        generator.require([Decoding.parse("exact k=100000")])
     with pytest.raises(ValueError, match=r"needs an EAGLE-3 head; write eagle3:FILE"):
-        generator.require([parse_setting("exact eagle3")])
+        generator.require([Decoding.parse("exact eagle3")])
     with pytest.raises(IncompatibleDraftError, match="no MTP head"):
-        generator.require([parse_setting("exact mtp")])
+        generator.require([Decoding.parse("exact mtp")])
     with pytest.raises(ValueError, match=r"no model file .nowhere\.gguf"):
-        generator.require([parse_setting("exact draft:nowhere.gguf")])
+        generator.require([Decoding.parse("exact draft:nowhere.gguf")])
     with pytest.raises(ValueError, match="needs a draft model"):
-        Generator(generator.llm).require([parse_setting("exact draft")])
+        Generator(generator.llm).require([Decoding.parse("exact draft")])
 
 
 def test_every_drafter_gives_the_same_text(generator, tiny):
@@ -145,12 +146,12 @@ def test_every_drafter_gives_the_same_text(generator, tiny):
     prompt = generator.render(MESSAGES)
     expected = generator.generate(prompt, PLAIN, 40)
     texts = ["exact", f"exact eagle3:{head}", "exact lookup", f'exact k=5 "eagle3:{head}"', "exact both", "exact draft"]
-    for setting in map(parse_setting, texts):
+    for setting in map(Decoding.parse, texts):
         got = generator.generate(prompt, setting, 40)
         assert got.tokens == expected.tokens, setting
         assert got.stats.drafted > 0
     generator.configure(PLAIN)
-    generator.configure(parse_setting(texts[1]))
+    generator.configure(Decoding.parse(texts[1]))
     generator.configure(PLAIN)
     assert generator.llm.drafter is None, "plain decoding pays for no head"
 
@@ -162,7 +163,7 @@ def test_the_models_own_head(tiny):
     drafters, reason = choose_drafters(path)
     assert reason == "the model carries an MTP head" and isinstance(drafters.default, MTP)
     assert drafters.words() == ["mtp", "lookup"]
-    settings = [PLAIN, EXACT, parse_setting("exact mtp k=5"), parse_setting("exact lookup")]
+    settings = [PLAIN, EXACT, Decoding.parse("exact mtp k=5"), Decoding.parse("exact lookup")]
     arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     llm = load_target(path, drafters, settings, **arguments)
     heads = Generator(llm, drafters)
@@ -189,10 +190,10 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
     assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(memory=0), DraftModel(draft))
     preset = DraftModel("old.gguf", draft_max=5)
-    assert choose_drafters(target, None, "auto", preset)[0].of(EXACT) == preset
-    assert choose_drafters(target, draft, "auto", preset)[0].of(EXACT) == DraftModel(draft, draft_max=5)
-    assert choose_drafters(target, None, "lookup", preset)[0].of(EXACT) == PromptLookup(memory=0)
-    assert choose_drafters(target, draft, "auto", PromptLookup(3))[0].of(EXACT) == DraftModel(draft)
+    assert choose_drafters(target, None, "auto", [preset])[0].of(EXACT) == preset
+    assert choose_drafters(target, draft, "auto", [preset])[0].of(EXACT) == DraftModel(draft, draft_max=5)
+    assert choose_drafters(target, None, "lookup", [preset])[0].of(EXACT) == PromptLookup(memory=0)
+    assert choose_drafters(target, draft, "auto", [PromptLookup(3)])[0].of(EXACT) == DraftModel(draft)
     for word, message in (
         ("draft", "needs a draft model; write draft:FILE, or give"),
         ("eagle3", "eagle3:FILE"),
@@ -203,7 +204,7 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
 
 
 def test_rounds(generator):
-    setting = parse_setting("margin:1 reconverge")
+    setting = Decoding.parse("margin:1 reconverge")
     got = generator.generate(generator.render(MESSAGES), setting, 60)
     stats = got.stats
     assert len(got.rounds) == stats.rounds > 1
@@ -217,6 +218,6 @@ def test_rounds(generator):
 
 def test_sampling_is_seeded(generator):
     prompt = generator.render(MESSAGES)
-    setting = parse_setting("exact")
+    setting = Decoding.parse("exact")
     a, b, c = (generator.generate(prompt, setting, 30, temperature=1.0, seed=seed).tokens for seed in (1, 1, 2))
     assert a == b != c

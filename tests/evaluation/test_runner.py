@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
 from pyfly_cpp.evaluation.gsm8k import Gsm8k
@@ -19,10 +20,9 @@ from pyfly_cpp.evaluation.humaneval import HumanEval
 from pyfly_cpp.evaluation.parallel import Order
 from pyfly_cpp.evaluation.registry import get_task
 from pyfly_cpp.evaluation.sandbox import SandboxError
-from pyfly_cpp.evaluation.settings import EXACT, PLAIN, parse_setting
 from pyfly_cpp.files import OutputError
 
-SETTINGS = (PLAIN, EXACT, parse_setting("margin:0.5 reconverge"))
+SETTINGS = (PLAIN, EXACT, Decoding.parse("margin:0.5 reconverge"))
 
 
 def plan(data, n=3, max_tokens=24, **changes):
@@ -227,7 +227,7 @@ def verdicts(lines):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generators, tmp_path, temperature):
     alone, parallel = generators
-    settings = (*SETTINGS, parse_setting("exact lookup k=3"))
+    settings = (*SETTINGS, Decoding.parse("exact lookup k=3"))
     wanted = plan(data, n=8, settings=settings, temperature=temperature)
     lines = runner.run(wanted, alone, tmp_path / "alone")
     assert verdicts(runner.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
@@ -253,7 +253,7 @@ def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
 
 def test_orders_with_settings_of_their_own_follow_one_another(data, generators):
     alone, parallel = generators
-    settings = [parse_setting(text) for text in ("exact k=4", "plain", "margin:0.5 k=2", "relaxed:4:0.2 k=3")]
+    settings = [Decoding.parse(text) for text in ("exact k=4", "plain", "margin:0.5 k=2", "relaxed:4:0.2 k=3")]
     prompts = [alone.render(get_task("gsm8k").messages(item)) for item in plan(data, n=5).items]
     orders = []
     for i, prompt in enumerate(prompts):
@@ -269,7 +269,7 @@ def test_orders_with_settings_of_their_own_follow_one_another(data, generators):
             found = made[i, str(setting)]
             assert found.tokens == expected.tokens
             assert (found.stats.rounds, found.stats.drafted) == (expected.stats.rounds, expected.stats.drafted)
-    other = Order(0, prompts[0], 16, setting=parse_setting("exact lookup"))
+    other = Order(0, prompts[0], 16, setting=Decoding.parse("exact lookup"))
     with pytest.raises(ValueError, match="generate with it separately"):
         list(parallel.generate_all([other], settings[0]))
 
@@ -292,7 +292,7 @@ sys.path.insert(0, sys.argv[1])
 from test_runner import plan
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.evaluation import runner
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
 generator = Generator(llm, Drafters((DraftModel(sys.argv[3]),)))

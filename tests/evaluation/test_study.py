@@ -289,7 +289,7 @@ from study import plan
 from study.recording import Recorder
 from study.records import Records
 from pyfly_cpp import DraftModel, FlyBatch
-from pyfly_cpp.evaluation.drafting import Drafters
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.evaluation.registry import get_task
 ways = tuple(map(plan.parse_way, ("exact k=4", "margin:0.5 k=4")))

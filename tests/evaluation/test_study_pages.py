@@ -25,7 +25,7 @@ INTERVAL = re.compile(r"\([-+]?[\d.]+\.\.[-+]?[\d.]+\)")
 def cells(name: str) -> dict[str, str]:
     """The line of a shipped preset's rule in the study's page, by the heads of its columns."""
     table = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    line = next(line for line in table if line[0].startswith(f"| `{load_preset(name).gate}` (preset"))
+    line = next(line for line in table if line[0].startswith(f"| `{load_preset(name).decoding.gate}` (preset"))
     return dict(zip((head.strip("| ") for head in table[0]), line))
 
 

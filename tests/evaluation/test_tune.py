@@ -14,8 +14,8 @@ from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin,
 from pyfly_cpp.bench.measure import Measured
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, Tuned, agreement, decide, frontier, tune
-from pyfly_cpp.evaluation.drafting import Drafters
-from pyfly_cpp.evaluation.settings import parse_setting
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.statistics import Interval
 from pyfly_cpp.files import OutputError
 from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
@@ -23,7 +23,7 @@ from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
 
 def candidate(setting, speed, agrees, lost=0):
     one = Interval(speed, speed, speed)
-    return Candidate(parse_setting(setting), one, one, Interval(agrees, agrees, agrees), 0, lost, 4)
+    return Candidate(Decoding.parse(setting), one, one, Interval(agrees, agrees, agrees), 0, lost, 4)
 
 
 def test_agreement():
@@ -104,12 +104,13 @@ def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
 
 PRESETS = [
     Preset(),
-    Preset(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7), None, {"n_prompts": 8}),
-    Preset(Margin(0.3), None, 8),
-    Preset(drafter=MTP(draft_max=2)),
-    Preset(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1))),
-    Preset(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None, DraftModel("/m/draft.gguf", p_min=0.2),
-           "/m/target.gguf"),
+    Preset(Decoding(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7)), None, {"n_prompts": 8}),
+    Preset(Decoding(Margin(0.3), None, 8, "none")),
+    Preset(Decoding(drafter="auto")),
+    Preset(Decoding(drafter=MTP(draft_max=2), adaptive=True)),
+    Preset(Decoding(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1)))),
+    Preset(Decoding(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None,
+                    DraftModel("/m/draft.gguf", p_min=0.2)), "/m/target.gguf"),
 ]  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_relative_paths_are_the_presets(tmp_path):
     (tmp_path / "p.json").write_text(text)
     preset = load_preset(tmp_path / "p.json")
     assert preset.model == str(tmp_path.resolve() / "t.gguf")
-    assert preset.drafter.model_path == str(tmp_path.resolve() / "d.gguf") and isinstance(preset.gate, Exact)
+    assert preset.decoding == Decoding(drafter=DraftModel(str(tmp_path.resolve() / "d.gguf")))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,10 @@ def test_relative_paths_are_the_presets(tmp_path):
         ('{"format": 1, "drafter": {"kind": "multi", "draft": 3}}', "'kind' must be one of"),
         ('{"format": 1, "drafter": {"kind": "draft"}}', "needs 'model_path'"),
         ('{"format": 1, "drafter": [{"kind": "lookup"}, {"kind": "eagle3"}]}', "needs 'model_path'"),
+        ('{"format": 1, "drafter": "lookup"}', "an object with its 'kind', a list of them, \"auto\" or null"),
         ('{"format": 1, "drafter": []}', "'kind' must be one of"),
         ('{"format": 1, "drafter": {"kind": "lookup", "match": "first"}}', "must be 'latest' or 'earliest'"),
-        ('{"format": 1, "draft_max": 2.5}', "'draft_max' must be"),
+        ('{"format": 1, "draft_max": 2.5}', "draft_max must be"),
         ('{"format": 1, "model": 1}', "'model' must be a path"),
     ],
 )
@@ -173,7 +175,8 @@ def test_presets_overwrite_nothing(tmp_path):
 def test_from_preset(tiny, tmp_path):
     target, draft = tiny
     save_preset(
-        Preset(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft)), str(target)), tmp_path / "p.json"
+        Preset(Decoding(Margin(0.5), Window(rule="reconverge"), 4, DraftModel(str(draft))), str(target)),
+        tmp_path / "p.json",
     )
     assert "n_gpu_layers" not in Preset().arguments()
     assert Preset(claim={"models": {"gpu_layers": -1}}).arguments()["n_gpu_layers"] == -1, "as it was measured"
@@ -202,7 +205,7 @@ def test_plain_can_win():
     tuned = types.SimpleNamespace(chosen=chosen, fastest=chosen, candidates=(chosen,), n_prompts=8)
     assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
     preset = make_preset(chosen.setting, "t.gguf", Drafters())
-    assert preset.drafter is None and preset.draft_max == 0
+    assert preset.drafters == () and preset.decoding.draft_max == 0
 
 
 @pytest.mark.parametrize("text", ["margin:0.3 k=4", "entropy:0.3 k=8 lookup", "margin:0.5 agree:2 tail=3 k=8", "exact"])
@@ -212,9 +215,9 @@ def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
     from pyfly_cpp.cli.measuring import Models
     from pyfly_cpp.cli.tune import make_preset
 
-    setting = parse_setting(text)
+    setting = Decoding.parse(text)
     preset = make_preset(setting, "t.gguf", Drafters())
-    assert preset.window == (setting.window or setting.gate.window)
+    assert preset.decoding.window == (setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
     (read,) = Models("t.gguf", None, "auto", 64, 1, 0, None, None, load_preset(tmp_path / "p.json")).settings
     assert read == dataclasses.replace(setting, drafter=None)

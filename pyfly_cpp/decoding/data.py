@@ -1,0 +1,92 @@
+"""Drafters as JSON has them: an object of kind and fields, several in a list, null for none, or a word."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
+from pyfly_cpp.drafters.drafter import field_names
+
+
+def drafter_as_data(drafter: AnyDrafter | str) -> Any:
+    """What JSON has for a drafter, several, or a word; raises ValueError for a callable."""
+    if isinstance(drafter, str):
+        return None if drafter == "none" else drafter
+    return [drafter_as_dict(one) for one in drafter] if isinstance(drafter, (tuple, list)) else drafter_as_dict(drafter)
+
+
+def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
+    """Kind and fields of a drafter, fit for JSON; raises ValueError for a callable."""
+    if not isinstance(drafter, OwnDrafter):
+        raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(DRAFTERS)}.")
+    values = {name: getattr(drafter, name) for name in field_names(type(drafter))}
+    values = {name: drafter_as_dict(value) if name in drafter.inner else value for name, value in values.items()}
+    return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
+
+
+def drafter_of_data(data: Any, folder: Path | None = None) -> AnyDrafter | str:
+    """The drafter, the drafters or the word that JSON has; raises ValueError.
+
+    Args:
+        folder: What relative paths are relative to; None: they stay as they are.
+    """
+    if data is None or isinstance(data, str):
+        return "none" if data is None else data
+    if isinstance(data, list) and data:
+        return tuple(_drafter(one, folder) for one in data)
+    return _drafter(data, folder)
+
+
+def _drafter(data: Any, folder: Path | None) -> Drafter:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in DRAFTERS:
+        raise ValueError(f"the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
+    made = DRAFTERS[kind]
+    arguments = object_of("drafter", {k: v for k, v in data.items() if k != "kind"}, field_names(made))
+    if made.inner and made.inner[0] not in arguments:
+        raise ValueError(f"a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'.")
+    arguments.update({field: _drafter(arguments[field], folder) for field in made.inner if field in arguments})
+    for path_field in made.path_fields:
+        given = arguments.get(path_field)
+        if given is not None:
+            paths = list(given) if isinstance(given, (list, tuple)) else [given]
+            if not all(map(is_path, paths)):
+                raise ValueError(f"{path_field!r} of a drafter of kind {kind!r} must be a path, or a list of paths.")
+            paths = [_placed(path, folder) for path in paths]
+            arguments[path_field] = paths[0] if isinstance(given, str) else paths
+    path = arguments.get(made.file_field)
+    if made.takes_file and (path is not None or (made.needs_file and not made.inner)):
+        if not is_path(path):
+            raise ValueError(f"a drafter of kind {kind!r} needs {made.file_field!r}, the path of its file.")
+        arguments = {**arguments, made.file_field: _placed(path, folder)}
+    return made(**arguments)
+
+
+def _placed(path: Any, folder: Path | None) -> str:
+    return str(path) if folder is None else str(folder / path)
+
+
+def is_path(value: Any) -> bool:
+    """Whether it can be the name of a file."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def object_of(what: str, data: Any, known: Iterable[str]) -> dict[str, Any]:
+    """The object, if it has known fields only; raises ValueError."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{what!r} must be an object, not {data!r}.")
+    require_known(what, data, known)
+    return data
+
+
+def require_known(what: str, data: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError, with the nearest field, for one that is not known."""
+    known = list(known)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{what} has no field {key!r}.{hint} The fields are {', '.join(known)}.")

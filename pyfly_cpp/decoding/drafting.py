@@ -1,0 +1,143 @@
+"""What the drafter words of settings stand for, and which drafter goes before which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyfly_cpp.auto import choose_drafter, own_head
+from pyfly_cpp.decoding.setting import Decoding, parse_drafter
+from pyfly_cpp.drafters import (
+    WORDS,
+    AnyDrafter,
+    Drafter,
+    DraftModel,
+    OwnDrafter,
+    PromptLookup,
+    as_given,
+    require_drafters,
+)
+from pyfly_cpp.files import require_gguf
+from pyfly_cpp.models import resolve_model
+
+AUTO = "auto"
+"""The model's MTP head, else the draft model, else prompt lookup: as in `pyfly-cpp chat`."""
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """What the drafter words of settings stand for."""
+
+    given: tuple[OwnDrafter, ...] = ()
+    """The drafters that are there, the first of a kind counts. A word that needs no file stands for its kind's default
+    where there is none."""
+    default: AnyDrafter | None = None
+    """Of a setting without a word; None: the draft model if there is one, else prompt lookup."""
+
+    def words(self) -> list[str]:
+        """The words that stand for something here: heads first, what needs nothing last."""
+        found = [drafter.word for drafter in sorted(self.given, key=lambda drafter: not drafter.is_head)]
+        free = [word for word, (kind, *more) in WORDS.items() if not (more or kind.takes_file)]
+        return [*dict.fromkeys([word for word in found if word not in free]), *free]
+
+    def of(self, setting: Decoding) -> AnyDrafter | None:
+        """What drafts for a setting; None for plain decoding.
+
+        Raises:
+            ValueError: the setting needs a file that nobody has named.
+        """
+        if setting.is_plain:
+            return None
+        if setting.drafter is None:
+            drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+        else:
+            drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
+        # Prompts are answered again and again, which is not to be looked up.
+        return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
+
+    def of_word(self, word: str, who: str) -> AnyDrafter | None:
+        """What a drafter's word stands for; `who` begins the message of the ValueError."""
+        name, _, written = word.partition(":")
+        if written:
+            (kind,) = WORDS[name]
+            return kind.make(resolve_model(written))
+        parts: list[Drafter] = []
+        for kind in WORDS[name]:
+            drafter = self._first(kind)
+            draft = self._first(DraftModel) if kind.takes_draft else None
+            if drafter is None and draft is not None:
+                drafter = kind.make(draft.model_path)  # type: ignore[attr-defined]
+            if drafter is None and kind.needs_file:
+                raise ValueError(f"{who} needs {kind.noun}; write {kind.word}:FILE, or give it with --draft.")
+            parts.append(drafter or kind.make())
+        return as_given(parts)
+
+    def _first(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
+        return next((drafter for drafter in self.given if isinstance(drafter, kind)), None)
+
+
+def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> tuple[OwnDrafter, ...]:
+    """A preset's drafters with `draft` in place of their draft model's file. None of them where none has a draft model:
+    then the draft is meant in place of them."""
+    parts = tuple(part for part in drafters if isinstance(part, OwnDrafter))  # a preset holds no callable
+    if draft is None:
+        return parts
+    if not any(part.takes_draft for part in parts):
+        return ()
+    return tuple(part.but(model_path=draft) if part.takes_draft else part for part in parts)
+
+
+def _make(kind: type[OwnDrafter], file: str | os.PathLike[str] | None = None) -> Any:
+    return kind.make(file)
+
+
+def choose_drafters(
+    model: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None = None,
+    word: str = AUTO,
+    preset: Sequence[Drafter] = (),
+    make: Callable[..., Any] = _make,
+) -> tuple[Drafters, str]:
+    """What the words stand for, and a sentence without its full stop on why the default is what it is.
+
+    The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
+    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup.
+
+    Args:
+        model: Path of the target.
+        draft: Path of the draft model; of the head if `word` names one without a file.
+        word: The default drafter, as in a setting, or `auto`.
+        preset: A preset's drafters.
+        make: Makes a drafter of its kind and, if there is one, its file.
+
+    Raises:
+        ValueError: the model is no usable GGUF file, or the word is unknown or needs a file that is not given.
+    """
+    require_gguf(os.fspath(model))
+    if word != AUTO:
+        return _drafters_of_word(word, draft, make), f"--drafter {word}"
+    head = own_head(model)
+    heads = () if head is None else (head,)
+    parts = with_draft(preset, draft)
+    if parts:
+        return Drafters((*parts, *heads), as_given(parts)), "the preset says so"
+    given = () if draft is None else (make(DraftModel, draft),)
+    default, reason = choose_drafter(model, *given)
+    if isinstance(default, PromptLookup):
+        default = make(PromptLookup)
+    return Drafters((*given, *heads), default), reason
+
+
+def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, make: Callable[..., Any]) -> Drafters:
+    name, _, written = parse_drafter(word).partition(":")
+    kinds = WORDS[name]
+    file: str | os.PathLike[str] | None = resolve_model(written) if written else None
+    if file is None and any(kind.takes_file for kind in kinds):
+        file, draft = draft, None
+    given = [make(kind, file) for kind in kinds if file is not None or not kind.needs_file]
+    if draft is not None:
+        given.append(make(DraftModel, draft))
+    drafters = Drafters(tuple(given))
+    return replace(drafters, default=drafters.of_word(name, f"the drafter {name}"))

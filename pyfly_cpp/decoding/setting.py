@@ -1,0 +1,275 @@
+"""`Decoding`: how to decode, as one value.
+
+On the command line it is called a setting, and written `plain`, `exact`, `"entropy:0.3 agree:4 k=8 lookup"`: a gate
+and, in any order, words for what else it fixes:
+`agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
+a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`) or `no-adaptive`,
+and the drafter: `lookup`, one with `[:FILE]` (`draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`,
+`dspark`) or `both` (quotes around a FILE with spaces).
+What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
+those of the tables in rules/, windows.py and drafters/.)
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp import windows
+from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, object_of, require_known
+from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
+from pyfly_cpp.drafters.drafter import field_names
+from pyfly_cpp.rules import Exact, Gate, examples, parse_gate, require_gate
+from pyfly_cpp.windows import Window, require_window
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
+
+    There are three ways to write one. `parse(str(d)) == d.canonical()`, where the drafter is None or a word;
+    `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: what is given goes before what `d` says, so that
+    `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
+
+    Raises:
+        ValueError: a field is out of range, or of another type.
+    """
+
+    gate: Gate = Exact()  # noqa: RUF009 - frozen
+    """What may happen to a draft that is not the target's choice."""
+    window: Window | None = None
+    """What a deferred mismatch needs to stand; None: the gate's own."""
+    draft_max: int | None = None
+    """Tokens in a round (K), >= 0; 0 decodes plainly. None: what the drafter says."""
+    drafter: Any = None
+    """A word of `drafters.WORDS`, with `:FILE` behind it where the word takes one; `"none"`; `"auto"` (what is chosen
+    for the model); a drafter, or several. None: the default of whoever decodes."""
+    adaptive: bool | None = None
+    """Whether the governor chooses drafter and length; what is drafted then depends on measured times. None: the
+    default of whoever decodes: a FlyLlama governs unless a length is asked for, measuring commands do not."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gate", require_gate(self.gate))
+        object.__setattr__(self, "window", require_window(self.window))
+        k = self.draft_max
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
+            raise ValueError(f"draft_max must be an integer >= 0 or None, not {k!r}.")
+        if self.adaptive not in (None, True, False):
+            raise ValueError(f"adaptive must be True, False or None, not {self.adaptive!r}.")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it drafts nothing."""
+        return self.drafter == "none" or self.draft_max == 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is lossless (plain decoding included)."""
+        return self.is_plain or self.gate.is_lossless
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The windows of a mismatch in each of the `REGIONS`."""
+        return self.gate.windows(self.window)
+
+    def but(self, **given: Any) -> Decoding:
+        """This, with what is given; None: nothing is said, so what this says holds.
+
+        Raises:
+            ValueError: a field is out of range.
+        """
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def canonical(self) -> Decoding:
+        """The same without what changes nothing: `PLAIN` where nothing is drafted; no window where the gate is lossless
+        or it is the gate's own."""
+        if self.is_plain:
+            return PLAIN
+        if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
+            return replace(self, window=None)
+        return self
+
+    # ---- Words -------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The shortest form that reads back as this one; its name in tables and files. A drafter that is no word is
+        left out."""
+        short = self.canonical()
+        if short.is_plain:
+            return "plain"
+        words = [str(short.gate)]
+        if short.window is not None:
+            words.append(str(short.window))
+        if short.draft_max is not None:
+            words.append(f"k={short.draft_max}")
+        words += [word for word, value in _ADAPTIVE.items() if value is short.adaptive]
+        if isinstance(short.drafter, str) and short.drafter != "auto":
+            words.append(_quoted(short.drafter))
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Decoding:
+        """Reads what `str` writes, in its canonical form; raises ValueError, with the nearest word, for what it does
+        not know."""
+        words = _words(text)
+        if not words:
+            raise ValueError("a setting is empty; write plain, exact, or a gate such as margin:0.3.")
+        if words[0] == "plain":
+            if len(words) > 1:
+                raise ValueError(f"cannot read the setting {text!r}: plain drafts nothing and takes no {words[1]!r}.")
+            return PLAIN
+        gate = parse_gate(words[0])
+        try:
+            return _read_words(gate, words[1:]).canonical()
+        except ValueError as error:
+            raise ValueError(f"cannot read the setting {text!r}: {error}") from None
+
+    # ---- Objects -----------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON, as in presets: without drafter and adaptive where nothing is said of them; a null drafter is
+        none at all. Raises ValueError for a drafter that is a callable."""
+        said: dict[str, Any] = {}
+        if self.drafter is not None:
+            said["drafter"] = drafter_as_data(self.drafter)
+        said["gate"] = str(self.gate)
+        said["window"] = self.window and {k: v for k, v in asdict(self.window).items() if v is not None}
+        said["draft_max"] = self.draft_max
+        return said if self.adaptive is None else {**said, "adaptive": self.adaptive}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], folder: Path | None = None) -> Decoding:
+        """Reads what `to_dict` writes; each field may be missing.
+
+        Args:
+            folder: What relative paths of drafters are relative to; None: they stay as they are.
+
+        Raises:
+            ValueError: a field is unknown, or cannot be read; the message names it.
+        """
+        require_known("how to decode", data, field_names(cls))
+        said = dict(data)
+        if not isinstance(said.get("gate", ""), str):
+            raise ValueError(f"'gate' must be a text such as margin:0.3, not {said['gate']!r}.")
+        if said.get("window") is not None:
+            said["window"] = Window(**object_of("window", said["window"], field_names(Window)))
+        if "drafter" in said:
+            said["drafter"] = drafter_of_data(said["drafter"], folder)
+        return cls(**said)
+
+
+OF_REQUEST = tuple(name for name in field_names(Decoding) if name not in ("drafter", "adaptive"))
+"""The fields that each text of a batch may have for itself; the others are the batch's."""
+
+_ADAPTIVE = {"adaptive": True, "no-adaptive": False}
+
+PLAIN = Decoding(drafter="none")
+EXACT = Decoding()
+
+
+def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
+    said: dict[str, Any] = {"gate": gate}
+    for word in words:
+        name, _, value = word.replace("=", ":", 1).partition(":")
+        if word.partition(":")[0] in DRAFTER_WORDS:
+            said["drafter"] = parse_drafter(word)
+        elif (changed := said.get("window", gate.window).with_word(word)) is not None:
+            said["window"] = changed
+        elif name == "k" and name != word:
+            said["draft_max"] = windows.whole(word, value)
+        elif word in _ADAPTIVE:
+            said["adaptive"] = _ADAPTIVE[word]
+        else:
+            raise ValueError(f"unknown word {word!r}.{_hint(name)}")
+    if said.get("draft_max") == 0:
+        raise ValueError("k=0 drafts nothing; write plain.")
+    return Decoding(**said)
+
+
+def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Decoding, ...] = (PLAIN, EXACT)) -> list[Decoding]:
+    """`first` and then the settings that are written, each once (`exact reconverge` is `exact`)."""
+    settings: dict[str, Decoding] = {}
+    for setting in (*first, *(Decoding.parse(text) for text in texts)):
+        settings.setdefault(str(setting), setting)
+    return list(settings.values())
+
+
+def short_names(settings: Iterable[str]) -> dict[str, str]:
+    """What tables call settings (of names that read back): their files without folders, where that tells them apart."""
+    short = {name: " ".join(map(_without_folders, _words(name))) for name in settings}
+    times = Counter(short.values())
+    return {name: text if times[text] == 1 else name for name, text in short.items()}
+
+
+def require_repeatable(settings: Iterable[Decoding]) -> None:
+    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
+    for setting in settings:
+        if setting.adaptive:
+            raise ValueError(
+                f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "
+                "'adaptive' here, and measure its speed with bench."
+            )
+
+
+def parse_drafter(word: str) -> str:
+    """A drafter's word, `NAME` or `NAME:FILE`, checked; raises ValueError."""
+    name, separator, file = word.partition(":")
+    if name not in DRAFTER_WORDS:
+        near = difflib.get_close_matches(name, DRAFTER_WORDS, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown drafter {name!r}.{hint} The drafters are {', '.join(DRAFTER_WORDS)}.")
+    takes_file = name in DRAFTERS and DRAFTERS[name].takes_file
+    if separator and (not file or not takes_file):
+        what = f"{name}:FILE, or {name} alone" if takes_file else f"{name}, which takes no file"
+        raise ValueError(f"the drafter {word!r} is incomplete or too long; write {what}.")
+    return f"{name}:{file}" if separator else name
+
+
+def written_drafters(and_file: str = "[:FILE]") -> str:
+    """The words for drafters, for people."""
+    kinds = {word: DRAFTERS[word].takes_file if word in DRAFTERS else False for word in DRAFTER_WORDS}
+    *words, last = (word + and_file if takes_file else word for word, takes_file in kinds.items())
+    return f"{', '.join(words)} or {last}"
+
+
+def written(adaptive: str = "") -> str:
+    """How settings are written, for the help of commands; `adaptive` stands behind `k=N`."""
+    rules = " or ".join(f"{rule}:W" for rule in windows.RULES)
+    return (
+        f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
+        f"(where nothing is said: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
+    )
+
+
+def _without_folders(word: str) -> str:
+    drafter, _, file = word.partition(":")
+    return f"{drafter}:{Path(file).name}" if drafter in DRAFTER_WORDS and file else word
+
+
+def _quoted(word: str) -> str:
+    if not any(c.isspace() or c in "\"'" for c in word):
+        return word
+    return f"'{word}'" if '"' in word else f'"{word}"'
+
+
+def _words(text: str) -> list[str]:
+    """Words, with quotes around what has spaces in it; backslashes are themselves (paths of Windows)."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    try:
+        return list(lexer)
+    except ValueError:
+        raise ValueError(f"cannot read the setting {text!r}: a quote is not closed.") from None
+
+
+def _hint(name: str) -> str:
+    words = [*windows.WORDS, *_ADAPTIVE, *DRAFTER_WORDS, "k="]
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    known = f" The words are {', '.join(words)}."
+    return (f" Did you mean {near[0]!r}?" if near else "") + known
