@@ -106,7 +106,7 @@ class _Checked:
             status = 503
             raise
         finally:
-            self.service.metrics.count(self._path, status)
+            self.service.metrics.requests.labels(self._path, status).inc()
             client = scope.get("client") or ("", 0)
             self.service.log.request(
                 client=client[0], path=self._path, status=status, seconds=round(time.monotonic() - begun, 3), **more
@@ -244,10 +244,8 @@ class _Routes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        service = self._service
-        stats = await asyncio.to_thread(service.model.stats)
-        text = service.metrics.render(stats, service.turns.running, service.turns.waiting)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        content = await asyncio.to_thread(self._service.metrics.render)
+        return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tracemalloc
 
 import pytest
@@ -160,13 +161,17 @@ def test_those_who_left_are_forgotten():
 
 
 def test_metrics_are_what_prometheus_reads():
-    metrics = Metrics()
-    metrics.count("/v1/completions", 200)
-    metrics.first_token.add(0.02)
-    text = metrics.render(Stats(rounds=2, committed=5, matched=2, loose_accepted=1), 1, 2)
-    assert 'pyfly_requests_total{route="/v1/completions",status="200"} 1\n' in text
-    assert 'pyfly_tokens_total{origin="target"} 2\n' in text
-    assert "pyfly_mean_accepted 2.5\n" in text and "pyfly_texts_waiting 2\n" in text
-    assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1\n' in text
-    for line in text.splitlines():
-        assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
+    metrics = Metrics(lambda: Stats(rounds=2, committed=5, matched=2, loose_accepted=1), Turns(1, 1))
+    metrics.requests.labels("/v1/completions", 200).inc()
+    metrics.first_token.observe(0.02)
+    text = metrics.render().decode()
+    assert 'pyfly_requests_total{route="/v1/completions",status="200"} 1.0\n' in text
+    assert 'pyfly_tokens_total{origin="target"} 2.0\n' in text
+    assert "pyfly_mean_accepted 2.5\n" in text and "pyfly_texts_waiting 0.0\n" in text
+    assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1.0\n' in text
+    names = set(re.findall(r"^# TYPE pyfly_(\S+) ", text, re.MULTILINE))
+    assert names == {
+        "requests_total", "texts_running", "texts_waiting", "tokens_total", "drafted_tokens_total", "rounds_total",
+        "mean_accepted", "loose_rate", "prompt_tokens_total", "prefilled_tokens_total", "completion_tokens_total",
+        "embedded_tokens_total", "first_token_seconds", "between_tokens_seconds",
+    }  # fmt: skip
