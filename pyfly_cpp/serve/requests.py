@@ -29,7 +29,7 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
-_FEW = Field(max_length=2**16, fail_fast=True)
+# Lists fail at the first wrong entry: there may be a million, and pydantic would tell each.
 _SOME = Field(min_length=1, max_length=2**16, fail_fast=True)
 _STOP = Field(max_length=256)
 _Text = Annotated[str, Field(min_length=1)]
@@ -66,7 +66,9 @@ class _Shared(Request):
     mirostat_eta: Optional[float] = Field(None, ge=0, le=1)
     seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
     stream: Optional[bool] = None
-    stop: Union[Annotated[str, _STOP], Annotated[list[Annotated[str, _STOP]], Field(max_length=16)], None] = None
+    stop: Union[
+        Annotated[str, _STOP], Annotated[list[Annotated[str, _STOP]], Field(max_length=16, fail_fast=True)], None
+    ] = None
     logit_bias: Annotated[Optional[dict[str, _Bias]], BeforeValidator(_few_biases)] = None
     grammar: Optional[str] = None
     user: Optional[str] = None
@@ -113,7 +115,7 @@ class _Part(Request):
     text: Optional[str] = None
 
 
-_Content = Union[str, Annotated[list[_Part], _FEW], None]
+_Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=True)], None]
 
 
 class _CalledFunction(Request):
@@ -132,7 +134,7 @@ class _Message(Request):
     content: _Content = None
     name: Optional[str] = None
     tool_call_id: Optional[str] = None
-    tool_calls: Optional[list[_Call]] = Field(None, max_length=128)
+    tool_calls: Optional[list[_Call]] = Field(None, max_length=128, fail_fast=True)
 
 
 class _Function(Request):
@@ -162,7 +164,7 @@ class ChatRequest(_Numbered):
     max_completion_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
     logprobs: Optional[bool] = None
     top_logprobs: Optional[int] = Field(None, ge=0, le=20)
-    tools: Optional[list[_Tool]] = Field(None, max_length=128)
+    tools: Optional[list[_Tool]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Union[_ChoiceWord, _ToolChoice, None] = None
     parallel_tool_calls: Optional[bool] = None
 
@@ -197,7 +199,7 @@ class ResponseRequest(_Shared):
     max_output_tokens: Optional[int] = Field(None, ge=1, le=_INT32)
     previous_response_id: Optional[str] = None
     text: Optional[_TextOptions] = None
-    tools: Optional[list[_FlatTool]] = Field(None, max_length=128)
+    tools: Optional[list[_FlatTool]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Union[_ChoiceWord, _Named, None] = None
     parallel_tool_calls: Optional[bool] = None
 
