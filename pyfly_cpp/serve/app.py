@@ -15,11 +15,10 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.serve import fields
+from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
 from pyfly_cpp.serve.chat import Chat
-from pyfly_cpp.serve.checking import Schema
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, internal, stopping
@@ -43,8 +42,8 @@ def make_app(service: Service) -> App:
     """The application, behind everything that is asked of strangers."""
     routes = _Routes(service)
 
-    def post(path: str, kind: Callable[..., Answer], schema: Schema) -> Route:
-        return Route(path, _Answers(service, path, kind, schema), methods=["POST"])
+    def post(path: str, kind: Callable[..., Answer], model: type[requests.Request]) -> Route:
+        return Route(path, _Answers(service, path, kind, model), methods=["POST"])
 
     def error(request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
@@ -55,9 +54,9 @@ def make_app(service: Service) -> App:
 
     app = Starlette(
         routes=[
-            post("/v1/chat/completions", Chat, fields.CHAT),
-            post("/v1/completions", Completion, fields.COMPLETION),
-            post("/v1/responses", ResponseAnswer, fields.RESPONSE),
+            post("/v1/chat/completions", Chat, requests.ChatRequest),
+            post("/v1/completions", Completion, requests.CompletionRequest),
+            post("/v1/responses", ResponseAnswer, requests.ResponseRequest),
             Route("/v1/embeddings", _Embeddings(service, "/v1/embeddings"), methods=["POST"]),
             Route("/tokenize", _Checked(service, "/tokenize", routes.tokenize), methods=["POST"]),
             Route("/detokenize", _Checked(service, "/detokenize", routes.detokenize), methods=["POST"]),
@@ -107,7 +106,7 @@ class _Checked:
             status = 503
             raise
         finally:
-            self.service.metrics.count(self._path, status)
+            self.service.metrics.requests.labels(self._path, status).inc()
             client = scope.get("client") or ("", 0)
             self.service.log.request(
                 client=client[0], path=self._path, status=status, seconds=round(time.monotonic() - begun, 3), **more
@@ -122,15 +121,15 @@ class _Checked:
 class _Answers(_Checked):
     """A route whose answers are written by the model."""
 
-    def __init__(self, service: Service, path: str, kind: Callable[..., Answer], schema: Schema) -> None:
+    def __init__(self, service: Service, path: str, kind: Callable[..., Answer], model: type[requests.Request]) -> None:
         super().__init__(service, path)
         self._kind = kind
-        self._schema = schema
+        self._model = model
 
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """As of `_Checked`."""
         service = self.service
-        body = await read_json(request, service.settings.limits, self._schema)
+        body = await read_json(request, service.settings.limits, self._model)
         decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
         if service.turns.is_closed:
             raise stopping()
@@ -186,7 +185,7 @@ class _Embeddings(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """As of `_Checked`."""
         service = self.service
-        body = await read_json(request, service.settings.limits, fields.EMBEDDING)
+        body = await read_json(request, service.settings.limits, requests.EmbeddingRequest)
         if service.embedder is None:
             raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
         if service.log.wants_texts:
@@ -245,10 +244,8 @@ class _Routes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        service = self._service
-        stats = await asyncio.to_thread(service.model.stats)
-        text = service.metrics.render(stats, service.turns.running, service.turns.waiting)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        content = await asyncio.to_thread(self._service.metrics.render)
+        return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""
@@ -263,14 +260,14 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        body = await read_json(request, self._service.settings.limits, fields.TOKENIZE)
+        body = await read_json(request, self._service.settings.limits, requests.TokenizeRequest)
         model, add_bos = self._service.model, body.get("add_special_tokens") is not False
         tokens = await asyncio.to_thread(model.tokenize, body["prompt"], True, add_bos)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.batch.n_ctx})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        body = await read_json(request, self._service.settings.limits, fields.DETOKENIZE)
+        body = await read_json(request, self._service.settings.limits, requests.DetokenizeRequest)
         model = self._service.model
 
         def text() -> str:

@@ -8,10 +8,12 @@ import re
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from pyfly_cpp.serve.checking import Schema, check
 from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.requests import Request as Model
 from pyfly_cpp.serve.settings import Limits
 
 _MOST_AT_ONCE = 4096
@@ -20,15 +22,23 @@ _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _MOST_DIGITS = 40
 
+_WORDS = {
+    "^Field required$": "is missing",
+    "^(Input|String|List) should": "must",
+    "^Value error, | after validation": "",
+    r"dictionary( or instance of \w+)?": "object",
+}
+"""Of pydantic, in place of which others are said."""
+
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
-async def read_json(request: Request, limits: Limits, schema: Schema) -> dict[str, Any]:
+async def read_json(request: Request, limits: Limits, model: type[Model]) -> dict[str, Any]:
     """The object that a request consists of.
 
     Raises:
-        ApiError: it is too large, too slow, no JSON object, or does not fit the schema.
+        ApiError: it is too large, too slow, no JSON object, or does not fit the model.
     """
     try:
         content = await asyncio.wait_for(_read(request, limits.max_body), limits.read_seconds)
@@ -37,14 +47,65 @@ async def read_json(request: Request, limits: Limits, schema: Schema) -> dict[st
     except ClientDisconnect:
         raise ApiError(499, "the client has left.") from None
     if len(content) <= _MOST_AT_ONCE:
-        return _understand(content, limits, schema)
-    return await asyncio.to_thread(_understand, content, limits, schema)
+        return _understand(content, limits, model)
+    return await asyncio.to_thread(_understand, content, limits, model)
 
 
-def _understand(content: bytes, limits: Limits, schema: Schema) -> dict[str, Any]:
+def _understand(content: bytes, limits: Limits, model: type[Model]) -> dict[str, Any]:
     value = parse(content, limits.max_depth)
-    check(schema, value)
+    check(model, value)
     return value
+
+
+def check(model: type[Model], value: dict[str, Any]) -> None:
+    """Raises ApiError 400, with the path of what is wrong, unless the model takes the value."""
+    try:
+        model.model_validate(value)
+    except ValidationError as failure:
+        errors = failure.errors(include_url=False, include_context=False)
+        found = [(_keys(error, value), error) for error in errors if error["loc"][0] == errors[0]["loc"][0]]
+        # Of the forms that a field may have, the one that fits furthest is meant.
+        most = max(_fit(*one) for one in found)
+        meant = [one for one in found if _fit(*one) == most]
+        keys, error = meant[0]
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key[:64]}" for key in keys)[1:]
+        words = " or ".join(dict.fromkeys(_worded(other["msg"]) for _, other in meant)).replace("or must be", "or")
+        given = f", not {_shown(error['input'])}" if words.startswith("must be") else ""
+        raise bad_request(f"{path} {words}{given}.", path) from None
+
+
+def _fit(keys: list[int | str], error: ErrorDetails) -> tuple[bool, int, int]:
+    """How well a form fits whose error this is: its type does, it fits deep inside, up to a late entry."""
+    last = keys[-1]
+    return not error["type"].endswith(("_type", "literal_error")), len(keys), last if isinstance(last, int) else 0
+
+
+def _keys(error: ErrorDetails, value: Any) -> list[int | str]:
+    """Where in the value an error is. Its own place also names the forms that were tried."""
+    keys: list[int | str] = []
+    for i, key in enumerate(error["loc"], 1):
+        if isinstance(value, list) and isinstance(key, int):
+            value = value[key]
+        elif isinstance(value, dict) and (key in value or (error["type"] == "missing" and i == len(error["loc"]))):
+            value = value.get(key)
+        else:
+            continue
+        keys.append(key)
+    return keys
+
+
+def _worded(message: str) -> str:
+    """A message of pydantic's, to stand behind the name of a field."""
+    for theirs, ours in _WORDS.items():
+        message = re.sub(theirs, ours, message)
+    return message
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: its kind where it may be long."""
+    if isinstance(value, (dict, list, str)) and len(value) > 40:
+        return f"a {type(value).__name__} of {len(value)}"
+    return repr(value).encode("utf-8", "replace").decode()[:80]
 
 
 async def _read(request: Request, most: int) -> bytes:

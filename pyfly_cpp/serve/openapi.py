@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
+
 from pyfly_cpp import __version__
-from pyfly_cpp.serve import fields
+from pyfly_cpp.serve import requests
 
 _JSON = "application/json"
 
 
 def describe(has_keys: bool) -> dict[str, Any]:
     """The description; `has_keys`: whether an API key is asked for."""
-    posts = {
-        "/v1/chat/completions": ("An answer to messages.", fields.CHAT),
-        "/v1/completions": ("Continuations of texts.", fields.COMPLETION),
-        "/v1/responses": ("An answer as a list of items.", fields.RESPONSE),
-        "/v1/embeddings": ("Vectors of texts; 501 where the server was started without them.", fields.EMBEDDING),
-        "/tokenize": ("The tokens of a text.", fields.TOKENIZE),
-        "/detokenize": ("The text of tokens.", fields.DETOKENIZE),
+    posts: dict[str, tuple[str, type[requests.Request]]] = {
+        "/v1/chat/completions": ("An answer to messages.", requests.ChatRequest),
+        "/v1/completions": ("Continuations of texts.", requests.CompletionRequest),
+        "/v1/responses": ("An answer as a list of items.", requests.ResponseRequest),
+        "/v1/embeddings": (
+            "Vectors of texts; 501 where the server was started without them.",
+            requests.EmbeddingRequest,
+        ),
+        "/tokenize": ("The tokens of a text.", requests.TokenizeRequest),
+        "/detokenize": ("The text of tokens.", requests.DetokenizeRequest),
     }
     gets = {
         "/v1/models": "The model.",
@@ -26,15 +31,18 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/metrics": "Counters, as Prometheus reads them.",
         "/tokenizer_info": "What lm-eval asks of a tokenizer.",
     }
+    schemas, shared = models_json_schema(
+        [(model, "validation") for _, model in posts.values()], ref_template="#/components/schemas/{model}"
+    )
     paths: dict[str, Any] = {
         path: {
             "post": {
                 "summary": text,
-                "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
+                "requestBody": {"required": True, "content": {_JSON: {"schema": schemas[model, "validation"]}}},
                 "responses": {"200": {"description": "It."}, "default": {"description": "An error."}},
             }
         }
-        for path, (text, schema) in posts.items()
+        for path, (text, model) in posts.items()
     }
     for path, text in gets.items():
         paths[path] = {"get": {"summary": text, "responses": {"200": {"description": "It."}}}}
@@ -42,8 +50,9 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "pyfly-cpp serve", "version": __version__},
         "paths": paths,
+        "components": {"schemas": shared["$defs"]},
     }
     if has_keys:
-        out["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        out["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         out["security"] = [{"key": []}]
     return out

@@ -35,8 +35,8 @@ class Service:
         self.model = model
         self.settings = settings
         self.log = log
-        self.metrics = Metrics()
         self.turns = Turns(model.batch.n_parallel, settings.limits.max_waiting)
+        self.metrics = Metrics(model.stats, self.turns)
         self.grammars = Grammars(model.path, settings.limits.max_grammar, settings.limits.grammar_seconds)
         self.embedder = Embedder(model.batch) if settings.embeddings else None
         self.embedding = Turns(1, settings.limits.max_waiting)
@@ -91,7 +91,7 @@ class Service:
             for tokens in texts:
                 async with ticket.turn(most):
                     vector = await self.embedder.embed(tokens, most)
-                self.metrics.embedded_tokens += len(tokens)
+                self.metrics.embedded_tokens.inc(len(tokens))
                 yield vector
 
     async def _with_grammars(self, orders: list[Order]) -> list[Order]:
@@ -126,13 +126,13 @@ class Service:
 
                 timer = asyncio.get_running_loop().call_later(most, expire)
                 last = arrived
-                self.metrics.prompt_tokens += len(order.prompt)
+                self.metrics.prompt_tokens.inc(len(order.prompt))
                 try:
                     async for piece in handle:
                         now = time.monotonic()
-                        (self.metrics.between_tokens if n_tokens else self.metrics.first_token).add(now - last)
+                        (self.metrics.between_tokens if n_tokens else self.metrics.first_token).observe(now - last)
                         last = now
-                        self.metrics.completion_tokens += piece.n_tokens - n_tokens
+                        self.metrics.completion_tokens.inc(piece.n_tokens - n_tokens)
                         n_tokens = piece.n_tokens
                         events.put_nowait((i, piece))
                 finally:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-if all(find_spec(name) for name in ("starlette", "uvicorn", "httpx")):
+if all(find_spec(name) for name in ("starlette", "uvicorn", "prometheus_client", "pydantic", "httpx")):
     from serving import EXACT, running
 
     from pyfly_cpp import DraftModel, FlyBatch, FlyLlama

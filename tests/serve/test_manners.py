@@ -77,7 +77,7 @@ def test_a_full_queue(narrow):
     assert narrow.post(PATH, prompt="C", n=3).status_code == 400  # never
     assert narrow.http.get("/health").json() == {"status": "ok", "texts_running": 1, "texts_waiting": 1}
     metrics = narrow.http.get("/metrics").text
-    assert "pyfly_texts_waiting 1\n" in metrics and 'status="429"' in metrics
+    assert "pyfly_texts_waiting 1.0\n" in metrics and 'status="429"' in metrics
     second.close()  # it leaves the queue
     until(lambda: turns.waiting == 0)
     first.close()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tracemalloc
 
 import pytest
 
-from pyfly_cpp.serve.body import parse
-from pyfly_cpp.serve.checking import check
+from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
+from pyfly_cpp.serve.requests import DetokenizeRequest
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
@@ -69,11 +70,10 @@ def test_half_of_a_surrogate_pair(value):
 
 
 def test_lists_of_token_ids():
-    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}}
-    check(schema, [0, 9, 3.0, 5], "ids")
-    for wrong in (-1, 10, 2.5, True, "x", None):
-        with pytest.raises(ApiError, match=r"ids\[2\] must be"):
-            check(schema, [0, 9, wrong, 5], "ids")
+    check(DetokenizeRequest, {"tokens": [0, 9, 3.0, 5]})
+    for wrong in (-1, 2**31, 2.5, True, "x", None):
+        with pytest.raises(ApiError, match=r"tokens\[2\] must be"):
+            check(DetokenizeRequest, {"tokens": [0, 9, wrong, 5.0]})
 
 
 def test_requests_take_turns():
@@ -160,13 +160,17 @@ def test_those_who_left_are_forgotten():
 
 
 def test_metrics_are_what_prometheus_reads():
-    metrics = Metrics()
-    metrics.count("/v1/completions", 200)
-    metrics.first_token.add(0.02)
-    text = metrics.render(Stats(rounds=2, committed=5, matched=2, loose_accepted=1), 1, 2)
-    assert 'pyfly_requests_total{route="/v1/completions",status="200"} 1\n' in text
-    assert 'pyfly_tokens_total{origin="target"} 2\n' in text
-    assert "pyfly_mean_accepted 2.5\n" in text and "pyfly_texts_waiting 2\n" in text
-    assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1\n' in text
-    for line in text.splitlines():
-        assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
+    metrics = Metrics(lambda: Stats(rounds=2, committed=5, matched=2, loose_accepted=1), Turns(1, 1))
+    metrics.requests.labels("/v1/completions", 200).inc()
+    metrics.first_token.observe(0.02)
+    text = metrics.render().decode()
+    assert 'pyfly_requests_total{route="/v1/completions",status="200"} 1.0\n' in text
+    assert 'pyfly_tokens_total{origin="target"} 2.0\n' in text
+    assert "pyfly_mean_accepted 2.5\n" in text and "pyfly_texts_waiting 0.0\n" in text
+    assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1.0\n' in text
+    names = set(re.findall(r"^# TYPE pyfly_(\S+) ", text, re.MULTILINE))
+    assert names == {
+        "requests_total", "texts_running", "texts_waiting", "tokens_total", "drafted_tokens_total", "rounds_total",
+        "mean_accepted", "loose_rate", "prompt_tokens_total", "prefilled_tokens_total", "completion_tokens_total",
+        "embedded_tokens_total", "first_token_seconds", "between_tokens_seconds",
+    }  # fmt: skip

@@ -1,0 +1,227 @@
+"""The requests as pydantic models: what is checked, and what the description at /openapi.json shows.
+
+Unknown fields are ignored, as by other servers of the protocol. A field that may be left out may also be null.
+"""
+
+# No `from __future__ import annotations`: on Python 3.9, pydantic could not read `X | None` in a string.
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_MOST_BIASES = 1024
+
+
+def _whole(value: Any) -> Any:
+    """The value, with 3.0 as 3: in JSON, both are integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(values: Any) -> Any:
+    # There may be millions, and rarely a float among them.
+    return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
+
+
+def _few_biases(value: Any) -> Any:
+    # Before the entries are looked at: pydantic would list what is wrong with each of a million.
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise ValueError(f"must have at most {_MOST_BIASES} entries, not {len(value)}")
+    return value
+
+
+# Lists fail at the first wrong entry: there may be a million, and pydantic would tell each.
+_SOME = Field(min_length=1, max_length=2**16, fail_fast=True)
+_STOP = Field(max_length=256)
+_Text = Annotated[str, Field(min_length=1)]
+_Token = Annotated[int, Field(ge=0, le=_INT32)]
+_Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True), BeforeValidator(_all_whole)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_ChoiceWord = Literal["none", "auto", "required"]
+
+
+class Request(BaseModel):
+    """A part of a request, or all of it."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_integers(cls, value: Any) -> Any:
+        return {name: _whole(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+
+
+class _Shared(Request):
+    model: Optional[str] = None
+    temperature: Optional[float] = Field(None, ge=0, le=2)
+    top_p: Optional[float] = Field(None, ge=0, le=1)
+    top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
+    min_p: Optional[float] = Field(None, ge=0, le=1)
+    typical_p: Optional[float] = Field(None, ge=0, le=1)
+    repeat_penalty: Optional[float] = Field(None, ge=0.01, le=10)
+    presence_penalty: Optional[float] = Field(None, ge=-2, le=2)
+    frequency_penalty: Optional[float] = Field(None, ge=-2, le=2)
+    mirostat_mode: Optional[int] = Field(None, ge=0, le=2)
+    mirostat_tau: Optional[float] = Field(None, ge=0, le=100)
+    mirostat_eta: Optional[float] = Field(None, ge=0, le=1)
+    seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
+    stream: Optional[bool] = None
+    stop: Union[
+        Annotated[str, _STOP], Annotated[list[Annotated[str, _STOP]], Field(max_length=16, fail_fast=True)], None
+    ] = None
+    logit_bias: Annotated[Optional[dict[str, _Bias]], BeforeValidator(_few_biases)] = None
+    grammar: Optional[str] = None
+    user: Optional[str] = None
+    gate: Optional[str] = Field(None, max_length=256)
+    window: Optional[str] = Field(None, max_length=64)
+    draft_max: Optional[int] = Field(None, ge=0, le=_INT32)
+    speculative: Optional[bool] = None
+    records: Optional[bool] = None
+
+
+class _StreamOptions(Request):
+    include_usage: Optional[bool] = None
+
+
+class _JsonSchema(Request):
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class _Format(Request):
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Optional[dict[str, Any]] = Field(None, alias="schema")
+    json_schema: Optional[_JsonSchema] = None
+
+
+class _Numbered(_Shared):
+    n: Optional[int] = Field(None, ge=1, le=_INT32)
+    max_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
+    stream_options: Optional[_StreamOptions] = None
+    response_format: Optional[_Format] = None
+
+
+class CompletionRequest(_Numbered):
+    """The body of /v1/completions."""
+
+    prompt: Union[str, Annotated[list[str], _SOME], _Tokens, Annotated[list[_Tokens], _SOME]]
+    suffix: Optional[str] = None
+    echo: Optional[bool] = None
+    logprobs: Optional[int] = Field(None, ge=0, le=20)
+    best_of: Optional[int] = Field(None, ge=1, le=_INT32)
+
+
+class _Part(Request):
+    type: str
+    text: Optional[str] = None
+
+
+_Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=True)], None]
+
+
+class _CalledFunction(Request):
+    name: str
+    arguments: str
+
+
+class _Call(Request):
+    function: _CalledFunction
+    id: Optional[str] = None
+    type: Optional[str] = None
+
+
+class _Message(Request):
+    role: _Role
+    content: _Content = None
+    name: Optional[str] = None
+    tool_call_id: Optional[str] = None
+    tool_calls: Optional[list[_Call]] = Field(None, max_length=128, fail_fast=True)
+
+
+class _Function(Request):
+    name: str = Field(min_length=1, max_length=64)
+    description: Optional[str] = None
+    parameters: Optional[dict[str, Any]] = None
+    strict: Optional[bool] = None
+
+
+class _Tool(Request):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Named(Request):
+    name: str
+
+
+class _ToolChoice(Request):
+    function: _Named
+
+
+class ChatRequest(_Numbered):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[_Message], _SOME]
+    max_completion_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
+    logprobs: Optional[bool] = None
+    top_logprobs: Optional[int] = Field(None, ge=0, le=20)
+    tools: Optional[list[_Tool]] = Field(None, max_length=128, fail_fast=True)
+    tool_choice: Union[_ChoiceWord, _ToolChoice, None] = None
+    parallel_tool_calls: Optional[bool] = None
+
+
+class _Item(Request):
+    type: Optional[str] = None
+    role: Optional[_Role] = None
+    content: _Content = None
+    name: Optional[str] = None
+    arguments: Optional[str] = None
+    call_id: Optional[str] = None
+    output: _Content = None
+
+
+class _NamedFormat(_Format):
+    name: Optional[str] = None
+
+
+class _TextOptions(Request):
+    format: Optional[_NamedFormat] = None
+
+
+class _FlatTool(_Function):
+    type: Literal["function"]
+
+
+class ResponseRequest(_Shared):
+    """The body of /v1/responses."""
+
+    input: Union[str, Annotated[list[_Item], _SOME]]
+    instructions: Optional[str] = None
+    max_output_tokens: Optional[int] = Field(None, ge=1, le=_INT32)
+    previous_response_id: Optional[str] = None
+    text: Optional[_TextOptions] = None
+    tools: Optional[list[_FlatTool]] = Field(None, max_length=128, fail_fast=True)
+    tool_choice: Union[_ChoiceWord, _Named, None] = None
+    parallel_tool_calls: Optional[bool] = None
+
+
+class EmbeddingRequest(Request):
+    """The body of /v1/embeddings."""
+
+    input: Union[_Text, Annotated[list[_Text], _SOME], _Tokens, Annotated[list[_Tokens], _SOME]]
+    model: Optional[str] = None
+    user: Optional[str] = None
+    encoding_format: Optional[Literal["float", "base64"]] = None
+    dimensions: Optional[int] = Field(None, ge=1, le=_INT32)
+
+
+class TokenizeRequest(Request):
+    """The body of /tokenize."""
+
+    prompt: str
+    add_special_tokens: Optional[bool] = None
+
+
+class DetokenizeRequest(Request):
+    """The body of /detokenize."""
+
+    tokens: Annotated[list[_Token], Field(fail_fast=True), BeforeValidator(_all_whole)]
