@@ -42,6 +42,7 @@ class _Names:
 
     A web page elsewhere can make its reader's browser ask any address; by a name of its own that it lets point here
     (DNS rebinding), it could read the answers, too.
+    Starlette's TrustedHostMiddleware cannot allow all addresses, and that of 0.38 takes `127.0.0.1:attacker.example`.
     """
 
     def __init__(self, app: App, settings: Settings) -> None:

@@ -12,7 +12,8 @@ import pytest
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
-from pyfly_cpp.serve.requests import DetokenizeRequest
+from pyfly_cpp.serve.openapi import describe
+from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
@@ -74,6 +75,41 @@ def test_lists_of_token_ids():
     for wrong in (-1, 2**31, 2.5, True, "x", None):
         with pytest.raises(ApiError, match=r"tokens\[2\] must be"):
             check(DetokenizeRequest, {"tokens": [0, 9, wrong, 5.0]})
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"temperature": 3}, "temperature"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["x", 5]}, "stop[1]"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"tool_choice": "x"}, "tool_choice"),
+        ({"tool_choice": {"function": {}}}, "tool_choice.function.name"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias.1"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 0)}, "logit_bias"),
+        ({"tools": [5] * 10**5}, "tools[0]"),
+    ],
+)
+def test_errors_name_the_field(fields, param):
+    with pytest.raises(ApiError) as failure:
+        check(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields})
+    assert (failure.value.status, failure.value.param) == (400, param)
+    assert failure.value.message.startswith(f"{param} ") and "pydantic" not in failure.value.message
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_description_is_whole(has_keys):
+    document = describe(has_keys)
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert {"ChatRequest", "CompletionRequest", "ResponseRequest"} < named == set(document["components"]["schemas"])
+    assert "securitySchemes" in document["components"] or not has_keys
+    temperature = document["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]["anyOf"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in temperature
 
 
 def test_requests_take_turns():
