@@ -22,7 +22,7 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.completions import CompletingLlama
-from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation
@@ -113,11 +113,12 @@ class FlyLlama(CompletingLlama):
             RpcError: an RPC server is not there, or of another version.
         """
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
+        said = {name: kwargs.pop(name) for name in OF_REQUEST if name in kwargs}  # that are no arguments of their own
         require_base_arguments(kwargs, own, self._public_name)
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
-        self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive)
+        self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive, **said)
         require_window_for(self._decoding.gate, self._decoding.window)
         self._protected = frozenset(protected)
         self.trace = trace

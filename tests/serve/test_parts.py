@@ -8,10 +8,12 @@ import tracemalloc
 
 import pytest
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.serve.body import parse
 from pyfly_cpp.serve.checking import check
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
+from pyfly_cpp.serve.orders import read_decoding, written
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
@@ -170,3 +172,12 @@ def test_metrics_are_what_prometheus_reads():
     assert 'pyfly_first_token_seconds_bucket{le="0.025"} 1\n' in text
     for line in text.splitlines():
         assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
+
+
+def test_a_request_decodes_as_the_server_does_but_for_what_it_says():
+    own = Decoding("margin:0.3", "agree:2", draft_max=8)
+    assert read_decoding({}, None, own) == own and written(own) == "margin:0.3 agree:2"
+    loose = read_decoding({"gate": "entropy:0.3"}, "draft-max=3", own)
+    assert loose == Decoding("entropy:0.3", "agree:2", draft_max=3), "the window that the server was given stays"
+    assert written(loose) == "entropy:0.3 agree:2"
+    assert written(read_decoding({"speculative": False}, "gate=margin:1", own)) == "plain"
