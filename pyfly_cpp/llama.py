@@ -22,15 +22,15 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from pyfly_cpp.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.auto import choose_drafter
 from pyfly_cpp.completions import CompletingLlama
-from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.generation import Generation
 from pyfly_cpp.models import model_file
 from pyfly_cpp.request import Request
-from pyfly_cpp.rules import Exact, Gate, require_window_for, why_strict
+from pyfly_cpp.rules import Exact, Gate, require_gate, require_window_for, why_strict
 from pyfly_cpp.stats import Record, Round, Stats
-from pyfly_cpp.windows import Window
+from pyfly_cpp.windows import Window, require_window
 
 
 class FlyLlama(CompletingLlama):
@@ -113,11 +113,12 @@ class FlyLlama(CompletingLlama):
             RpcError: an RPC server is not there, or of another version.
         """
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
+        said = {name: kwargs.pop(name) for name in OF_REQUEST if name in kwargs}  # that are no arguments of their own
         require_base_arguments(kwargs, own, self._public_name)
         draft_model = kwargs.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
-        self._decoding = Decoding(gate, window, draft_max, adaptive=adaptive)  # type: ignore[arg-type]
+        self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive, **said)
         require_window_for(self._decoding.gate, self._decoding.window)
         self._protected = frozenset(protected)
         self.trace = trace
@@ -185,7 +186,7 @@ class FlyLlama(CompletingLlama):
     @property
     def drafter(self) -> Drafter | Sequence[Drafter] | None:
         """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
-        return self._decoding.drafter  # type: ignore[no-any-return]
+        return self._decoding.drafter
 
     @drafter.setter
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
@@ -215,7 +216,7 @@ class FlyLlama(CompletingLlama):
 
     @gate.setter
     def gate(self, gate: Gate | str) -> None:
-        self._decoding = replace(self._decoding, gate=gate)
+        self._decoding = replace(self._decoding, gate=require_gate(gate))
 
     @property
     def window(self) -> Window:
@@ -224,7 +225,7 @@ class FlyLlama(CompletingLlama):
 
     @window.setter
     def window(self, window: Window | str | None) -> None:
-        self._decoding = replace(self._decoding, window=window)
+        self._decoding = replace(self._decoding, window=require_window(window))
 
     @property
     def draft_max(self) -> int:

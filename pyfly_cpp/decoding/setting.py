@@ -133,15 +133,13 @@ class Decoding:
     # ---- Objects -----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON, as in presets: without drafter and adaptive where nothing is said of them; a null drafter is
-        none at all. Raises ValueError for a drafter that is a callable."""
-        said: dict[str, Any] = {}
+        """Fit for JSON, as in presets: gate, window and draft_max, and of the other fields those that say something; a
+        null drafter is none at all. Raises ValueError for a drafter that is a callable."""
+        said = {name: value for name, value in vars(self).items() if value != vars(EXACT)[name]}
         if self.drafter is not None:
             said["drafter"] = drafter_as_data(self.drafter)
-        said["gate"] = str(self.gate)
-        said["window"] = self.window and {k: v for k, v in asdict(self.window).items() if v is not None}
-        said["draft_max"] = self.draft_max
-        return said if self.adaptive is None else {**said, "adaptive": self.adaptive}
+        window = self.window and {k: v for k, v in asdict(self.window).items() if v is not None}
+        return {**said, "gate": str(self.gate), "window": window, "draft_max": self.draft_max}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], folder: Path | None = None) -> Decoding:

@@ -9,10 +9,12 @@ import tracemalloc
 
 import pytest
 
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.openapi import describe
+from pyfly_cpp.serve.orders import read_decoding, written
 from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
@@ -210,3 +212,12 @@ def test_metrics_are_what_prometheus_reads():
         "mean_accepted", "loose_rate", "prompt_tokens_total", "prefilled_tokens_total", "completion_tokens_total",
         "embedded_tokens_total", "first_token_seconds", "between_tokens_seconds",
     }  # fmt: skip
+
+
+def test_a_request_decodes_as_the_server_does_but_for_what_it_says():
+    own = Decoding("margin:0.3", "agree:2", draft_max=8)
+    assert read_decoding({}, None, own) == own and written(own) == "margin:0.3 agree:2"
+    loose = read_decoding({"gate": "entropy:0.3"}, "draft-max=3", own)
+    assert loose == Decoding("entropy:0.3", "agree:2", draft_max=3), "the window that the server was given stays"
+    assert written(loose) == "entropy:0.3 agree:2"
+    assert written(read_decoding({"speculative": False}, "gate=margin:1", own)) == "plain"
