@@ -1,4 +1,4 @@
-"""What windows.py and governor.py have in common: a results file that a run appends to, and the prompts.
+"""What several scripts have in common: a results file that a run appends to, prompts, tables.
 
 The file is JSONL. Its first line says what every other line depends on (models, lengths); a run with other conditions
 is refused. Files of the same conditions may be joined with cat. Every result is a line of its own, written whole and
@@ -12,62 +12,12 @@ import argparse
 import contextlib
 import json
 import os
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
-from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.machine import describe_machine, disturbance
 from pyfly_cpp.files import only_writer
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of a run."""
-    parser.add_argument("--target", help="GGUF of the target")
-    parser.add_argument("--draft", help="GGUF of the draft")
-    parser.add_argument("--out", type=Path, required=True, help="results, JSONL; appended to")
-    parser.add_argument("--prompts", type=Path, nargs="+", help="JSONL files with `prompt` or `turns` (the first one)")
-    parser.add_argument("--categories", nargs="+", help="only these categories (a file without any: its name)")
-    parser.add_argument("--limit-per-category", type=int, help="at most so many prompts of a category")
-    parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt, from the I-th on (from 0)")
-    parser.add_argument("--max-prompt-tokens", type=int, help="longer prompts are left out and counted")
-    parser.add_argument("--ctx", type=int, default=2048, help="context, tokens (default 2048)")
-    parser.add_argument("--threads", type=int, help="threads (default: auto, all physical cores of an idle machine)")
-    parser.add_argument("--minutes", type=float, help="end after the prompt during which so many minutes have passed")
-    parser.add_argument("--table", action="store_true", help="print Markdown from --out; decode nothing")
-
-
-def choose_prompts(args: argparse.Namespace) -> list[BenchPrompt]:
-    """The prompts of all files, at most --limit-per-category of each: one of each category in turn, within a category
-    one of each group in turn, so that a run that is cut short has measured some of everything."""
-    paths, categories, limit = args.prompts, args.categories, args.limit_per_category
-    first, step = (int(number) for number in args.shard.split("/"))
-    prompts = []
-    for path in paths:
-        for prompt in read_questions(path):
-            category = prompt.category or path.stem
-            if categories is None or category in categories:
-                prompts.append(BenchPrompt(prompt.id, category, prompt.turns, prompt.answer, prompt.group or prompt.id))
-    if not prompts:
-        raise SystemExit(f"there are no prompts of the categories {', '.join(categories or ())}.")
-    of_group: Counter[tuple[str, str]] = Counter()
-    ranked = []
-    for prompt in prompts:
-        ranked.append((of_group[prompt.category, prompt.group], prompt))
-        of_group[prompt.category, prompt.group] += 1
-    ranked.sort(key=lambda pair: pair[0])
-    of_category: Counter[str] = Counter()
-    chosen = []
-    for _, prompt in ranked:
-        if limit is None or of_category[prompt.category] < limit:
-            chosen.append((of_category[prompt.category], prompt))
-            of_category[prompt.category] += 1
-    return [prompt for _, prompt in sorted(chosen, key=lambda pair: pair[0])][first::step]
 
 
 def read_questions(path: Path) -> list[BenchPrompt]:
@@ -81,15 +31,6 @@ def read_questions(path: Path) -> list[BenchPrompt]:
         lines += [f"{letter}) {text}" for letter, text in zip("ABCDE", row.get("choices") or ())]
         prompts.append(BenchPrompt(field(path, line, row, "id"), "", ("\n".join(lines),)))
     return prompts
-
-
-def load(args: argparse.Namespace) -> Generator:
-    """The target, and the draft if one is given."""
-    threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
-    if (why := disturbance(describe_machine())) is not None:
-        print(f"NOT IDLE: {why} The times are not to be believed.", file=sys.stderr)
-    llm = FlyLlama(args.target, n_ctx=args.ctx, verbose=False, **threads)
-    return Generator(llm, Drafters((DraftModel(args.draft, n_threads=args.threads),) if args.draft else ()))
 
 
 class Results:

@@ -1,7 +1,7 @@
 // Whether the rounds of several texts go to the target in one batch or in parts of it.
 //
 // From 64 rows on, llama.cpp's flash attention on a CPU works in tiles of 64 rows and computes, for each, the cells of
-// every text in it, where smaller batches pass over what a row does not need (benchmarks/streams.py). Against it stands
+// every text in it, where smaller batches pass over what a row does not need (benchmarks/README.md). Against it stands
 // that every part reads the weights again. What is faster depends on machine, model and length of the texts, and
 // changes as they grow; so both are tried where it runs, the slower one ever more rarely.
 #pragma once
