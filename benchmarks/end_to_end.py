@@ -21,7 +21,7 @@ from typing import Any
 import llama_cpp
 from speed import print_machine
 
-from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, TokenRecycling, _native
+from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.prompting import render_chat
 from pyfly_cpp.threads import physical_cores
@@ -48,11 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     print_machine()
     options = {"n_ctx": 2048, "n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
-    ways: dict[str, Any] = {
-        "plain": None,
-        "lookup": PromptLookup(),
-        "lookup + recycling": [PromptLookup(), TokenRecycling()],
-    }
+    ways: dict[str, Any] = {"plain": None, "lookup": PromptLookup()}
     if given.cross:
         ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(DraftModel(given.cross))]
     _native.take_kernels_everywhere(0)

@@ -4,7 +4,7 @@
 and returns a `Handle` for each. Both take
 
 - a *drafter*, which proposes tokens: `DraftModel`, `PromptLookup`, `MTP`, `Eagle3`, `DFlash`, `DSpark`, `MultiLevel`,
-  `CrossVocabulary`, `TokenRecycling`, or any llama_cpp `LlamaDraftModel` (`Drafter` is one of these);
+  `CrossVocabulary`, or any llama_cpp `LlamaDraftModel` (`Drafter` is one of these);
 - a *gate*, which says what may happen to a draft that is not the target's choice: `Exact` and `Stochastic` are
   lossless; `Margin`, `Entropy`, `Typical`, `Relaxed`, `Ratio` and `Fuzzy` are not; `Regions`, `AllOf` and
   `AnyOf` combine others, and `ExactFirst`, `Budget` and `NoRepeat` restrict them. `Gate` is their base; `parse_gate`
@@ -43,7 +43,6 @@ try:
         Eagle3,
         MultiLevel,
         PromptLookup,
-        TokenRecycling,
     )
     from pyfly_cpp.handles import Handle
     from pyfly_cpp.llama import FlyLlama
@@ -118,7 +117,6 @@ __all__ = [
     "Stats",
     "Stochastic",
     "Threads",
-    "TokenRecycling",
     "Typical",
     "Verification",
     "VersionMismatchError",

@@ -416,11 +416,6 @@ pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_mo
 pyfly_status pyfly_drafter_translate(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t * out,
                                      size_t capacity, size_t * n_out, pyfly_error * error);
 
-/* Token recycling: remembers the n_candidates (1..PYFLY_MAX_TOP) most probable tokens of every row that the target
- * evaluates, by the token it follows, and proposes a chain of them, at most num_pred (>= 1). For this target. */
-pyfly_status pyfly_drafter_recycling_new(const pyfly_target * target, int32_t n_candidates, int32_t num_pred,
-                                         pyfly_drafter ** out, pyfly_error * error);
-
 /* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`, and
  * where `rows` is not NULL the logits [capacity][n_vocab] of which they are the argmax. It returns how many tokens, or
  * a negative number to stop (PYFLY_STATUS_CALLBACK). n_vocab: the target's, 0: it never has rows. */

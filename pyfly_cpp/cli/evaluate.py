@@ -133,7 +133,7 @@ def command(
             task = type(task)(task.limits, containment)
         first = (EXACT,) if without_plain else (PLAIN, EXACT)
         chosen = parse_settings(settings, (*first, *models.settings))
-        require_repeatable(chosen, models.drafter)
+        require_repeatable(chosen)
         runner.require_permission(task, allow_code_execution)
         items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
         worked, items, few_shot = _read_examples(task, items, examples, few_shot)

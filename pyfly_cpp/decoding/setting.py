@@ -4,7 +4,7 @@ On the command line it is called a setting, and written `plain`, `exact`, `"entr
 and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
 a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`) or `no-adaptive`,
-and the drafter: `lookup`, `recycling`, one with `[:FILE]` (`draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`,
+and the drafter: `lookup`, one with `[:FILE]` (`draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`,
 `dspark`) or `both` (quotes around a FILE with spaces).
 What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
 those of the tables in rules/, windows.py and drafters/.)
@@ -22,7 +22,7 @@ from typing import Any
 
 from pyfly_cpp import windows
 from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fields
-from pyfly_cpp.drafters import DRAFTERS, TokenRecycling, require_word
+from pyfly_cpp.drafters import DRAFTERS, require_word
 from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.drafters.drafter import field_names
 from pyfly_cpp.rules import Exact, Gate, examples, parse_gate, require_gate
@@ -195,15 +195,9 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
     return {name: text if times[text] == 1 else name for name, text in short.items()}
 
 
-def require_repeatable(settings: Iterable[Decoding], drafter: str | None = None) -> None:
-    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times, or on
-    which texts came before. `drafter`: of the settings that name none."""
+def require_repeatable(settings: Iterable[Decoding]) -> None:
+    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
     for setting in settings:
-        if (setting.drafter or drafter) == TokenRecycling.word and not setting.is_exact:
-            raise ValueError(
-                f"the setting {str(setting)!r} drafts from all earlier texts, so its answers depend on their order; "
-                "take an exact gate, or another drafter."
-            )
         if setting.adaptive:
             raise ValueError(
                 f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "

@@ -22,7 +22,6 @@ from pyfly_cpp.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.drafters.model import DraftModel
 from pyfly_cpp.drafters.multi_level import MultiLevel
 from pyfly_cpp.drafters.prompt_lookup import PromptLookup
-from pyfly_cpp.drafters.token_recycling import TokenRecycling
 
 __all__ = [
     "DRAFTERS",
@@ -41,7 +40,6 @@ __all__ = [
     "OwnDrafter",
     "PathOption",
     "PromptLookup",
-    "TokenRecycling",
     "as_given",
     "has_head",
     "has_own_head",
@@ -63,7 +61,6 @@ DRAFTERS: dict[str, type[OwnDrafter]] = {
         Eagle3,
         DFlash,
         DSpark,
-        TokenRecycling,
     )
 }
 """All drafters by their words."""

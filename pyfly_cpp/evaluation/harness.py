@@ -100,7 +100,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else ""]
             setting = " ".join(words)
         self.setting: Decoding = Decoding.parse(setting.replace(";", " ")) if setting else EXACT
-        require_repeatable([self.setting], drafter)
+        require_repeatable([self.setting])
         n_threads = AUTO_THREADS if threads is None or threads == AUTO_THREADS else int(threads)
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
         n_ctx = int(n_ctx if max_length is None else max_length)

@@ -505,10 +505,8 @@ def test_lookup_texts_and_memory(run, tmp_path):
     assert unused.code == 2 and "--lookup-texts" in unused.err
 
 
-def test_recycling(run):
-    result = json.loads(complete(run, "--drafter", "recycling", "--no-adaptive", "--json", "Natalia sold").out)
-    assert result["stats"]["drafted"] > 0
-    refused = run("complete", "-m", TARGET, "--drafter", "recycling", "--draft", TARGET, "x")
+def test_a_drafter_and_its_file(run):
+    refused = run("complete", "-m", TARGET, "--drafter", "lookup", "--draft", TARGET, "x")
     assert refused.code == 2 and "contradict each other" in refused.err
     missing = run("complete", "-m", TARGET, "--drafter", "eagle3", "x")
     assert missing.code == 2 and "--drafter eagle3 needs --draft" in missing.err

@@ -17,7 +17,6 @@ from pyfly_cpp import (
     FlyBatch,
     FlyLlama,
     PromptLookup,
-    TokenRecycling,
     _native,
     extra_buffers,
     kernels,
@@ -119,7 +118,7 @@ def test_exact_tokens_of_every_kind_of_model(architecture, tmp_path):
             return list(itertools.islice(llm.generate(prompt, temp=0.0), 150))
 
     plain = tokens_of(None)
-    for drafter in (PromptLookup(), TokenRecycling(), lambda _: random.integers(0, N_VOCAB, 5).tolist()):
+    for drafter in (PromptLookup(), lambda _: random.integers(0, N_VOCAB, 5).tolist()):
         assert tokens_of(drafter) == plain, drafter
 
 
@@ -158,7 +157,7 @@ def test_exact_texts_are_those_of_plain_decoding(model, request, tiny_draft):
     with closing(FlyLlama(path, n_threads=2, n_threads_batch=1, **options)) as llm:
         plain = texts(llm, PROMPTS)
         assert texts(llm, PROMPTS[::-1]) == plain[::-1]
-    drafters = [None, PromptLookup(), TokenRecycling(), [PromptLookup(), TokenRecycling()]]
+    drafters = [None, PromptLookup(), [PromptLookup(), lambda history: list(history[-5:])]]
     drafters += [DraftModel(tiny_draft)] if model == "tiny_target" else [DraftModel(path)]
     for drafter in drafters:
         for draft_max in (1, 3, 8) if model == "tiny_target" else (5,):

@@ -11,7 +11,7 @@ from one_text import Engine
 from scipy.stats import chi2, chi2_contingency
 from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
-from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, TokenRecycling, Window
+from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.threads import physical_cores
 
@@ -41,7 +41,7 @@ def drafters(draft, texts):
     yield DraftModel(draft, draft_max=7)
     yield LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=10)
     yield [PromptLookup(max_ngram_size=3, min_ngram_size=2), DraftModel(draft)]
-    yield [PromptLookup(min_ngram_size=4, num_pred_tokens=8, texts=texts), TokenRecycling(num_pred_tokens=6)]
+    yield [PromptLookup(min_ngram_size=4, num_pred_tokens=8, texts=texts), PromptLookup(num_pred_tokens=6)]
 
 
 @pytest.fixture(scope="module")

@@ -249,7 +249,7 @@ def test_seeds_of_a_chain(tiny_target_f32):
     llm.close()
 
 
-@pytest.mark.parametrize("kind", ["lookup", "MTP", "recycling"])
+@pytest.mark.parametrize("kind", ["lookup", "MTP"])
 def test_other_drafters_and_models(kind, tiny_target, tiny_qwen35):
     path, drafter = (tiny_qwen35, MTP()) if kind == "MTP" else (tiny_target, kind)
     with FlyBatch(path, 3, drafter=drafter, adaptive=False, **OPTIONS) as batch:

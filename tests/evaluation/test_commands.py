@@ -214,10 +214,6 @@ def test_eval_refusals(run, data, tmp_path, monkeypatch):
         run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
     )
     refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 adaptive", *output), "leave out 'adaptive'")
-    loose = "-s", "margin:0.3"
-    refused(
-        run(evaluate, "gsm8k", "--data", sample, *loose, "--drafter", "recycling", *output), "depend on their order"
-    )
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
     refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
     refused(run(evaluate, "writing", "--data", stories, "--examples", stories, *output), "has no worked examples")

@@ -162,7 +162,7 @@ def test_the_models_own_head(tiny):
         pytest.skip(f"{path.name} is not there")
     drafters, reason = choose_drafters(path)
     assert reason == "the model carries an MTP head" and isinstance(drafters.default, MTP)
-    assert drafters.words() == ["mtp", "lookup", "recycling"]
+    assert drafters.words() == ["mtp", "lookup"]
     settings = [PLAIN, EXACT, Decoding.parse("exact mtp k=5"), Decoding.parse("exact lookup")]
     arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     llm = load_target(path, drafters, settings, **arguments)
@@ -186,7 +186,7 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
     drafters, reason = choose_drafters(target, draft, "eagle3")
     assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
-    assert drafters.words() == ["eagle3", "lookup", "recycling"]
+    assert drafters.words() == ["eagle3", "lookup"]
     assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
     assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(memory=0), DraftModel(draft))
     preset = DraftModel("old.gguf", draft_max=5)

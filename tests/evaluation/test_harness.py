@@ -178,7 +178,6 @@ def test_generation_is_that_of_the_setting(model, tiny):
         ({"gate": "margn:1"}, "Did you mean 'margin'"),
         ({"drafter": "draft"}, "needs a draft model"),
         ({"setting": "margin:0.3 adaptive"}, "leave out 'adaptive'"),
-        ({"setting": "margin:0.3 recycling"}, "depend on their order"),
         ({"parallel": "x"}, "parallel must be a number of texts from 1 on, or auto, not 'x'"),
         ({"parallel": "0"}, "parallel must be a number of texts from 1 on, or auto, not '0'"),
     ],

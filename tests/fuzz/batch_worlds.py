@@ -25,12 +25,10 @@ from pyfly_cpp import (
     Ratio,
     Relaxed,
     Stochastic,
-    TokenRecycling,
     Typical,
     Window,
 )
 from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.drafters import Host
 from pyfly_cpp.rules.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -113,8 +111,7 @@ class Request:
         if world.is_adaptive:
             self.gate = Exact()  # what is drafted depends on time; what an exact text commits does not
         self.n_wanted = rng.choice([1, 5, 20, 40, 10**6]) if rng.random() < 0.5 else rng.randrange(1, 60)
-        lengths = [min(rng.choice([0, 1, 3, 10]), world.n_batch - 1) for _ in range(world.n_drawn)]
-        lengths += [min(3, world.n_batch - 1)] * (len(world.drafters) + world.recycles - world.n_drawn)
+        lengths = [min(rng.choice([0, 1, 3, 10]), world.n_batch - 1) for _ in world.drafters]
         self.draft_max = rng.choice([None, lengths])
         if world.has_rows and self.draft_max is None and not world.is_adaptive and other.random() < 0.3:
             self.gate = Fuzzy(other.choice(KINDS), other.choice([0.02, 0.1, 0.5]), other.choice([None, 3]))
@@ -251,10 +248,6 @@ class World:
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
             for kind in kinds
         ]
-        self.n_drawn = len(kinds)
-        other = random.Random(seed)  # apart from what the seeds of found bugs draw
-        # What it drafts depends on the other texts.
-        self.recycles = self.is_adaptive and other.random() < 0.5
         self.has_rows = "callback" in kinds and self.draft_max > 0
         self.draws = self.has_rows and random.Random(str(seed)).random() < 0.5
         if self.draws:
@@ -274,12 +267,10 @@ class World:
             self.model.row, N_VOCAB, self.n_ctx, self.n_batch, n_sequences=n_slots, n_cells=self.n_cells,
             recurrent=self.recurrent,
         )  # fmt: skip
-        with target, Batch(target) as batch, contextlib.ExitStack() as stack:
-            host = Host(lambda: target, self.draft_max, False, {}, lambda: None)
-            recycling = [stack.enter_context(TokenRecycling().open(host))] if self.recycles else []
+        with target, Batch(target) as batch:
             target.protect([PROTECTED], [EOG])
             batch.configure(
-                [(drafter, self.draft_max) for drafter in (*self.drafters, *recycling)],
+                [(drafter, self.draft_max) for drafter in self.drafters],
                 adaptive=self.is_adaptive,
                 n_chunk=self.n_chunk,
             )

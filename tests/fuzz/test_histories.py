@@ -24,7 +24,6 @@ from pyfly_cpp import (
     FlyLlama,
     MultiLevel,
     PromptLookup,
-    TokenRecycling,
 )
 
 TOLERANCE = 0.01
@@ -51,7 +50,6 @@ CASES = {
     "levels": Case(lambda: MultiLevel(DraftModel(DRAFT, draft_max=8), PromptLookup()), forgets=False),
     "cross": Case(lambda: CrossVocabulary(DraftModel(DRAFT, draft_max=4))),
     "lookup": Case(lambda: PromptLookup()),
-    "recycling": Case(lambda: TokenRecycling(), forgets=False),
     "lookup, eagle3": Case(lambda: [PromptLookup(), Eagle3(EAGLE3, draft_max=4)]),
 }
 
