@@ -179,7 +179,7 @@ class Generation:
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), history)
         with interrupts_deferred():
             text.begin(
-                history, decoding.gate.nodes(), [window.config() for window in decoding.windows],
+                history, decoding.gate.nodes(), [window.config() for window in decoding.gate.windows(decoding.window)],
                 sampler=sampler,
                 take_failure=self._processors and self._processors.take_failure, n_room=request.max_tokens,
                 n_evaluated=min(n_reusable, len(history) - 1),  # the last one gives the first row

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.decoding.data import is_path, require_known
+from pyfly_cpp.decoding.data import is_path, require_fields
 from pyfly_cpp.drafters import Drafter, as_given, require_drafters
 from pyfly_cpp.drafters.drafter import field_names
 from pyfly_cpp.files import is_stream, require_free, write_atomically
@@ -112,7 +112,7 @@ def _load(path: str | os.PathLike[str], name: str) -> Preset:
 
 def _read(data: dict[str, Any], folder: Path) -> Preset:
     own, fields = ("format", "model", "claim"), field_names(Decoding)
-    require_known("the preset", data, (*own, *fields))
+    require_fields("the preset", data, (*own, *fields))
     model, claim = data.get("model"), data.get("claim", {})
     if model is not None and not is_path(model):
         raise ValueError(f"'model' must be a path or null, not {model!r}.")

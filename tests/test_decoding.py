@@ -46,7 +46,7 @@ def test_written_forms(text, setting):
     assert Decoding.parse(str(setting)) == setting.canonical()
 
 
-WORDS = [None, "none", "draft", "lookup", "both", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]
+WORDS = [None, "none", "draft", "lookup", "both", "both:d.gguf", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]
 DRAFTERS_GIVEN = [
     "auto", DraftModel("d.gguf", p_min=0.5), PromptLookup(texts=("src", "b")), MultiLevel(DraftModel("./d.gguf")),
     (PromptLookup(3, 7), CrossVocabulary(DraftModel("/d.gguf"))),
@@ -71,7 +71,7 @@ def decodings(drafters):
 def test_every_setting_reads_back(d):
     assert Decoding.parse(str(d)) == d.canonical() == d.canonical().canonical()
     assert (d.canonical().is_plain, d.canonical().is_exact) == (d.is_plain, d.is_exact)
-    assert d.is_exact or d.canonical().windows == d.windows
+    assert d.is_exact or d.canonical().gate.windows(d.canonical().window) == d.gate.windows(d.window)
 
 
 @given(decodings(WORDS + DRAFTERS_GIVEN))

@@ -22,7 +22,7 @@ from pyfly_cpp.cli.options import DEFAULT_N_CTX, THREADS_HELP
 from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.decoding import PLAIN, Decoding, written_drafters
-from pyfly_cpp.decoding.data import drafter_as_dict
+from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
 from pyfly_cpp.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.errors import PyflyError
@@ -123,7 +123,7 @@ class Models:
         default = drafters.of(Decoding())
         models: dict[str, Any] = {
             "model": describe_model(self.model),
-            "drafter": [_without_folder(drafter_as_dict(drafter)) for drafter in require_drafters(default)],
+            "drafter": [_without_folder(drafter_as_data(drafter)) for drafter in require_drafters(default)],
             "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
             "n_ctx": generator.n_ctx,
             "n_threads": AUTO_THREADS if self.threads == AUTO_THREADS else llm.n_threads,

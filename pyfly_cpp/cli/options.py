@@ -16,7 +16,7 @@ from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.headings import acceptance, drafting, machine, sampling
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
-from pyfly_cpp.decoding.data import drafter_as_dict
+from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafting import AUTO, choose_drafters, with_draft
 from pyfly_cpp.drafters import (
     DRAFTERS,
@@ -134,7 +134,7 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """All of them, fit for JSON."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}
-        drafters = [drafter_as_dict(drafter) for drafter in require_drafters(self.preset_drafter)]
+        drafters = [drafter_as_data(drafter) for drafter in require_drafters(self.preset_drafter)]
         where = out.pop("where").as_dict()
         return {**out.pop("drafting"), **out, **where, "gate": str(self.gate), "preset_drafter": drafters}
 

@@ -1,29 +1,11 @@
 """How to decode: `Decoding`, the one setting of Python, presets, the command line, the server and measuring."""
 
-from __future__ import annotations
-
-from pyfly_cpp.decoding.setting import (
-    EXACT,
-    OF_REQUEST,
-    PLAIN,
-    Decoding,
-    parse_drafter,
-    parse_settings,
-    require_repeatable,
-    short_names,
-    written,
-    written_drafters,
-)
-
-__all__ = [
-    "EXACT",
-    "OF_REQUEST",
-    "PLAIN",
-    "Decoding",
-    "parse_drafter",
-    "parse_settings",
-    "require_repeatable",
-    "short_names",
-    "written",
-    "written_drafters",
-]
+from pyfly_cpp.decoding.setting import EXACT as EXACT
+from pyfly_cpp.decoding.setting import OF_REQUEST as OF_REQUEST
+from pyfly_cpp.decoding.setting import PLAIN as PLAIN
+from pyfly_cpp.decoding.setting import Decoding as Decoding
+from pyfly_cpp.decoding.setting import parse_settings as parse_settings
+from pyfly_cpp.decoding.setting import require_repeatable as require_repeatable
+from pyfly_cpp.decoding.setting import short_names as short_names
+from pyfly_cpp.decoding.setting import written as written
+from pyfly_cpp.decoding.setting import written_drafters as written_drafters

@@ -11,19 +11,16 @@ from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
 from pyfly_cpp.drafters.drafter import field_names
 
 
-def drafter_as_data(drafter: AnyDrafter | str) -> Any:
+def drafter_as_data(drafter: Any) -> Any:
     """What JSON has for a drafter, several, or a word; raises ValueError for a callable."""
     if isinstance(drafter, str):
         return None if drafter == "none" else drafter
-    return [drafter_as_dict(one) for one in drafter] if isinstance(drafter, (tuple, list)) else drafter_as_dict(drafter)
-
-
-def drafter_as_dict(drafter: Drafter) -> dict[str, Any]:
-    """Kind and fields of a drafter, fit for JSON; raises ValueError for a callable."""
+    if isinstance(drafter, (tuple, list)):
+        return [drafter_as_data(one) for one in drafter]
     if not isinstance(drafter, OwnDrafter):
         raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(DRAFTERS)}.")
     values = {name: getattr(drafter, name) for name in field_names(type(drafter))}
-    values = {name: drafter_as_dict(value) if name in drafter.inner else value for name, value in values.items()}
+    values = {name: drafter_as_data(value) if name in drafter.inner else value for name, value in values.items()}
     return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
@@ -45,7 +42,7 @@ def _drafter(data: Any, folder: Path | None) -> Drafter:
     if not isinstance(kind, str) or kind not in DRAFTERS:
         raise ValueError(f"the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
     made = DRAFTERS[kind]
-    arguments = object_of("drafter", {k: v for k, v in data.items() if k != "kind"}, field_names(made))
+    arguments = require_fields("'drafter'", {k: v for k, v in data.items() if k != "kind"}, field_names(made))
     if made.inner and made.inner[0] not in arguments:
         raise ValueError(f"a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'.")
     arguments.update({field: _drafter(arguments[field], folder) for field in made.inner if field in arguments})
@@ -74,19 +71,14 @@ def is_path(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def object_of(what: str, data: Any, known: Iterable[str]) -> dict[str, Any]:
-    """The object, if it has known fields only; raises ValueError."""
+def require_fields(what: str, data: Any, known: Iterable[str]) -> dict[str, Any]:
+    """The object, if it has known fields only; raises ValueError, with the nearest field."""
     if not isinstance(data, dict):
-        raise ValueError(f"{what!r} must be an object, not {data!r}.")
-    require_known(what, data, known)
-    return data
-
-
-def require_known(what: str, data: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError, with the nearest field, for one that is not known."""
+        raise ValueError(f"{what} must be an object, not {data!r}.")
     known = list(known)
     for key in data:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{what} has no field {key!r}.{hint} The fields are {', '.join(known)}.")
+    return data

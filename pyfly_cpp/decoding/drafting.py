@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyfly_cpp.auto import choose_drafter, own_head
-from pyfly_cpp.decoding.setting import Decoding, parse_drafter
+from pyfly_cpp.decoding.setting import Decoding
 from pyfly_cpp.drafters import (
     WORDS,
     AnyDrafter,
@@ -18,6 +18,7 @@ from pyfly_cpp.drafters import (
     PromptLookup,
     as_given,
     require_drafters,
+    require_word,
 )
 from pyfly_cpp.files import require_gguf
 from pyfly_cpp.models import resolve_model
@@ -61,8 +62,7 @@ class Drafters:
         """What a drafter's word stands for; `who` begins the message of the ValueError."""
         name, _, written = word.partition(":")
         if written:
-            (kind,) = WORDS[name]
-            return kind.make(resolve_model(written))
+            return as_given([kind.make(resolve_model(written)) for kind in WORDS[name]])
         parts: list[Drafter] = []
         for kind in WORDS[name]:
             drafter = self._first(kind)
@@ -78,19 +78,14 @@ class Drafters:
         return next((drafter for drafter in self.given if isinstance(drafter, kind)), None)
 
 
-def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> tuple[OwnDrafter, ...]:
+def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> list[OwnDrafter]:
     """A preset's drafters with `draft` in place of their draft model's file. None of them where none has a draft model:
     then the draft is meant in place of them."""
-    parts = tuple(part for part in drafters if isinstance(part, OwnDrafter))  # a preset holds no callable
+    parts = [part for part in drafters if isinstance(part, OwnDrafter)]  # a preset holds no callable
     if draft is None:
         return parts
-    if not any(part.takes_draft for part in parts):
-        return ()
-    return tuple(part.but(model_path=draft) if part.takes_draft else part for part in parts)
-
-
-def _make(kind: type[OwnDrafter], file: str | os.PathLike[str] | None = None) -> Any:
-    return kind.make(file)
+    has_draft = any(part.takes_draft for part in parts)
+    return [part.but(model_path=draft) if part.takes_draft else part for part in parts] if has_draft else []
 
 
 def choose_drafters(
@@ -98,7 +93,7 @@ def choose_drafters(
     draft: str | os.PathLike[str] | None = None,
     word: str = AUTO,
     preset: Sequence[Drafter] = (),
-    make: Callable[..., Any] = _make,
+    make: Callable[..., Any] = lambda kind, file=None: kind.make(file),
 ) -> tuple[Drafters, str]:
     """What the words stand for, and a sentence without its full stop on why the default is what it is.
 
@@ -131,7 +126,7 @@ def choose_drafters(
 
 
 def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, make: Callable[..., Any]) -> Drafters:
-    name, _, written = parse_drafter(word).partition(":")
+    name, _, written = require_word(word).partition(":")
     kinds = WORDS[name]
     file: str | os.PathLike[str] | None = resolve_model(written) if written else None
     if file is None and any(kind.takes_file for kind in kinds):

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp import windows
-from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, object_of, require_known
-from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fields
+from pyfly_cpp.drafters import DRAFTERS, require_word
 from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.drafters.drafter import field_names
 from pyfly_cpp.rules import Exact, Gate, examples, parse_gate, require_gate
@@ -73,17 +73,8 @@ class Decoding:
         """Whether it is lossless (plain decoding included)."""
         return self.is_plain or self.gate.is_lossless
 
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """The windows of a mismatch in each of the `REGIONS`."""
-        return self.gate.windows(self.window)
-
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds.
-
-        Raises:
-            ValueError: a field is out of range.
-        """
+        """This, with what is given; None: nothing is said, so what this says holds. Raises ValueError."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def canonical(self) -> Decoding:
@@ -151,12 +142,11 @@ class Decoding:
         Raises:
             ValueError: a field is unknown, or cannot be read; the message names it.
         """
-        require_known("how to decode", data, field_names(cls))
-        said = dict(data)
+        said = {**require_fields("how to decode", data, field_names(cls))}
         if not isinstance(said.get("gate", ""), str):
             raise ValueError(f"'gate' must be a text such as margin:0.3, not {said['gate']!r}.")
         if said.get("window") is not None:
-            said["window"] = Window(**object_of("window", said["window"], field_names(Window)))
+            said["window"] = Window(**require_fields("'window'", said["window"], field_names(Window)))
         if "drafter" in said:
             said["drafter"] = drafter_of_data(said["drafter"], folder)
         return cls(**said)
@@ -176,7 +166,7 @@ def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
     for word in words:
         name, _, value = word.replace("=", ":", 1).partition(":")
         if word.partition(":")[0] in DRAFTER_WORDS:
-            said["drafter"] = parse_drafter(word)
+            said["drafter"] = require_word(word)
         elif (changed := said.get("window", gate.window).with_word(word)) is not None:
             said["window"] = changed
         elif name == "k" and name != word:
@@ -213,20 +203,6 @@ def require_repeatable(settings: Iterable[Decoding]) -> None:
                 f"the setting {str(setting)!r} drafts by measured times, so its answers cannot be repeated; leave out "
                 "'adaptive' here, and measure its speed with bench."
             )
-
-
-def parse_drafter(word: str) -> str:
-    """A drafter's word, `NAME` or `NAME:FILE`, checked; raises ValueError."""
-    name, separator, file = word.partition(":")
-    if name not in DRAFTER_WORDS:
-        near = difflib.get_close_matches(name, DRAFTER_WORDS, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown drafter {name!r}.{hint} The drafters are {', '.join(DRAFTER_WORDS)}.")
-    takes_file = name in DRAFTERS and DRAFTERS[name].takes_file
-    if separator and (not file or not takes_file):
-        what = f"{name}:FILE, or {name} alone" if takes_file else f"{name}, which takes no file"
-        raise ValueError(f"the drafter {word!r} is incomplete or too long; write {what}.")
-    return f"{name}:{file}" if separator else name
 
 
 def written_drafters(and_file: str = "[:FILE]") -> str:

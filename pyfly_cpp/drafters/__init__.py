@@ -47,6 +47,7 @@ __all__ = [
     "options_of",
     "parse_drafters",
     "require_drafters",
+    "require_word",
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
@@ -99,23 +100,29 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
     )
 
 
-def parse_drafters(text: str) -> tuple[Drafter, ...]:
-    """The drafters of a written form: a word of `WORDS`, with `:FILE` behind it where the word takes one, or `none`;
-    raises ValueError."""
-    word, _, file = text.partition(":")
-    if text == "none":
-        return ()
+def require_word(text: str) -> str:
+    """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it where the word takes one; raises ValueError."""
+    word, separator, file = text.partition(":")
     if word not in WORDS:
-        near = difflib.get_close_matches(word, WORDS, n=1)
+        near = difflib.get_close_matches(word, WORDS, n=1, cutoff=0.5)
         near = [f"draft:{text}"] if text.endswith(".gguf") else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(WORDS)} or none.")
-    kinds = WORDS[word]
-    if file and not any(kind.takes_file for kind in kinds):
-        raise ValueError(f"the drafter {word} takes no file; leave out {file!r}.")
-    if not file and any(kind.needs_file for kind in kinds):
+    takes_file = any(kind.takes_file for kind in WORDS[word])
+    if separator and not (file and takes_file):
+        what = f"{word}:FILE, or {word} alone" if takes_file else f"{word}, which takes no file"
+        raise ValueError(f"the drafter {text!r} is incomplete or too long; write {what}.")
+    return text
+
+
+def parse_drafters(text: str) -> tuple[Drafter, ...]:
+    """The drafters of a written form, as `require_word` has it, or of `none`; raises ValueError."""
+    if text == "none":
+        return ()
+    word, _, file = require_word(text).partition(":")
+    if not file and any(kind.needs_file for kind in WORDS[word]):
         raise ValueError(f"the drafter {word} needs a file; write {word}:FILE.")
-    return tuple(kind.make(file or None) for kind in kinds)
+    return tuple(kind.make(file or None) for kind in WORDS[word])
 
 
 def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
