@@ -222,7 +222,7 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
                                     gate.needs_draft_rows(),
                                     {},
                                     false,
-                                    !gate.is_exact()});
+                                    is_changed_by_drafts(gate)});
             }
         }
         ask(d, requests);

@@ -8,7 +8,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel, PromptLookup
+from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel, PromptLookup, Stochastic
 from pyfly_cpp._native import Batch, ScriptedTarget
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import Host
@@ -77,11 +77,14 @@ def test_without_a_memory_nothing_is_remembered():
         assert len(drafter.answers) == 0
 
 
-def test_a_loose_request_does_not_look_in_answers_of_others():
-    with batch_of(1) as (batch, _):
+@pytest.mark.parametrize("gate", [Margin(0.3), Stochastic()], ids=str)
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_request_whose_text_drafts_can_change_does_not_look_in_answers_of_others(gate, adaptive):
+    with batch_of(1) as (batch, drafter):
+        batch.configure([(drafter, 10)], adaptive=adaptive)
         answer(batch, 0, [5, 6, 7])
-        assert answer(batch, 0, [5, 6, 7], Margin(0.3))[1] == 21
-        assert answer(batch, 0, [5, 6, 7])[1] < 6
+        assert answer(batch, 0, [5, 6, 7], gate)[1] == 21
+        assert adaptive or answer(batch, 0, [5, 6, 7])[1] < 6
 
 
 def test_the_older_half_goes_when_the_memory_is_full():
