@@ -4,7 +4,6 @@ change without an error. CONTRIBUTING.md, "A new release of llama-cpp-python".""
 from __future__ import annotations
 
 import ctypes
-import inspect
 import platform
 import re
 import subprocess
@@ -130,7 +129,7 @@ def test_attributes_of_llama(plain):
         "draft_model", "verbose", "model_path",
     }  # fmt: skip
     assert used <= set(vars(plain))
-    declared = set(inspect.get_annotations(guarded_llama.GuardedLlama)) - {"vocabulary", "_context_params"}
+    declared = set(guarded_llama.GuardedLlama.__annotations__) - {"vocabulary", "_context_params"}
     assert declared <= used
     assert plain._ctx.ctx and plain._model.model and plain._model.vocab
 
