@@ -10,7 +10,9 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp.cache_types import require_cache_types
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.drafters.drafter import field_names
 from pyfly_cpp.ranges import require_integer
 
 BASE_DEFAULTS = {
@@ -37,7 +39,7 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
     require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
 
 
-_SETTINGS = ("adaptive", "draft_max", "drafter", "gate", "log_rounds", "on_prefill", "protected", "trace", "window")
+_SETTINGS = ("decoding", *field_names(Decoding), "log_rounds", "on_prefill", "protected", "trace")
 """What may be set on a FlyLlama, besides the attributes of the base class."""
 
 
