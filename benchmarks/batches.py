@@ -29,9 +29,9 @@ from resumable import Results, markdown, model_conditions, read_questions
 from speed import print_machine
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
+from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.handles import Handle
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.machine.threads import physical_cores
 
 
 class Way:

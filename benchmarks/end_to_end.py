@@ -23,8 +23,8 @@ from speed import print_machine
 
 from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
-from pyfly_cpp.prompting import render_chat
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.machine.threads import physical_cores
 
 
 def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:

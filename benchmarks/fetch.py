@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.files import OutputError, digest, only_writer, require_space, sha256, write_atomically
-from pyfly_cpp.models import models_folder, package_file
-from pyfly_cpp.programs import quantize, run_quietly
+from pyfly_cpp.machine.files import OutputError, digest, only_writer, require_space, sha256, write_atomically
+from pyfly_cpp.machine.programs import quantize, run_quietly
+from pyfly_cpp.models.named import models_folder, package_file
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many of how many bytes are done."""

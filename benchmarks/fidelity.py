@@ -35,8 +35,9 @@ from study.recording import Progress, Recorder, n_missing
 from study.records import Records, pack
 from study.report import Report
 
-from pyfly_cpp import DraftModel, FlyLlama, parse_gate
+from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import load_batch
 from pyfly_cpp.evaluation.files import DataError

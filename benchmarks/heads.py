@@ -25,8 +25,9 @@ from pathlib import Path
 import llama_cpp
 from speed import print_machine, tool_buffers
 
-from pyfly_cpp import MTP, DraftModel, FlyLlama, parse_gate
-from pyfly_cpp.drafters import DRAFTERS, Drafter
+from pyfly_cpp import MTP, DraftModel, FlyLlama
+from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter
+from pyfly_cpp.decoding.gates import parse_gate
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "models" / "tiny"
@@ -124,7 +125,7 @@ def measure(name: str, target: str, drafter: Drafter, tool: Sequence[str] | None
 CHILD = """
 import sys
 from pyfly_cpp import FlyLlama
-from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.decoding.drafters import DRAFTERS
 target, kind, path = sys.argv[1:]
 drafter = None if kind == "none" else DRAFTERS[kind].make(path or None)
 llm = FlyLlama(target, drafter=drafter, n_ctx=1024, n_batch=64, n_threads=1, n_threads_batch=1, verbose=False)

@@ -30,9 +30,10 @@ import llama_cpp
 import numpy as np
 from speed import print_machine
 
-from pyfly_cpp import FlyLlama, _native, kernels
-from pyfly_cpp.programs import quantize
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp import FlyLlama, _native
+from pyfly_cpp.machine import kernels
+from pyfly_cpp.machine.programs import quantize
+from pyfly_cpp.machine.threads import physical_cores
 
 HERE = Path(__file__).parent
 MOST_BATCH = 512

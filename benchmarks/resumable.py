@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.evaluation.files import Row, field, read_jsonl, read_lines_so_far
-from pyfly_cpp.files import only_writer
+from pyfly_cpp.machine.files import only_writer
 
 
 def read_questions(path: Path) -> list[BenchPrompt]:

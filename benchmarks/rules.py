@@ -23,8 +23,8 @@ from study.plan import ALL_RULES, SUPERSEDED, Way, ways
 from study.records import Records, loose_of
 
 from pyfly_cpp.decoding import PLAIN
+from pyfly_cpp.decoding.gates import regions_of
 from pyfly_cpp.evaluation.files import DataError, Row
-from pyfly_cpp.rules import regions_of
 
 KINDS = {"code": "humaneval", "math": "gsm8k", "story": "writing"}
 """Kinds of text, and the parts of the study that hold them."""

@@ -15,8 +15,9 @@ from typing import Any
 
 from speed import print_machine
 
-from pyfly_cpp import DraftModel, FlyLlama, PromptLookup, kernels
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
+from pyfly_cpp.machine import kernels
+from pyfly_cpp.machine.threads import physical_cores
 
 PROMPTS = ("Natalia sold clips to 48 of her friends in April.", "Once upon a time", "def add(a, b):")
 SAMPLING: dict[str, dict[str, Any]] = {

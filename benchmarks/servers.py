@@ -18,7 +18,7 @@ from typing import Any
 
 from resumable import read_questions
 
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.machine.threads import physical_cores
 
 _MOST_SECONDS = 300.0
 

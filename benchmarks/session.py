@@ -31,8 +31,8 @@ from speed import print_machine
 
 from pyfly_cpp import Exact, FlyLlama, PromptLookup
 from pyfly_cpp._native import Batch, CallbackDrafter, Drafter, ScriptedTarget
-from pyfly_cpp.drafters import Host
-from pyfly_cpp.prompting import render_chat
+from pyfly_cpp.decoding.drafters import Host
+from pyfly_cpp.engine.prompting import render_chat
 
 LOOKUP = {"min_ngram_size": 2}  # as on the command line
 WAYS: dict[str, PromptLookup | None] = {

@@ -27,11 +27,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, Gate, Margin, Window, extra_buffers, verify
+from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, Margin, Window, verify
 from pyfly_cpp._native.library import ffi, lib
+from pyfly_cpp.decoding.gates import Gate
+from pyfly_cpp.decoding.gates.fuzzy import KINDS
 from pyfly_cpp.evaluation.machine import describe_machine, disturbance
-from pyfly_cpp.rules.fuzzy import KINDS
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.machine import extra_buffers
+from pyfly_cpp.machine.threads import physical_cores
 
 HERE = Path(__file__).parent
 CHATML = "<|im_start|>user\nComplete this Python function.\n```python\n{}```<|im_end|>\n<|im_start|>assistant\n"

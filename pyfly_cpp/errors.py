@@ -36,3 +36,8 @@ class VersionMismatchError(PyflyError, ImportError):
 
 class BusyError(PyflyError):
     """Two threads, or two generations, on one object that serves one at a time."""
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """A number with its noun, as sentences have it: `1 answer`, `3 answers`; `many` where an s is not enough."""
+    return f"{n} {one if n == 1 else many or one + 's'}"

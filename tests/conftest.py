@@ -12,7 +12,8 @@ import pytest
 from gguf_edit import edit_gguf
 from hypothesis import settings
 
-from pyfly_cpp import costs, extra_buffers, kernels
+from pyfly_cpp.engine import costs
+from pyfly_cpp.machine import extra_buffers, kernels
 
 # A slow moment of the machine is no finding.
 settings.register_profile("no-deadline", settings(), deadline=None)

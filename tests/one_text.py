@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyfly_cpp import Exact, Window
 from pyfly_cpp._native import Batch
-from pyfly_cpp.stats import Governor, Record
+from pyfly_cpp.engine.stats import Governor, Record
 
 
 class Engine:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import models
 from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.models import named as models
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "models" / "tiny" / "tiny-llama-target-f16.gguf"

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from gguf_edit import edit_gguf, other_token, with_padding, without
 
-from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError, companions
-from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError
 from pyfly_cpp.cli import main
-from pyfly_cpp.pairs import PAIRS, published_pair
+from pyfly_cpp.decoding import companions
+from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.models import here
+from pyfly_cpp.models.pairs import PAIRS, published_pair
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 EAGLE3 = TINY / "tiny-llama-eagle3-f16.gguf"
@@ -223,7 +225,7 @@ def test_memory_is_left_for_the_target(target, tiny_draft, monkeypatch):
 def test_a_split_model_counts_whole(tmp_path, tiny_draft):
     for i in (1, 2, 3):
         put(tiny_draft, tmp_path / f"m-0000{i}-of-00003.gguf")
-    assert companions.file_size(tmp_path / "m-00001-of-00003.gguf") == 3 * Path(tiny_draft).stat().st_size
+    assert here.file_size(tmp_path / "m-00001-of-00003.gguf") == 3 * Path(tiny_draft).stat().st_size
 
 
 @pytest.mark.parametrize(

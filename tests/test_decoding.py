@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import AnyOf, CrossVocabulary, DraftModel, Entropy, Exact, Margin, MultiLevel, PromptLookup, Window
+from pyfly_cpp import CrossVocabulary, DraftModel, Entropy, Exact, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names
-from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.decoding.drafters import DRAFTERS, MultiLevel
+from pyfly_cpp.decoding.gates import AnyOf
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import (
-    AllOf,
-    Budget,
-    ContextFullError,
-    Exact,
-    ExactFirst,
-    Fuzzy,
-    Margin,
-    NoRepeat,
-    NotFiniteError,
-    Window,
-)
+from pyfly_cpp import ContextFullError, Exact, Fuzzy, Margin, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
+from pyfly_cpp.decoding.gates import AllOf, Budget, ExactFirst, NoRepeat
+from pyfly_cpp.errors import NotFiniteError
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
 PROMPT = [2, 3, 4]

@@ -14,8 +14,9 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from pyfly_cpp import DraftModel, FlyLlama, extra_buffers
-from pyfly_cpp import _extra_buffers_probe as probe
+from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp.machine import _extra_buffers_probe as probe
+from pyfly_cpp.machine import extra_buffers
 
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 RIGHT = "print('right')"

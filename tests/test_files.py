@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pyfly_cpp.files import OutputError, only_writer, require_free, write_atomically
+from pyfly_cpp.machine.files import OutputError, only_writer, require_free, write_atomically
 
 
 def test_atomic_writes(tmp_path, monkeypatch):
@@ -85,7 +85,10 @@ def test_the_folder_is_not_made_up(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-HOLD = "import sys, time, pyfly_cpp.files as f\nwith f.only_writer(sys.argv[1]): print(flush=True); time.sleep(60)"
+HOLD = """import sys, time
+from pyfly_cpp.machine.files import only_writer
+with only_writer(sys.argv[1]): print(flush=True); time.sleep(60)
+"""
 
 
 def test_one_writer_at_a_time_and_a_killed_one_blocks_nobody(tmp_path):
@@ -118,7 +121,7 @@ def test_many_writers_in_turn(tmp_path):
     counter = tmp_path / "counter"
     counter.write_text("0")
     code = (
-        "import sys, pyfly_cpp.files as f\n"
+        "import sys, pyfly_cpp.machine.files as f\n"
         "for _ in range(50):\n"
         "    with f.only_writer(sys.argv[1] + '/lock', lambda: None):\n"
         "        n = int(open(sys.argv[1] + '/counter').read()) + 1\n"

@@ -11,34 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import (
+from pyfly_cpp import DraftModel, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window, verify
+from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
+from pyfly_cpp.decoding.drafters import DRAFTERS, WORDS, options_of, require_drafters
+from pyfly_cpp.decoding.gates import (
+    FORMS,
+    REGIONS,
     AllOf,
     AnyOf,
     Budget,
-    DraftModel,
-    Entropy,
-    Exact,
     ExactFirst,
-    Fuzzy,
-    Margin,
     NoRepeat,
-    PromptLookup,
     Ratio,
     Regions,
     Relaxed,
-    Stochastic,
     Typical,
-    Window,
+    examples,
     parse_gate,
-    verify,
+    require_gate,
+    why_strict,
 )
-from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
-from pyfly_cpp.arguments import draft_max_of
-from pyfly_cpp.drafters import DRAFTERS, WORDS, options_of, require_drafters
-from pyfly_cpp.rules import FORMS, REGIONS, examples, require_gate, why_strict
-from pyfly_cpp.rules.fuzzy import KINDS
-from pyfly_cpp.rules.guards import Guard
-from pyfly_cpp.windows import RULES, require_window
+from pyfly_cpp.decoding.gates.fuzzy import KINDS
+from pyfly_cpp.decoding.gates.guards import Guard
+from pyfly_cpp.decoding.windows import RULES, require_window
+from pyfly_cpp.engine.arguments import draft_max_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ pytest.importorskip("huggingface_hub")
 from fake_hub import LISTINGS
 from huggingface_hub.hf_api import ModelInfo
 
-from pyfly_cpp import hub
-from pyfly_cpp.hub import HubFile, HubName, choose, models_in, read_name
-from pyfly_cpp.pairs import PAIRS, offers, published_pair
+from pyfly_cpp.models import hub
+from pyfly_cpp.models.hub import HubFile, HubName, choose, models_in, read_name
+from pyfly_cpp.models.pairs import PAIRS, offers, published_pair
 
 MB = 1_000_000
 

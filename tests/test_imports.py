@@ -39,6 +39,34 @@ def test_no_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+ROOMS = (
+    ("errors", "ranges"),
+    ("_native",),
+    ("machine",),
+    ("models",),
+    ("decoding",),
+    ("engine",),
+    ("llama",),
+    ("batch",),
+    ("evaluation",),
+    ("bench", "serve"),
+    ("cli",),
+    ("__main__",),
+)
+"""The rooms at the top of the package; each imports only what stands above it."""
+
+
+def test_imports_point_one_way():
+    floor = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+    for name in FILES:
+        if name == "pyfly_cpp":
+            continue
+        room = name.split(".")[1]
+        for module in imported(name) - {"pyfly_cpp"}:
+            other = module.split(".")[1]
+            assert other == room or floor[other] < floor[room], f"{name} imports {module}"
+
+
 def test_the_native_side_knows_only_the_errors():
     for name in FILES:
         if name.startswith("pyfly_cpp._native"):

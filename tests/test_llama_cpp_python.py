@@ -15,7 +15,9 @@ import pytest
 from gguf_edit import edit_gguf
 from llama_cpp import _ggml, _logger, llama_chat_format, llama_grammar
 
-from pyfly_cpp import _native, guarded_llama, tokenizing
+from pyfly_cpp import _native
+from pyfly_cpp.llama import guarded_llama
+from pyfly_cpp.models import tokenizing
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"

@@ -8,12 +8,12 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, MultiLevel, PromptLookup, Stochastic
+from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, PromptLookup, Stochastic
 from pyfly_cpp._native import Batch, ScriptedTarget
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.drafters import Host
-from pyfly_cpp.drafters.lookup_texts import read_answers, read_texts, write_answers
-from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
+from pyfly_cpp.decoding.drafters import Host, MultiLevel
+from pyfly_cpp.decoding.drafters.lookup_texts import read_answers, read_texts, write_answers
+from pyfly_cpp.decoding.presets import Preset, PresetError, load_preset, save_preset
 
 N_VOCAB, EOG = 50, 0
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "adaptive": False}

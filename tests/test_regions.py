@@ -14,23 +14,9 @@ from llama_cpp import LlamaGrammar
 from one_text import Engine
 from test_engine_properties import Oracle, windows
 
-from pyfly_cpp import (
-    AllOf,
-    AnyOf,
-    Budget,
-    DraftModel,
-    Entropy,
-    Exact,
-    FlyLlama,
-    Margin,
-    Regions,
-    Relaxed,
-    Window,
-    parse_gate,
-    regions_of,
-)
+from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, ScriptedTarget
-from pyfly_cpp.rules import REGIONS, why_strict
+from pyfly_cpp.decoding.gates import REGIONS, AllOf, AnyOf, Budget, Regions, Relaxed, parse_gate, regions_of, why_strict
 
 THOUGHTS = [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]")]
 TOOLS = [("<tool_call>", "</tool_call>"), ("<function=", "</function>"), ("[TOOL_CALLS]", None)]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyfly_cpp.patterns import pattern_rule
-from pyfly_cpp.schemas import schema_to_gbnf
+from pyfly_cpp.llama.patterns import pattern_rule
+from pyfly_cpp.llama.schemas import schema_to_gbnf
 
 
 class Writer:

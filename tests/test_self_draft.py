@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import FlyLlama, self_draft
+from pyfly_cpp import FlyLlama
 from pyfly_cpp._native import Costs
+from pyfly_cpp.bench import self_draft
+from pyfly_cpp.bench.self_draft import KINDS, Measured, make_draft, plan_draft, weigh
 from pyfly_cpp.cli import main
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.files import OutputError
-from pyfly_cpp.self_draft import KINDS, Measured, make_draft, plan_draft, weigh
+from pyfly_cpp.machine.files import OutputError
 
 THREADS = {"n_threads": 1, "n_threads_batch": 1}
 
@@ -175,7 +176,7 @@ def test_nothing_is_written_unasked(target, run):
 
 
 def test_a_target_that_is_quantised_already(target, tmp_path, run):
-    from pyfly_cpp.programs import quantize
+    from pyfly_cpp.machine.programs import quantize
 
     quantize(target, tmp_path / "q8.gguf", 7, lambda: None, "cannot")
     assert plan_draft(tmp_path / "q8.gguf").is_quantised

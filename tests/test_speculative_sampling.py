@@ -27,21 +27,10 @@ from sampling_oracle import (
     tokens_of_a_round,
 )
 
-from pyfly_cpp import (
-    AllOf,
-    AnyOf,
-    Entropy,
-    Exact,
-    ExactFirst,
-    Fuzzy,
-    Margin,
-    NotFiniteError,
-    Regions,
-    Stochastic,
-    Window,
-    verify,
-)
+from pyfly_cpp import Entropy, Exact, Fuzzy, Margin, Stochastic, Window, verify
 from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, ExactFirst, Regions
+from pyfly_cpp.errors import NotFiniteError
 
 TOKEN, BLOCK, RFSD = Stochastic(), Stochastic(block=True), Fuzzy("js", 0.0, residual=True)
 RULES = [TOKEN, BLOCK, RFSD]

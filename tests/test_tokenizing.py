@@ -10,7 +10,7 @@ import pytest
 from gguf_edit import edit_gguf
 
 from pyfly_cpp import FlyLlama
-from pyfly_cpp.tokenizing import in_short_words, tokenized
+from pyfly_cpp.models.tokenizing import in_short_words, tokenized
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 BY_REGEX = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken"}
@@ -33,7 +33,7 @@ def tekken(tiny_target, tmp_path_factory):
 READ = """
 import sys
 import llama_cpp
-from pyfly_cpp.drafters.lookup_texts import read_texts
+from pyfly_cpp.decoding.drafters.lookup_texts import read_texts
 llm = llama_cpp.Llama(sys.argv[1], vocab_only=True, verbose=False)
 print(len(read_texts(sys.argv[2:], llama_cpp.llama_model_get_vocab(llm.model))))
 """

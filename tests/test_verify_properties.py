@@ -9,26 +9,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyfly_cpp import (
+from pyfly_cpp import Entropy, Exact, Fuzzy, Margin, Window, verify
+from pyfly_cpp.decoding.gates import (
+    REGIONS,
     AllOf,
     AnyOf,
     Budget,
-    Entropy,
-    Exact,
     ExactFirst,
-    Fuzzy,
-    Margin,
     NoRepeat,
-    NotFiniteError,
     Ratio,
     Regions,
     Relaxed,
     Typical,
-    Window,
-    verify,
 )
-from pyfly_cpp.rules import REGIONS
-from pyfly_cpp.rules.fuzzy import KINDS
+from pyfly_cpp.decoding.gates.fuzzy import KINDS
+from pyfly_cpp.errors import NotFiniteError
 
 IMPOSSIBLE = 22.18
 """Nats of margin from which on no gate accepts a token."""

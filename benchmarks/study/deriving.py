@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyfly_cpp import AllOf, Budget, ExactFirst, Gate, Margin, NoRepeat, Regions
+from pyfly_cpp import Margin
+from pyfly_cpp.decoding.gates import AllOf, Budget, ExactFirst, Gate, NoRepeat, Regions
 from pyfly_cpp.evaluation.files import Row
 from study.plan import Way, parse_way
 from study.records import Records, loose_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from resumable import markdown
 
+from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.evaluation.files import DataError
-from pyfly_cpp.presets import SHIPPED, load_preset
 from study.cells import flips_cell, loops_cell, path_cell, within
 from study.comparing import Comparison, base_of
 from study.plan import PROSE, Way

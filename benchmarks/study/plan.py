@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.gates import why_strict
 from pyfly_cpp.evaluation.commonsenseqa import CommonsenseQa
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.gsm8k import Gsm8k
@@ -18,7 +19,6 @@ from pyfly_cpp.evaluation.mgsm import Mgsm
 from pyfly_cpp.evaluation.mmlu import Mmlu
 from pyfly_cpp.evaluation.task import Item, Task
 from pyfly_cpp.evaluation.writing import Writing
-from pyfly_cpp.rules import why_strict
 from study.instructions import Instructions
 
 # ---- Items -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_lines_so_far
-from pyfly_cpp.files import only_writer, require_writable
+from pyfly_cpp.machine.files import only_writer, require_writable
 
 LIVE = "answers.jsonl"
 PACKED = "answers-*.jsonl.xz"

@@ -10,8 +10,18 @@ from typing import Any
 import pdoc
 import pdoc.doc
 
-MODULES = ("pyfly_cpp", "pyfly_cpp.presets", "pyfly_cpp.extra_buffers")
-HIDDEN = "!pyfly_cpp.verify"  # a module, beside its function of the same name
+MODULES = (
+    "pyfly_cpp",
+    "pyfly_cpp.errors",
+    "pyfly_cpp.decoding.gates",
+    "pyfly_cpp.decoding.drafters",
+    "pyfly_cpp.decoding.verify",
+    "pyfly_cpp.decoding.presets",
+    "pyfly_cpp.engine.stats",
+    "pyfly_cpp.batch.handles",
+    "pyfly_cpp.machine.extra_buffers",
+    "pyfly_cpp.machine.kernels",
+)
 
 ALIASES = ("ArrayLike", "Drafter", "Prompt", "View")
 """Types that read better by their names than by what they stand for."""
@@ -37,7 +47,7 @@ def build(folder: Path) -> None:
     pdoc.doc.safe_eval_type = resolve_but_aliases
     try:
         pdoc.render.configure(docformat="google", show_source=False, template_directory=here)
-        pdoc.pdoc(*MODULES, HIDDEN, output_directory=folder)
+        pdoc.pdoc(*MODULES, output_directory=folder)
     finally:
         pdoc.doc.safe_eval_type = resolve
 

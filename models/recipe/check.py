@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyfly_cpp import FlyLlama
-from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.decoding.drafters import Drafter
 from recipe import eagle3, heads, qwen35
 from recipe.dflash import DFlashHead
 from recipe.eagle3 import Eagle3Head

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3
-from pyfly_cpp.drafters import Drafter
+from pyfly_cpp.decoding.drafters import Drafter
 from recipe import check, shapes, train
 from recipe.corpus import Corpus
 from recipe.export import Header, export_dflash, export_eagle3, export_llama, export_qwen35

@@ -19,11 +19,11 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Key, Measured
 from pyfly_cpp.bench.prompts import BenchPrompt
-from pyfly_cpp.cache import state_folder
+from pyfly_cpp.engine.stats import Round, Stats
 from pyfly_cpp.evaluation.files import read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated
-from pyfly_cpp.files import OutputError
-from pyfly_cpp.stats import Round, Stats
+from pyfly_cpp.machine.cache import state_folder
+from pyfly_cpp.machine.files import OutputError
 
 _DAYS_KEPT = 30  # in the user's folder
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.engine.stats import Round
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
-from pyfly_cpp.stats import Round
 
 SPLIT = ("draft", "verify", "gate", "python")
 """Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""

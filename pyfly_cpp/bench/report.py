@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.decoding import short_names
+from pyfly_cpp.decoding.gates import THRESHOLDS
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
-from pyfly_cpp.rules import THRESHOLDS
 
 Cells = tuple[list[str], list[list[str]]]
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyfly_cpp.arguments import draft_max_of
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
-from pyfly_cpp.drafters import WORDS, require_drafters
+from pyfly_cpp.decoding.drafters import WORDS, require_drafters
+from pyfly_cpp.decoding.gates import Entropy, Gate, Margin
+from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, ratio, ratio_of_ratios
-from pyfly_cpp.rules import Entropy, Gate, Margin
-from pyfly_cpp.windows import Window
 
 MIN_PROMPTS = MIN_GROUPS
 """With fewer there is no interval, and without one nothing lossy is ever shown to be faster."""

@@ -28,8 +28,8 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names, written
-from pyfly_cpp.files import sha256, write_atomically
-from pyfly_cpp.words import counted
+from pyfly_cpp.errors import counted
+from pyfly_cpp.machine.files import sha256, write_atomically
 
 HELP = f"""Measure the speed of plain, exact and loose decoding on the same prompts.
 

@@ -24,10 +24,10 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named, file_text
-from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.rules import examples, parse_gate
-from pyfly_cpp.words import counted
+from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.decoding.gates import examples, parse_gate
+from pyfly_cpp.errors import counted
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 HELP = f"""\
 /help               this list

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pyfly_cpp.cli.options import WINDOW_OPTIONS, Options
-from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 _NUMBER, _COUNT, _NONE = (int, float), (int,), type(None)
 _SAMPLING: dict[str, tuple[type, ...]] = {

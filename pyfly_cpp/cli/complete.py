@@ -15,10 +15,10 @@ from pyfly_cpp.cli.loading import context_words, load, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import TEXT, file_text, piped_text
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.response_format import schema_grammar
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.response_format import schema_grammar
 
 
 @click.command(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.cli.text import repaired
-from pyfly_cpp.files import write_atomically
+from pyfly_cpp.machine.files import write_atomically
 
 _FORMAT = "pyfly-cpp conversation"
 _VERSION = 1

@@ -15,19 +15,20 @@ import click
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import __version__, _native, extra_buffers, kernels
+from pyfly_cpp import __version__, _native
 from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.where import RPC_OPTION
-from pyfly_cpp.devices import devices
-from pyfly_cpp.drafters import DRAFTERS
+from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
-from pyfly_cpp.files import require_gguf
-from pyfly_cpp.metadata import metadata, open_metadata
-from pyfly_cpp.models import embedded_model, resolve_model
-from pyfly_cpp.rpc import devices_of
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine.devices import devices
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.rpc import devices_of
+from pyfly_cpp.machine.threads import physical_cores
+from pyfly_cpp.models.metadata import metadata, open_metadata
+from pyfly_cpp.models.named import embedded_model, resolve_model
 
 _VOCABULARIES = {
     llama_cpp.LLAMA_VOCAB_TYPE_NONE: "none",

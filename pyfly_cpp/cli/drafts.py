@@ -10,8 +10,8 @@ import click
 
 from pyfly_cpp.cli.terminal import shown
 from pyfly_cpp.engine.output import Characters
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.stats import Record
+from pyfly_cpp.engine.stats import Record
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 _COLOURS = {
     "matched": {"fg": "green"},

@@ -21,6 +21,7 @@ from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import EXACT, PLAIN, parse_settings, require_repeatable, written
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.files import DataError, Row
@@ -28,8 +29,7 @@ from pyfly_cpp.evaluation.needle import Needle
 from pyfly_cpp.evaluation.registry import TASKS, get_task
 from pyfly_cpp.evaluation.sandbox import NOT_CONTAINED, Containment
 from pyfly_cpp.evaluation.task import Item, Task, spread
-from pyfly_cpp.files import sha256, write_atomically
-from pyfly_cpp.words import counted
+from pyfly_cpp.machine.files import sha256, write_atomically
 
 HELP = f"""Run TASK with plain, exact and loose decoding on the same items, and compare them.
 

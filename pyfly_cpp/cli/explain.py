@@ -14,10 +14,10 @@ from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.drafters import require_drafters
-from pyfly_cpp.explain import make_page, render
-from pyfly_cpp.files import require_free, write_atomically
-from pyfly_cpp.rules import Gate, Margin
+from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.decoding.gates import Gate, Margin
+from pyfly_cpp.evaluation.explain import make_page, render
+from pyfly_cpp.machine.files import require_free, write_atomically
 
 HELP = """Answer PROMPT and write an HTML page that shows how each token was produced.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from pyfly_cpp.rules import parse_gate
-from pyfly_cpp.threads import AUTO
+from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.machine.threads import AUTO
 
 
 class GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]

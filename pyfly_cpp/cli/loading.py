@@ -13,15 +13,15 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from pyfly_cpp import _native
-from pyfly_cpp.cache_types import CACHE_WORDS
+from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.parallel import choose_parallel
-from pyfly_cpp.files import require_gguf
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.models import embedded_model, resolve_model
-from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.cache_types import CACHE_WORDS
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.models.named import embedded_model, resolve_model
 
 Loaded = TypeVar("Loaded")
 

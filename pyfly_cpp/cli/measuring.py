@@ -23,17 +23,17 @@ from pyfly_cpp.cli.terminal import note, shown, write
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.decoding import PLAIN, Decoding, written_drafters
 from pyfly_cpp.decoding.data import drafter_as_data
+from pyfly_cpp.decoding.drafters import DRAFTERS, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
-from pyfly_cpp.drafters import DRAFTERS, require_drafters
+from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.drafting import files_of, load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
 from pyfly_cpp.evaluation.parallel import ParallelGenerator, choose_parallel
-from pyfly_cpp.files import require_free
-from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, Preset, load_preset
-from pyfly_cpp.threads import AUTO as AUTO_THREADS
+from pyfly_cpp.machine.files import require_free
+from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
+from pyfly_cpp.models.named import resolve_model
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])

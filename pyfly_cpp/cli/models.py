@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from pyfly_cpp import hub, models
-from pyfly_cpp.auto import own_head
 from pyfly_cpp.cli.self_draft import command as draft
 from pyfly_cpp.cli.terminal import Bar, human, write
-from pyfly_cpp.companions import companions
-from pyfly_cpp.fetching import fetch as fetch_model
-from pyfly_cpp.here import models_here
-from pyfly_cpp.pairs import PAIRS, Offer, offers, published_pair
+from pyfly_cpp.decoding.auto import own_head
+from pyfly_cpp.decoding.companions import companions
+from pyfly_cpp.models import hub
+from pyfly_cpp.models import named as models
+from pyfly_cpp.models.fetching import fetch as fetch_model
+from pyfly_cpp.models.here import models_here
+from pyfly_cpp.models.pairs import PAIRS, Offer, offers, published_pair
 
 
 @click.group(

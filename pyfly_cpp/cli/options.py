@@ -12,13 +12,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pyfly_cpp.cache_types import CACHE_WORDS
 from pyfly_cpp.cli.headings import acceptance, drafting, machine, sampling
 from pyfly_cpp.cli.kinds import COUNT, SEED, SIZE, THREAD_COUNT, GateType, Int, Real
 from pyfly_cpp.cli.where import KERNELS_OPTION, WHERE_OPTIONS, Where
 from pyfly_cpp.decoding.data import drafter_as_data
-from pyfly_cpp.decoding.drafting import AUTO, choose_drafters, with_draft
-from pyfly_cpp.drafters import (
+from pyfly_cpp.decoding.drafters import (
     DRAFTERS,
     WORDS,
     AnyDrafter,
@@ -30,11 +28,13 @@ from pyfly_cpp.drafters import (
     options_of,
     require_drafters,
 )
-from pyfly_cpp.models import resolve_model
-from pyfly_cpp.presets import SHIPPED, load_preset
-from pyfly_cpp.rules import Gate, examples
-from pyfly_cpp.threads import AUTO as AUTO_THREADS
-from pyfly_cpp.windows import RULES, Window
+from pyfly_cpp.decoding.drafting import AUTO, choose_drafters, with_draft
+from pyfly_cpp.decoding.gates import Gate, examples
+from pyfly_cpp.decoding.presets import SHIPPED, load_preset
+from pyfly_cpp.decoding.windows import RULES, Window
+from pyfly_cpp.machine.cache_types import CACHE_WORDS
+from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
+from pyfly_cpp.models.named import resolve_model
 
 DEFAULT_N_CTX = 4096
 _SEEDS = 2**32 - 1  # the largest 32-bit number asks llama.cpp for a seed of its own

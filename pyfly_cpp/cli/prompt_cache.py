@@ -15,8 +15,8 @@ from llama_cpp.llama import LlamaState
 
 from pyfly_cpp.cli.options import Options
 from pyfly_cpp.cli.terminal import note
-from pyfly_cpp.files import is_stream, write_atomically
-from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.files import is_stream, write_atomically
 
 _FORMAT = "pyfly-cpp prompt cache"
 _MAX_HEADER = 64 << 20

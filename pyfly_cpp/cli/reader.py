@@ -6,9 +6,9 @@ import os
 import sys
 from typing import Any, Protocol
 
-from pyfly_cpp.cache import state_folder
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.cli.text import open_stdin, repaired
+from pyfly_cpp.machine.cache import state_folder
 
 COMMANDS = (
     "/help", "/regenerate", "/undo", "/read", "/system", "/set", "/gate", "/stats", "/reset", "/save", "/load", "/exit",

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
 from pyfly_cpp.cli.kinds import THREAD_COUNT
 from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.cli.options import THREADS_HELP
 from pyfly_cpp.cli.terminal import Bar, human, note
-from pyfly_cpp.models import resolve_model
-from pyfly_cpp.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
-from pyfly_cpp.threads import AUTO
+from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.models.named import resolve_model
 
 
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")

@@ -14,8 +14,8 @@ from pyfly_cpp.cli.kinds import PARALLEL_COUNT
 from pyfly_cpp.cli.loading import load_batch, model_path
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
-from pyfly_cpp.threads import AUTO
 
 _MOST_KEYS_BYTES = 2**16
 _KEY = "PYFLY_API_KEY"

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import click
 
 from pyfly_cpp.cli.terminal import note
-from pyfly_cpp.files import is_stream
+from pyfly_cpp.machine.files import is_stream
 
 
 def repaired(text: str, where: str) -> str:

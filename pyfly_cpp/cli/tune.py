@@ -26,12 +26,12 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
-from pyfly_cpp.drafters import as_given, require_drafters
+from pyfly_cpp.decoding.presets import Preset, save_preset
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval
-from pyfly_cpp.files import write_atomically
-from pyfly_cpp.presets import Preset, save_preset
-from pyfly_cpp.words import counted
+from pyfly_cpp.machine.files import write_atomically
 
 HELP = """Find the gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 

@@ -11,9 +11,9 @@ import click
 
 from pyfly_cpp.cli.headings import machine
 from pyfly_cpp.cli.kinds import SHARES
-from pyfly_cpp.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
-from pyfly_cpp.kernels import CHOICES, VARIABLE
-from pyfly_cpp.rpc import split_address
+from pyfly_cpp.decoding.drafters import AnyDrafter, DraftModel, OwnDrafter, as_given, require_drafters
+from pyfly_cpp.machine.kernels import CHOICES, VARIABLE
+from pyfly_cpp.machine.rpc import split_address
 
 NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
-from pyfly_cpp.drafters.drafter import field_names
+from pyfly_cpp.decoding.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
+from pyfly_cpp.decoding.drafters.drafter import field_names
 
 
 def drafter_as_data(drafter: Any) -> Any:

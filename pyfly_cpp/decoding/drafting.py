@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyfly_cpp.auto import choose_drafter, own_head
-from pyfly_cpp.decoding.setting import Decoding
-from pyfly_cpp.drafters import (
+from pyfly_cpp.decoding.auto import choose_drafter, own_head
+from pyfly_cpp.decoding.drafters import (
     WORDS,
     AnyDrafter,
     Drafter,
@@ -20,8 +19,9 @@ from pyfly_cpp.drafters import (
     require_drafters,
     require_word,
 )
-from pyfly_cpp.files import require_gguf
-from pyfly_cpp.models import resolve_model
+from pyfly_cpp.decoding.setting import Decoding
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.models.named import resolve_model
 
 AUTO = "auto"
 """The model's MTP head, else the draft model, else prompt lookup: as in `pyfly-cpp chat`."""

@@ -7,7 +7,7 @@ a round), `adaptive` (the governor chooses drafter and length of every round, K 
 and the drafter: `lookup`, one with `[:FILE]` (`draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`,
 `dspark`) or `both` (quotes around a FILE with spaces).
 What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
-those of the tables in rules/, windows.py and drafters/.)
+those of the tables in gates/, windows.py and drafters/.)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp import windows
+from pyfly_cpp.decoding import windows
 from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fields
-from pyfly_cpp.drafters import DRAFTERS, require_word
-from pyfly_cpp.drafters import WORDS as DRAFTER_WORDS
-from pyfly_cpp.drafters.drafter import field_names
-from pyfly_cpp.rules import Exact, Gate, examples, parse_gate, require_gate
-from pyfly_cpp.windows import Window, require_window
+from pyfly_cpp.decoding.drafters import DRAFTERS, require_word
+from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
+from pyfly_cpp.decoding.drafters.drafter import field_names
+from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate
+from pyfly_cpp.decoding.windows import Window, require_window
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyfly_cpp.stats import Record, Stats
+from pyfly_cpp.engine.stats import Record, Stats
 
 Row = npt.NDArray[np.float32]
 Logprobs = tuple[float, list[tuple[int, float]]]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp import _native
-from pyfly_cpp.arguments import draft_max_of
+from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head, require_drafters
 from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head, require_drafters
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.engine.arguments import draft_max_of
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 
 def load_target(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafters import has_head
 from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.drafters import has_head
+from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.stats import Record, Round, Stats
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.prompting import render_chat
-from pyfly_cpp.request import Request
-from pyfly_cpp.stats import Record, Round, Stats
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 T = TypeVar("T")
 

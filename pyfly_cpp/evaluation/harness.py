@@ -25,12 +25,12 @@ from tqdm import tqdm
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, require_repeatable
 from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
 from pyfly_cpp.engine.output import Logprobs
+from pyfly_cpp.engine.request import Request
 from pyfly_cpp.evaluation.drafting import load_batch, load_target
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.request import Request
-from pyfly_cpp.threads import AUTO as AUTO_THREADS
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
 
 _OPTIONS = (
     "model",

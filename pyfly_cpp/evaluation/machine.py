@@ -13,9 +13,10 @@ from typing import Any
 
 import llama_cpp
 
-from pyfly_cpp import _native, extra_buffers
-from pyfly_cpp.files import sha256
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp import _native
+from pyfly_cpp.machine import extra_buffers
+from pyfly_cpp.machine.files import sha256
+from pyfly_cpp.machine.threads import physical_cores
 
 _DISTURBING = 0.25
 """Cores that other programs may use before no speed is to be believed. An idle desktop stays under 0.1."""

@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 
 import llama_cpp
 
-from pyfly_cpp import memory
+from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.batch.handles import Job
+from pyfly_cpp.batch.stepped_text import Text
+from pyfly_cpp.batch.views import View
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decide_by, decode
 from pyfly_cpp.evaluation.shares import Shares
-from pyfly_cpp.files import require_gguf
-from pyfly_cpp.handles import Job
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.parallel import FlyBatch
-from pyfly_cpp.stepped_text import Text
-from pyfly_cpp.views import View
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine import memory
+from pyfly_cpp.machine.files import require_gguf
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyfly_cpp.decoding import short_names
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.statistics import (
     Flips,
@@ -23,7 +24,6 @@ from pyfly_cpp.evaluation.statistics import (
     wilson,
 )
 from pyfly_cpp.evaluation.task import UNJUDGED
-from pyfly_cpp.words import counted
 
 BASELINE = "exact"
 """The setting that flips and recovery are counted against."""

@@ -30,7 +30,7 @@ from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
-from pyfly_cpp.files import OutputError, only_writer, require_writable, write_atomically
+from pyfly_cpp.machine.files import OutputError, only_writer, require_writable, write_atomically
 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 

@@ -22,7 +22,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp.schemas import schema_from, schema_to_gbnf
+from pyfly_cpp.llama.schemas import schema_from, schema_to_gbnf
 
 _MEMORY = 2**30
 """Bytes that a grammar may take."""

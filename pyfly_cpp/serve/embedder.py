@@ -12,9 +12,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pyfly_cpp import _native, memory
+from pyfly_cpp import _native
+from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.errors import NativeError, NotFiniteError
-from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.machine import memory
 from pyfly_cpp.serve.errors import bad_request
 
 _CHUNK = 64

@@ -8,16 +8,16 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.drafters import require_drafters
+from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.engine.prompting import Rendered, render_chat
+from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
-from pyfly_cpp.handles import Handle
-from pyfly_cpp.parallel import FlyBatch
-from pyfly_cpp.prompting import Rendered, render_chat
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.writing import write
-from pyfly_cpp.stats import Stats
 
 _MOST_BYTES_OF_TOKEN = 64
 """A text that is longer than so many bytes for each token of the context is refused before it is read."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyfly_cpp.decoding import EXACT, Decoding
-from pyfly_cpp.rules import parse_gate
+from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.decoding.windows import parse_window
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
-from pyfly_cpp.windows import parse_window
 
 _SEEDS = 2**32 - 1
 """The largest 32-bit number asks llama.cpp for a seed of its own."""

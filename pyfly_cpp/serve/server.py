@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from pyfly_cpp.parallel import FlyBatch
+from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.serve.app import make_app
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.model import Model

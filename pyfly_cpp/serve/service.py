@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
-from pyfly_cpp.handles import Handle
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping

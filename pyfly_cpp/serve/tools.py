@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pyfly_cpp.schemas import as_json
+from pyfly_cpp.llama.schemas import as_json
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 

@@ -9,12 +9,12 @@ from typing import Any
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama import LogitsProcessorList
 
+from pyfly_cpp.batch.views import View
 from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.engine.processors import bias_processor
+from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.processors import bias_processor
-from pyfly_cpp.request import Request
 from pyfly_cpp.serve.orders import Order
-from pyfly_cpp.views import View
 
 
 def write(llm: View, order: Order, is_late: Callable[[], bool]) -> Iterator[Piece]:

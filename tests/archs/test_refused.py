@@ -10,7 +10,8 @@ pytest.importorskip("gguf")
 import gguf
 from described import HEADS, N_CTX, POPULAR, make
 
-from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, IncompatibleDraftError
+from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama
+from pyfly_cpp.errors import IncompatibleDraftError
 
 SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
 

@@ -16,9 +16,9 @@ import time
 import pytest
 
 from pyfly_cpp.cli.conversation import Conversation
-from pyfly_cpp.llama import FlyLlama
-from pyfly_cpp.presets import load_preset
-from pyfly_cpp.stats import Stats
+from pyfly_cpp.decoding.presets import load_preset
+from pyfly_cpp.engine.stats import Stats
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import DRAFT, TARGET
 

@@ -12,9 +12,9 @@ import pytest
 from fake_rpc import fake_rpc_server
 
 import pyfly_cpp
-from pyfly_cpp import extra_buffers
 from pyfly_cpp.cli import _COMMANDS, cli
 from pyfly_cpp.cli.text import repaired
+from pyfly_cpp.machine import extra_buffers
 
 from .conftest import DRAFT, HYBRID, TARGET
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_hub import fake_hub
 
-from pyfly_cpp.models import locate
+from pyfly_cpp.models.named import locate
 
 pytest.importorskip("huggingface_hub")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import models
-from pyfly_cpp.models import EMBEDDED
+from pyfly_cpp.models import named as models
+from pyfly_cpp.models.named import EMBEDDED
 
 from .conftest import DRAFT, TARGET
 

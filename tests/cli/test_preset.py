@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, MultiLevel, PromptLookup, Window, presets
-from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
+from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp.decoding import Decoding, presets
+from pyfly_cpp.decoding.drafters import MultiLevel
+from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
 

@@ -11,7 +11,7 @@ import pytest
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
 from pyfly_cpp.cli.terminal import Bar, shown, write
-from pyfly_cpp.llama import FlyLlama
+from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import TARGET
 

@@ -20,23 +20,11 @@ from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vo
 from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp import (
-    BusyError,
-    ContextFullError,
-    DraftModel,
-    Entropy,
-    FlyLlama,
-    IncompatibleDraftError,
-    Margin,
-    NativeError,
-    NotFiniteError,
-    PromptLookup,
-    VersionMismatchError,
-    Window,
-)
+from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp._native import require_release
-from pyfly_cpp.cache_types import CACHE_TYPES
-from pyfly_cpp.presets import load_preset
+from pyfly_cpp.decoding.presets import load_preset
+from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError, VersionMismatchError
+from pyfly_cpp.machine.cache_types import CACHE_TYPES
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."

@@ -9,8 +9,9 @@ import shutil
 import pytest
 from heads import EAGLE3, HYBRID
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, FlyBatch, FlyLlama, NativeError, PromptLookup, _native
-from pyfly_cpp.costs import VARIABLE
+from pyfly_cpp import MTP, DraftModel, Eagle3, FlyBatch, FlyLlama, PromptLookup, _native
+from pyfly_cpp.engine.costs import VARIABLE
+from pyfly_cpp.errors import NativeError
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = [260, 87, 395, 77, 260, 87]

@@ -16,9 +16,11 @@ from gguf_edit import edit_gguf, without_vocabulary
 from teacher_forcing import teacher_forcing_gap
 from test_several_texts import assert_greedy, complete, opened
 
-from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, Fuzzy, IncompatibleDraftError, MultiLevel, PromptLookup
+from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, Fuzzy, PromptLookup
 from pyfly_cpp._native import Batch, ModelDrafter
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.decoding.drafters import MultiLevel
+from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.machine.threads import physical_cores
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -27,19 +27,8 @@ from heads import (
     worst_gap,
 )
 
-from pyfly_cpp import (
-    DFlash,
-    DraftModel,
-    DSpark,
-    Eagle3,
-    Exact,
-    FlyLlama,
-    Fuzzy,
-    IncompatibleDraftError,
-    Margin,
-    PromptLookup,
-    Window,
-)
+from pyfly_cpp import DFlash, DraftModel, DSpark, Eagle3, Exact, FlyLlama, Fuzzy, Margin, PromptLookup, Window
+from pyfly_cpp.errors import IncompatibleDraftError
 
 K = 7
 # llama.cpp's draft-dflash and draft-dspark on the first 6 prompts, K drafts a round: accepted of drafted.

@@ -12,7 +12,8 @@ import pytest
 from gguf_edit import edit_gguf, with_padding
 from llama_cpp import GGML_TYPE_Q8_0
 
-from pyfly_cpp import DraftModel, Entropy, FlyLlama, Fuzzy, Margin, PromptLookup, Record, Window
+from pyfly_cpp import DraftModel, Entropy, FlyLlama, Fuzzy, Margin, PromptLookup, Window
+from pyfly_cpp.engine.stats import Record
 
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."

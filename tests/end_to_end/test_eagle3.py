@@ -23,19 +23,8 @@ from heads import (
     worst_gap,
 )
 
-from pyfly_cpp import (
-    MTP,
-    DraftModel,
-    Eagle3,
-    Entropy,
-    Exact,
-    FlyLlama,
-    Fuzzy,
-    IncompatibleDraftError,
-    Margin,
-    PromptLookup,
-    Window,
-)
+from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Fuzzy, Margin, PromptLookup, Window
+from pyfly_cpp.errors import IncompatibleDraftError
 
 TOOL_ACCEPTANCE = 0.520  # llama.cpp's draft-eagle3 on these prompts, 3 drafts a round
 

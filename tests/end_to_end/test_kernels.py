@@ -12,18 +12,10 @@ import numpy as np
 import pytest
 from described import N_VOCAB, POPULAR, make
 
-from pyfly_cpp import (
-    DraftModel,
-    FlyBatch,
-    FlyLlama,
-    PromptLookup,
-    _native,
-    extra_buffers,
-    kernels,
-    memory,
-)
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup, _native
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.evaluation.machine import resident_mib
+from pyfly_cpp.machine import extra_buffers, kernels, memory
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 

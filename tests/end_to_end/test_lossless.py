@@ -13,7 +13,7 @@ from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
 from pyfly_cpp import DraftModel, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
-from pyfly_cpp.threads import physical_cores
+from pyfly_cpp.machine.threads import physical_cores
 
 TOLERANCE = 1e-3
 """Logits; for the tiny F16 models."""

@@ -25,18 +25,10 @@ from heads import (
     worst_gap,
 )
 
-from pyfly_cpp import (
-    MTP,
-    DraftModel,
-    Entropy,
-    FlyLlama,
-    IncompatibleDraftError,
-    Margin,
-    PromptLookup,
-    Window,
-    companions,
-)
-from pyfly_cpp.auto import choose_drafter
+from pyfly_cpp import MTP, DraftModel, Entropy, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp.decoding import companions
+from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.errors import IncompatibleDraftError
 
 TOOL_ACCEPTANCE = 0.592  # llama.cpp's draft-mtp on these prompts, 3 drafts a round
 

@@ -10,8 +10,9 @@ import pytest
 from gguf_edit import edit_gguf
 from test_several_texts import assert_greedy, complete, opened
 
-from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, MultiLevel, PromptLookup
+from pyfly_cpp import DraftModel, FlyLlama, Fuzzy, PromptLookup
 from pyfly_cpp._native import Batch, ModelDrafter
+from pyfly_cpp.decoding.drafters import MultiLevel
 
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. " * 3

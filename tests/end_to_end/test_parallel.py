@@ -26,9 +26,10 @@ from gguf_edit import edit_gguf
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
-from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window, memory
+from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window
 from pyfly_cpp.engine.output import logprobs_of
-from pyfly_cpp.request import Request
+from pyfly_cpp.engine.request import Request
+from pyfly_cpp.machine import memory
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}

@@ -24,12 +24,13 @@ import pytest
 from fake_rpc import fake_rpc_server
 from teacher_forcing import teacher_forcing_gap
 
-from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, RpcError
-from pyfly_cpp.costs import setup_of
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.placement import Placement
-from pyfly_cpp.presets import Preset, load_preset, save_preset
-from pyfly_cpp.rpc import PROTOCOL, devices_of, split_address
+from pyfly_cpp.decoding.presets import Preset, load_preset, save_preset
+from pyfly_cpp.engine.costs import setup_of
+from pyfly_cpp.errors import RpcError
+from pyfly_cpp.machine.placement import Placement
+from pyfly_cpp.machine.rpc import PROTOCOL, devices_of, split_address
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -171,7 +172,7 @@ def test_servers_that_cannot_be_used(monkeypatch):
         assert "version 6.1.2" in why(address)
     with fake_rpc_server(n_devices=0) as address:
         assert "does not answer as an rpc-server" in why(address)
-    monkeypatch.setattr("pyfly_cpp.rpc._SECONDS", 0.1)
+    monkeypatch.setattr("pyfly_cpp.machine.rpc._SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as busy:  # takes nobody
         assert "one program at a time" in why(f"127.0.0.1:{busy.getsockname()[1]}")
 

@@ -12,7 +12,8 @@ import pytest
 from llama_cpp import LlamaGrammar
 from sampling_oracle import Fit
 
-from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, Fuzzy, MultiLevel, PromptLookup, Stochastic, Window
+from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, Fuzzy, PromptLookup, Stochastic, Window
+from pyfly_cpp.decoding.drafters import MultiLevel
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Tom has 3 apples and 4 pears. Tom has 3 apples and"

@@ -16,15 +16,15 @@ pytest.importorskip("click")
 
 from click_runner import click_runner
 
-from pyfly_cpp import memory
 from pyfly_cpp.bench.journal import Journal
 from pyfly_cpp.cli import loading, progress
 from pyfly_cpp.cli.bench import command as bench
 from pyfly_cpp.cli.evaluate import command as evaluate
 from pyfly_cpp.cli.explain import command as explain
 from pyfly_cpp.cli.tune import command as tune
+from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.evaluation import sandbox
-from pyfly_cpp.presets import load_preset
+from pyfly_cpp.machine import memory
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-from pyfly_cpp import Record, Stats
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.stats import Record, Stats
+from pyfly_cpp.evaluation.explain import make_page, render, visible
 from pyfly_cpp.evaluation.generation import Generated
-from pyfly_cpp.explain import make_page, render, visible
 
 PIECES = {
     0: b"Hi",

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, IncompatibleDraftError, PromptLookup
+from pyfly_cpp import MTP, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
+from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.drafting import load_target
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 
@@ -181,7 +182,7 @@ def test_the_models_own_head(tiny):
 
 def test_what_the_words_stand_for(tiny, monkeypatch):
     target, draft = tiny
-    monkeypatch.setattr("pyfly_cpp.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
+    monkeypatch.setattr("pyfly_cpp.decoding.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
     assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
     drafters, reason = choose_drafters(target, draft, "eagle3")

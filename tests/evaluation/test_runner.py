@@ -20,7 +20,7 @@ from pyfly_cpp.evaluation.humaneval import HumanEval
 from pyfly_cpp.evaluation.parallel import Order
 from pyfly_cpp.evaluation.registry import get_task
 from pyfly_cpp.evaluation.sandbox import SandboxError
-from pyfly_cpp.files import OutputError
+from pyfly_cpp.machine.files import OutputError
 
 SETTINGS = (PLAIN, EXACT, Decoding.parse("margin:0.5 reconverge"))
 

@@ -30,7 +30,8 @@ from study.recording import Recorder, n_missing  # noqa: E402
 from study.records import LIVE, Records, pack  # noqa: E402
 from study.report import Report  # noqa: E402
 
-from pyfly_cpp import FlyLlama, parse_gate  # noqa: E402
+from pyfly_cpp import FlyLlama  # noqa: E402
+from pyfly_cpp.decoding.gates import parse_gate  # noqa: E402
 from pyfly_cpp.evaluation.files import DataError  # noqa: E402
 from pyfly_cpp.evaluation.registry import get_task  # noqa: E402
 from pyfly_cpp.evaluation.task import Where  # noqa: E402

@@ -16,7 +16,7 @@ sys.path.append(str(BENCHMARKS))
 
 from study.page import BEGIN, END  # noqa: E402
 
-from pyfly_cpp.presets import load_preset  # noqa: E402
+from pyfly_cpp.decoding.presets import load_preset  # noqa: E402
 
 PAGE, TABLES = BENCHMARKS / "fidelity.md", BENCHMARKS / "fidelity_tables.md"
 INTERVAL = re.compile(r"\([-+]?[\d.]+\.\.[-+]?[\d.]+\)")

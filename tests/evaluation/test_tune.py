@@ -16,9 +16,9 @@ from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, Tuned, agreement, decide, frontier, tune
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.decoding.presets import Preset, PresetError, load_preset, save_preset
 from pyfly_cpp.evaluation.statistics import Interval
-from pyfly_cpp.files import OutputError
-from pyfly_cpp.presets import Preset, PresetError, load_preset, save_preset
+from pyfly_cpp.machine.files import OutputError
 
 
 def candidate(setting, speed, agrees, lost=0):

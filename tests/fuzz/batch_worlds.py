@@ -10,26 +10,10 @@ import random
 import numpy as np
 from llama_cpp._internals import LlamaSampler
 
-from pyfly_cpp import (
-    AllOf,
-    AnyOf,
-    Budget,
-    ContextFullError,
-    Entropy,
-    Exact,
-    ExactFirst,
-    Fuzzy,
-    Margin,
-    NoRepeat,
-    PromptLookup,
-    Ratio,
-    Relaxed,
-    Stochastic,
-    Typical,
-    Window,
-)
+from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window
 from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.rules.fuzzy import KINDS
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, NoRepeat, Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
 

@@ -16,17 +16,8 @@ from pathlib import Path
 from corruption import corrupted
 from gguf_header import read_header
 
-from pyfly_cpp import (
-    MTP,
-    DFlash,
-    DraftModel,
-    DSpark,
-    Eagle3,
-    FlyLlama,
-    IncompatibleDraftError,
-    NativeError,
-    NotFiniteError,
-)
+from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama
+from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LLAMA, DRAFT = TINY / "tiny-llama-target-f16.gguf", TINY / "tiny-llama-draft-f16.gguf"

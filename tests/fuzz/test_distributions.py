@@ -9,7 +9,7 @@ import pytest
 from sampling_oracle import DRAFTERS, Script, sample
 
 from pyfly_cpp import Fuzzy, Stochastic
-from pyfly_cpp.rules.fuzzy import KINDS
+from pyfly_cpp.decoding.gates.fuzzy import KINDS
 
 pytestmark = pytest.mark.fuzz
 

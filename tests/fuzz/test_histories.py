@@ -14,17 +14,8 @@ import numpy as np
 import pytest
 from heads import DFLASH, DRAFT, DSPARK, EAGLE3, HYBRID, LLAMA, N_VOCAB, SETTINGS, chained_model, prompts, take
 
-from pyfly_cpp import (
-    MTP,
-    CrossVocabulary,
-    DFlash,
-    DraftModel,
-    DSpark,
-    Eagle3,
-    FlyLlama,
-    MultiLevel,
-    PromptLookup,
-)
+from pyfly_cpp import MTP, CrossVocabulary, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup
+from pyfly_cpp.decoding.drafters import MultiLevel
 
 TOLERANCE = 0.01
 """Nats, between a batch and another."""

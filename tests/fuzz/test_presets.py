@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from pyfly_cpp.presets import PresetError, load_preset, save_preset
+from pyfly_cpp.decoding.presets import PresetError, load_preset, save_preset
 
 pytestmark = pytest.mark.fuzz
 

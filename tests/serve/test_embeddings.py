@@ -14,7 +14,8 @@ from gguf_edit import edit_gguf
 from serving import EXACT, no_end, running
 from test_manners import connected, until
 
-from pyfly_cpp import FlyBatch, memory
+from pyfly_cpp import FlyBatch
+from pyfly_cpp.machine import memory
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.settings import Limits
 

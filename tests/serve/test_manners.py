@@ -12,8 +12,8 @@ import pytest
 from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
+from pyfly_cpp.batch.stepper import Stepper
 from pyfly_cpp.serve.settings import Limits
-from pyfly_cpp.stepper import Stepper
 
 PATH = "/v1/completions"
 

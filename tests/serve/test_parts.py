@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.metrics import Metrics
@@ -19,7 +20,6 @@ from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest
 from pyfly_cpp.serve.settings import Limits
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
-from pyfly_cpp.stats import Stats
 
 FUNCTIONS = [
     {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}

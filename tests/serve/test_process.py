@@ -15,8 +15,8 @@ import httpx
 import pytest
 from click_runner import click_runner
 
-from pyfly_cpp import costs
 from pyfly_cpp.cli import cli
+from pyfly_cpp.engine import costs
 
 COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "2048", "-t", "1"]
 

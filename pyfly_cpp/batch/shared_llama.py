@@ -1,0 +1,126 @@
+"""`SharedLlama`: the model of a `FlyBatch`, and a context that several texts share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp import _native
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine import memory
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.processes import Process
+from pyfly_cpp.models.named import model_file
+from pyfly_cpp.ranges import require_integer
+
+_CELLS = 256  # llama.cpp's caches are multiples of it
+
+
+class SharedLlama(FlyLlama):
+    """Loads a model for several texts. Nothing is generated here, but in the views of it (views.py).
+
+    The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
+    on the others. Unless flash_attn says otherwise llama.cpp uses flash attention where the backend has it: without it
+    each row goes through the cells of all texts (benchmarks/README.md).
+    """
+
+    _public_name = "FlyBatch"
+
+    def __init__(
+        self, model_path: str | os.PathLike[str], n_parallel: int, n_ctx: int, n_cells: int | None, **kwargs: Any
+    ) -> None:
+        """Arguments as of `FlyBatch`."""
+        most = llama_cpp.llama_max_parallel_sequences()
+        self.n_parallel = require_integer("n_parallel", n_parallel, 1, most)
+        require_integer("n_ctx", n_ctx, 0)
+        if kwargs.get("embedding"):
+            raise ValueError("a FlyBatch generates text; for embeddings use a FlyLlama with embedding=True.")
+        if kwargs.get("chat_handler") is not None:
+            raise ValueError(
+                "a FlyBatch takes no chat_handler: those of llama-cpp-python (images, sound) need a context of their "
+                "own; use a FlyLlama."
+            )
+        if str(kwargs.get("chat_format")).startswith("functionary"):
+            raise ValueError(
+                f"the chat format {kwargs['chat_format']!r} redirects the output of the whole process, which several "
+                "requests at once cannot share; use a FlyLlama, or the model's own chat template."
+            )
+        self._may_choose_attention = kwargs.get("flash_attn") is None
+        if self._may_choose_attention:
+            kwargs["flash_attn"] = True
+        kwargs.pop("logits_all", None)  # log-probabilities do not need it
+        model_path = model_file(model_path)
+        require_gguf(model_path)
+        info = _native.inspect_model(model_path)
+        n_ctx = n_ctx or info.n_positions or info.n_ctx_train or _CELLS
+        least = _rounded_up(n_ctx)
+        self._n_ctx_of_text = n_ctx if info.n_positions else least
+        n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
+        if n_all >= 2**31:
+            raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
+        self._n_cells = _rounded_up(n_all)
+        if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
+            # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
+            key = f"{info.architecture}.rope.scaling.original_context_length"
+            kwargs["kv_overrides"] = {key: self._n_cells, **(kwargs.get("kv_overrides") or {})}
+            kwargs["yarn_orig_ctx"] = kwargs.get("yarn_orig_ctx") or info.n_ctx_short
+        self._bytes_of_text: int | None = None
+        try:
+            super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
+        except ValueError as error:
+            if not self._bytes_of_text or "could not make a context" not in str(error):
+                raise
+            raise ValueError(
+                f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
+                f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
+            ) from error
+        self._access.process = Process(self._public_name)  # also with one thread: others step and read
+
+    @property
+    def context_params(self) -> Any:
+        """As of `GuardedLlama`, for several sequences in one cache. Checks that it fits before the context is made."""
+        params = super().context_params
+        params.n_seq_max = self.n_parallel
+        params.kv_unified = True
+        if self._may_choose_attention:
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
+        if "_model" in self.__dict__ and self._bytes_of_text is None:
+            self._require_memory(params)
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    @property
+    def n_ctx_of_text(self) -> int:
+        """Most tokens of one text."""
+        return self._n_ctx_of_text
+
+    def _require_memory(self, params: Any) -> None:
+        """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
+        end the process."""
+
+        n = self._simulated(params)
+        if n is None and self._may_choose_attention:
+            # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            n = self._simulated(params)
+            self._may_choose_attention = n is None
+        n_needed, n_free = n or 0, memory.available()
+        self._bytes_of_text = n_needed // self.n_parallel
+        if n_free is not None and n_needed > n_free:
+            raise ValueError(
+                f"{self.n_parallel} texts of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
+                f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
+                "n_parallel, n_ctx or n_cells."
+            )
+
+    def _simulated(self, params: Any) -> int | None:
+        return memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+
+
+def _rounded_up(n: int) -> int:
+    return -(-n // _CELLS) * _CELLS

@@ -1,0 +1,60 @@
+"""`drafter="auto"`: which drafter a model asks for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.companions import companions
+from pyfly_cpp.decoding.drafters import MTP, Drafter, DraftModel, PromptLookup
+
+
+class AutoDrafter(NamedTuple):
+    """A drafter, and why it was chosen."""
+
+    drafter: Drafter
+    reason: str
+    """A sentence without its full stop."""
+
+
+def own_head(model_path: str | os.PathLike[str]) -> MTP | None:
+    """The MTP head in the model's own file, if llama.cpp can run it. Raises ValueError for no usable GGUF model."""
+    return _head(_native.inspect_model(os.fspath(model_path)))
+
+
+def _head(info: _native.ModelInfo) -> MTP | None:
+    return MTP() if info.mtp_draft_max > 0 else None
+
+
+def choose_drafter(
+    model_path: str | os.PathLike[str], draft: Drafter | str | os.PathLike[str] | None = None
+) -> AutoDrafter:
+    """The drafter for a model: its own MTP head, else the draft that was given, else the best of the files on this
+    machine that could draft for it (`companions`), else prompt lookup.
+
+    Reads headers of GGUF files, not the models.
+
+    Args:
+        model_path: Path of the target's GGUF file.
+        draft: A drafter, or the path of a draft model, for the case that the model has no head.
+
+    Raises:
+        ValueError: the file is no usable GGUF model.
+    """
+    info = _native.inspect_model(os.fspath(model_path))
+    head = _head(info)
+    if head is not None:
+        return AutoDrafter(head, "the model carries an MTP head")
+    why = "carries no MTP head that llama.cpp can run" if info.n_nextn > 0 else "carries no MTP head"
+    if draft is not None:
+        given = DraftModel(draft) if isinstance(draft, (str, os.PathLike)) else draft
+        return AutoDrafter(given, f"the model {why}, and a draft was given")
+    found = next(companions(model_path), None)
+    if found is not None:
+        where = "beside it" if found.path.parent == Path(model_path).parent else "on this machine"
+        return AutoDrafter(
+            found.drafter, f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size"
+        )
+    return AutoDrafter(PromptLookup(), f"the model {why}, and no file on this machine could draft for it")

@@ -1,0 +1,108 @@
+"""Companions: the files on this machine that could draft for a model.
+
+A draft model needs the vocabulary of its target, and should be much smaller. Nothing here reads weights. Which of the
+fitting files drafts best, and whether any saves time, only decoding shows: the governor watches that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters import DRAFTERS, OwnDrafter
+from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.machine.memory import available
+from pyfly_cpp.models.here import SHARD, file_size, places
+from pyfly_cpp.models.metadata import open_metadata
+
+MOST_SHARE = 0.5
+"""A draft model of more than this share of its target's bytes is left out: a token that it drafts costs about as much
+as half of one that the target decodes."""
+
+BEST_SHARE = 0.1
+"""The share that is looked for: a rule of thumb, not measured here (published pairs are 32B with 1.5B, 8B with 1B)."""
+
+_MOST_FILES = 64  # that are looked into for one model
+
+
+class Companion(NamedTuple):
+    """A file that could draft for a model."""
+
+    path: Path
+    drafter: OwnDrafter
+    """Configured with it."""
+    size: int
+    """Bytes, all parts of a split model together."""
+    share: float
+    """Of the target's bytes."""
+
+
+def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
+    """The companions of a model, the most promising first: heads that lie beside it, then draft models, the one whose
+    share is nearest to BEST_SHARE first. Looks beside the model and in `places`, one file after the other.
+
+    Raises:
+        ValueError: the model is no usable GGUF file.
+    """
+    target = Path(model_path)
+    _native.inspect_model(str(target))
+    candidates = _candidates(target)[:_MOST_FILES]
+    if not candidates:
+        return
+    with open_metadata(target) as model:
+        beside = {one.path: _companion(model, one) for one in candidates if one.path.parent == target.parent}
+        yield from (found for found in beside.values() if found is not None and found.drafter.is_head)
+        for one in candidates:
+            found = beside[one.path] if one.path in beside else _companion(model, one)
+            if found is not None and not found.drafter.is_head:  # a head from elsewhere may be of another model
+                yield found
+
+
+class _Candidate(NamedTuple):
+    """Another model file of a promising size."""
+
+    distance: float
+    """Of its share from BEST_SHARE, as a ratio: >= 0."""
+    path: Path
+    size: int
+    share: float
+
+
+def _candidates(target: Path) -> list[_Candidate]:
+    """Other models that are small enough, the most promising first."""
+    n_target = file_size(target)
+    most = min(MOST_SHARE * n_target, (available() or sys.maxsize) / 2)  # the target needs memory, too
+    seen = {os.path.realpath(target)}
+    found = []
+    for path in _files(target.parent):
+        shard = SHARD.search(path.name)
+        if (shard is not None and shard.group(1) != "00001") or os.path.realpath(path) in seen:
+            continue
+        seen.add(os.path.realpath(path))
+        try:
+            size = file_size(path)
+        except OSError:  # a link to nothing
+            continue
+        if 0 < size <= most:
+            share = size / n_target
+            found.append(_Candidate(abs(math.log(share / BEST_SHARE)), path, size, share))
+    return sorted(found)
+
+
+def _companion(target: Any, one: _Candidate) -> Companion | None:
+    try:
+        kind = DRAFTERS[_native.companion_word(target, str(one.path))]
+    except (ValueError, PyflyError, OSError):  # it does not fit, or is damaged
+        return None
+    return Companion(one.path, kind.make(one.path), one.size, one.share)
+
+
+def _files(own: Path) -> Iterator[Path]:
+    yield from sorted(own.glob("*.gguf"))
+    for place in places():
+        yield from sorted(place.rglob("*.gguf"))

@@ -1,0 +1,51 @@
+"""A draft model with another tokenizer than the target's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Union
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters.drafter import Host, Option
+from pyfly_cpp.decoding.drafters.model import AroundModel, DraftModel
+from pyfly_cpp.decoding.drafters.multi_level import MultiLevel
+
+
+@dataclass(frozen=True)
+class CrossVocabulary(AroundModel):
+    """A draft model of another family: it sees the text in its own tokens, and the text that it drafts is tokenised for
+    the target. Control tokens that are written alike, or end a turn, stand for each other. Its drafts have no
+    distribution that could be compared with the target's. FLy (arXiv 2511.22972) pairs models like this.
+    """
+
+    word = "cross"
+    noun = "a draft model"
+    inner = ("draft",)
+    options: ClassVar[tuple[Option, ...]] = DraftModel.options
+
+    draft: Union[DraftModel, MultiLevel]  # noqa: UP007 - Python 3.9
+    """draft_max counts the target's tokens; p_min is of the draft's own."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft, (DraftModel, MultiLevel)):
+            raise ValueError(
+                "CrossVocabulary takes a drafter with a model and a vocabulary of its own, a DraftModel or a "
+                f"MultiLevel, not {self.draft!r}."
+            )
+
+    @classmethod
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:
+        return cls(DraftModel.make(file, **fields))
+
+    def but(self, **changes: Any) -> CrossVocabulary:
+        return replace(self, draft=self.draft.but(**changes))
+
+    def open(self, host: Host) -> _native.Drafter:
+        if isinstance(self.draft, MultiLevel):
+            draft, lookup = self.draft.draft, [self.draft.lookup.native]
+            return draft.open_as("cross-vocabulary", "cross", host, lookup)
+        return self.draft.open_as("cross-vocabulary", "cross", host, None)
+
+    def __str__(self) -> str:
+        return f"{self.draft} of another vocabulary"

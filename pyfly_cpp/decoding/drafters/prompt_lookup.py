@@ -1,0 +1,142 @@
+"""Prompt lookup: the text itself, earlier answers and named texts as the drafter."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+from pyfly_cpp import _native
+from pyfly_cpp._native.boundary import TokenArray
+from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter, PathOption
+from pyfly_cpp.decoding.drafters.lookup_texts import read_answers, read_texts, write_answers
+from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.ranges import require_integer
+
+_Path = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class PromptLookup(OwnDrafter):
+    """What followed the last n tokens when they occurred before is proposed again. Costs nothing; pays where an answer
+    repeats the prompt (edits, summaries, code), an earlier answer, or a text of yours. Source: Saxena 2023, "Prompt
+    Lookup Decoding".
+
+    It looks in the request's own text, in the answers that this FlyLlama or FlyBatch has given since the drafter was
+    assigned, and in `texts`; what agrees with the most tokens wins, the request's own text if several are equal.
+    Answers of one request change how fast another is decoded, and not what it says: a request whose gate is not exact,
+    whose answer drafts could change, does not look in them. docs/lookup.md has more.
+    """
+
+    word = "lookup"
+    noun = "prompt lookup"
+    # One token is no evidence of a repetition; two often are. The governor decides how many are worth verifying.
+    own_options = (
+        Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, 4),
+        Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, 2),
+        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a round.", None, 10),
+    )
+    """Those of looking in the request's own text."""
+    options = (
+        *own_options,
+        Option(
+            "lookup_tokens",
+            "memory",
+            0,
+            "Prompt lookup: tokens of earlier answers to remember; 0: none.",
+            _native.MAX_LOOKUP,
+            2**18,
+        ),
+        PathOption("lookup_memory", "memory_file", "Prompt lookup: file that keeps these answers between runs."),
+        PathOption("lookup_texts", "texts", "Prompt lookup: text or folder to look in, too; may be repeated.", True),
+    )  # fmt: skip
+    path_fields = ("memory_file", "texts")
+
+    max_ngram_size: int = 4
+    """Longest n-gram that is indexed, 1..64. Of the occurrences of the longest one that is found, the one that agrees
+    with the most tokens wins."""
+
+    num_pred_tokens: int = 10
+    """Most tokens in a round (K), >= 1."""
+
+    match: str = "latest"
+    """Which occurrence in the request's own text: `"latest"`, the latest that agrees with the most tokens, or
+    `"earliest"`, as the FLy reference code and llama-cpp-python do."""
+
+    min_ngram_size: int = 1
+    """Shortest n-gram that is looked up, 1..max_ngram_size. Larger proposes more rarely and is right more often."""
+
+    memory: int = 2**18
+    """Most tokens of earlier answers that are remembered, 0..2**27, each in 28 to 52 bytes; when it is full, the older
+    half goes. 0: none, so that the speed of one answer shows nothing of others."""
+
+    memory_file: _Path | None = None
+    """Where these answers are kept when the model is closed, for the next run; for one vocabulary."""
+
+    texts: tuple[_Path, ...] = ()
+    """Texts in UTF-8, and folders of them, to look in. They are read when the drafter is opened."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.texts, (str, os.PathLike)):
+            raise ValueError(f"texts must be a sequence of paths, not {self.texts!r}; put it in a list.")
+        object.__setattr__(self, "texts", tuple(os.fspath(path) for path in self.texts))
+        if self.memory_file is not None:
+            object.__setattr__(self, "memory_file", os.fspath(self.memory_file))
+        require_integer("max_ngram_size", self.max_ngram_size, 1, 64)
+        require_integer("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
+        require_integer("num_pred_tokens", self.num_pred_tokens, 1)
+        require_integer("memory", self.memory, 0, _native.MAX_LOOKUP)
+        if self.memory_file is not None and self.memory == 0:
+            raise ValueError("memory_file keeps the answers that are remembered, and memory=0 remembers none.")
+        if self.match not in _native.LOOKUP_MATCHES:
+            raise ValueError(f"match must be 'latest' or 'earliest', not {self.match!r}.")
+
+    @property
+    def draft_most(self) -> int:  # type: ignore[override]
+        return self.num_pred_tokens
+
+    @classmethod
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> PromptLookup:
+        longest = fields.get("max_ngram_size", cls.max_ngram_size)
+        shortest = min(fields.get("min_ngram_size", cls.min_ngram_size), longest)
+        fields.pop("draft_max", None)  # limits what is verified, not what is looked for
+        return cls(**{**fields, "min_ngram_size": shortest})
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        """`pyfly_lookup_config` of pyfly.h."""
+        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, _native.LOOKUP_MATCHES[self.match]
+
+    @property
+    def alone(self) -> PromptLookup:
+        """The same without a memory: what it drafts for a text depends on no other answer."""
+        return self.but(memory=0, memory_file=None)  # type: ignore[no-any-return]
+
+    def open(self, host: Host | None = None) -> _native.LookupDrafter:
+        none = np.zeros(0, dtype=np.int32)
+        if host is None:
+            return _native.LookupDrafter(None, self.native, self.memory, none, none)
+        target, path = host.target(), self.memory_file
+        texts = read_texts(self.texts, host.vocabulary()) if self.texts else none
+        answers = none if path is None else read_answers(path, target.vocabulary)
+
+        def keep(remembered: TokenArray) -> None:
+            if path is not None and not np.array_equal(remembered, answers):
+                try:
+                    write_answers(path, target.vocabulary, remembered)
+                except OutputError as error:  # the answers themselves were given
+                    warnings.warn(f"the lookup memory was not kept: {error}", stacklevel=2)
+
+        return _native.LookupDrafter(target, self.native, self.memory, texts, answers, keep)
+
+    def propose(self, history: Sequence[int]) -> list[int]:
+        """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
+        with self.open() as drafter:
+            return drafter.propose(history, self.num_pred_tokens)  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        return "prompt lookup"

@@ -1,0 +1,60 @@
+"""Rules, or gates: what may happen to a draft token that is not the target's choice.
+
+A gate looks at the target's row at a mismatch and says *strict* (reject now) or *defer* (let the window decide). All
+logarithms are natural; p = softmax(row) over the whole vocabulary, after everything that forbids or reweighs tokens
+(grammar, logit bias, logits processors, penalties) and before temperature and truncation.
+
+Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
+in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
+`all(margin:0.5,exact-first:8)`, `regions(prose=margin:0.3,think=relaxed)`. Guards only restrict other rules, with which
+they stand in an `all(...)`. `FORMS` (in `written.py`) is the table that everything which reads, lists or explains them
+looks into. A gate brings its own window, which applies where none is given.
+"""
+
+from __future__ import annotations
+
+from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates.combined import AllOf, AnyOf
+from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
+from pyfly_cpp.decoding.gates.fuzzy import Fuzzy
+from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, GateNode
+from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, NoRepeat
+from pyfly_cpp.decoding.gates.regions import Regions, regions_of
+from pyfly_cpp.decoding.gates.stochastic import Stochastic
+from pyfly_cpp.decoding.gates.written import (
+    FORMS,
+    THRESHOLDS,
+    examples,
+    parse_gate,
+    require_gate,
+    require_window_for,
+    why_strict,
+)
+
+__all__ = [
+    "FORMS",
+    "REGIONS",
+    "THRESHOLDS",
+    "AllOf",
+    "AnyOf",
+    "Budget",
+    "Entropy",
+    "Exact",
+    "ExactFirst",
+    "Fuzzy",
+    "Gate",
+    "GateNode",
+    "Margin",
+    "NoRepeat",
+    "Ratio",
+    "Regions",
+    "Relaxed",
+    "Stochastic",
+    "Typical",
+    "examples",
+    "parse_gate",
+    "regions_of",
+    "require_gate",
+    "require_window_for",
+    "why_strict",
+]

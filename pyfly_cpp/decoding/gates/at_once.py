@@ -1,0 +1,87 @@
+"""Gates that the literature uses without a window: what they defer stands at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.gates.gate import Gate, GateNode, written
+from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.ranges import require_integer, require_number
+
+
+class AtOnce(Gate):
+    """What the literature uses without a window: what it defers stands at once."""
+
+    @property
+    def window(self) -> Window:
+        return Window(0)
+
+
+@dataclass(frozen=True)
+class Ratio(AtOnce):
+    """Defers where p(draft) / p(top 1) > r: the margin gate with tau = -ln r, by default without a window."""
+
+    r: float = 0.74
+    """Share of the favourite's probability, in (0, 1]. 1 is exact matching."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "r", require_number("r", self.r, 1.0))
+        if self.r == 0.0:
+            raise ValueError("r must be above 0; a ratio of 0 would let every token pass.")
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("margin", 0, -math.log(self.r)),)
+
+    def __str__(self) -> str:
+        return f"ratio:{written(self.r)}"
+
+
+@dataclass(frozen=True)
+class Typical(AtOnce):
+    """Typical acceptance: defers where p(draft) > min(epsilon, delta exp(-H)), H being the entropy of the whole row.
+
+    Source: Medusa (arXiv 2401.10774), section 2.3.1. There p has the temperature of the request; here it has none, and
+    the draft's first token is not accepted unseen.
+    """
+
+    epsilon: float = 0.09
+    """Probability that is always enough, in [0, 1]."""
+
+    delta: float = 0.3
+    """Share of exp(-H), in [0, 1]. 0 lets every token pass that is not forbidden."""
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            object.__setattr__(self, name, require_number(name, getattr(self, name), 1.0))
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("typical", 0, self.epsilon, self.delta),)
+
+    def __str__(self) -> str:
+        return f"typical:{written(self.epsilon)}:{written(self.delta)}"
+
+
+@dataclass(frozen=True)
+class Relaxed(AtOnce):
+    """Relaxed acceptance: defers one of the target's k most probable tokens where p(top 1) - p(draft) <= delta.
+
+    Source: TensorRT-LLM (`relaxed_topk`, `relaxed_delta`), which does so inside think blocks only.
+    """
+
+    k: int = 10
+    """Tokens, 1..32."""
+
+    delta: float = 0.6
+    """A difference of probabilities, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        require_integer("k", self.k, 1, _native.MAX_TOP)
+        object.__setattr__(self, "delta", require_number("delta", self.delta, 1.0))
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("relaxed", self.k, self.delta),)
+
+    def __str__(self) -> str:
+        return f"relaxed:{self.k}:{written(self.delta)}"

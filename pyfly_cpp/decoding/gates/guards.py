@@ -1,0 +1,72 @@
+"""Guards: they only restrict other rules, with which they stand in an `AllOf`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyfly_cpp.decoding.gates.gate import Gate, GateNode, written
+from pyfly_cpp.ranges import require_integer, require_number
+
+
+class Guard(Gate):
+    """What only restricts other rules, with which it stands in an `AllOf`."""
+
+    @property
+    def is_guard(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class ExactFirst(Guard):
+    """A guard: the first n tokens of an answer are the target's own choices, because all that follows depends on them
+    (arXiv 2610.08678). `AllOf(Margin(0.3), ExactFirst(8))`."""
+
+    n: int = 8
+    """Tokens, >= 0."""
+
+    def __post_init__(self) -> None:
+        require_integer("n", self.n, 0, 2**31 - 1)
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("exact_first", self.n),)
+
+    def __str__(self) -> str:
+        return f"exact-first:{self.n}"
+
+
+@dataclass(frozen=True)
+class Budget(Guard):
+    """A guard: the margins that an answer gives away, ln p(top 1) - ln p(draft) summed over its loosely accepted
+    tokens, stay under so many nats for every 100 tokens. What is not given away is saved up.
+    `AllOf(Margin(1.0), Budget(2.0))`.
+    """
+
+    nats: float = 2.0
+    """For 100 tokens, >= 0. 0 is exact."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nats", require_number("nats", self.nats))
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("budget", 0, self.nats),)
+
+    def __str__(self) -> str:
+        return f"budget:{written(self.nats)}"
+
+
+@dataclass(frozen=True)
+class NoRepeat(Guard):
+    """A guard: no loosely accepted token is the last of n that stand in the answer already, as in a loop that the
+    target would leave. What the target repeats itself stands. `AllOf(Margin(0.3), NoRepeat(8))`."""
+
+    n: int = 8
+    """Tokens, >= 1."""
+
+    def __post_init__(self) -> None:
+        require_integer("n", self.n, 1, 2**31 - 1)
+
+    def nodes(self) -> tuple[GateNode, ...]:
+        return (GateNode("no_repeat", self.n),)
+
+    def __str__(self) -> str:
+        return f"no-repeat:{self.n}"

@@ -1,0 +1,175 @@
+"""The written form of gates: how each is written, the table of all, and what reads it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates.combined import AllOf, AnyOf
+from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
+from pyfly_cpp.decoding.gates.fuzzy import KINDS, Fuzzy
+from pyfly_cpp.decoding.gates.gate import REGIONS, Gate
+from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
+from pyfly_cpp.decoding.gates.regions import Regions
+from pyfly_cpp.decoding.gates.stochastic import Stochastic
+from pyfly_cpp.decoding.windows import Window
+
+MAX_DEPTH = 32
+"""How deep the written form of a gate may be nested."""
+
+
+class Form(NamedTuple):
+    """One way to write a gate: `word:number:...`, `word(gate,...)`, or `word(name=gate,...)`."""
+
+    word: str
+    example: str
+    """For people; empty: one of its kind is enough for them."""
+    rule: type[Gate]
+    numbers: dict[str, Callable[[str], float]] | None = {}  # noqa: RUF012 - never changed
+    """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
+    None: gates in parentheses."""
+    fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    """Fields that the word says."""
+    names: tuple[str, ...] = ()
+    """The fields of the gates in parentheses, where they are named."""
+
+
+_FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
+
+FORMS = (
+    Form("exact", "exact", Exact),
+    Form("margin", "margin:0.3", Margin, {"tau": float}),
+    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
+    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
+    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
+    Form("ratio", "ratio:0.74", Ratio, {"r": float}),
+    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
+    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}),
+    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True}),
+    Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
+    *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
+    Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),
+    *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
+    Form("stochastic", "stochastic", Stochastic),
+    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
+    Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
+    Form("budget", "budget:2", Budget, {"nats": float}),
+    Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
+    Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
+    Form("all", "all(...,...)", AllOf, None),
+    Form("any", "any(...,...)", AnyOf, None),
+)
+"""Every way to write a gate. A new rule is a dataclass in a file beside this one, and its words here."""
+
+THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
+"""The words of gates with a threshold."""
+
+
+def examples(last: str = "or", combined: bool = True) -> str:
+    """How gates that can stand alone are written, for people: `exact, margin:0.3, ... or any(...,...)`."""
+    forms = (form for form in FORMS if not issubclass(form.rule, Guard))
+    texts = [form.example for form in forms if form.example and (combined or form.numbers is not None)]
+    return f"{', '.join(texts[:-1])} {last} {texts[-1]}"
+
+
+def require_gate(gate: object) -> Gate:
+    """Returns `gate` if it can decide alone (a gate object or its written form); raises ValueError otherwise."""
+    if isinstance(gate, str):
+        return parse_gate(gate)
+    if isinstance(gate, Gate):
+        return _require_rule(gate)
+    *kinds, last = dict.fromkeys(f"{form.rule.__name__}({'' if form.numbers == {} else '...'})" for form in FORMS)
+    raise ValueError(f"gate must be {', '.join(kinds)} or {last}, not {gate!r}.")
+
+
+def parse_gate(text: str) -> Gate:
+    """Reads a gate as it is written on the command line and in presets; raises ValueError with the forms it knows."""
+    return _require_rule(_parse(text, MAX_DEPTH))
+
+
+def _require_rule(gate: Gate) -> Gate:
+    if gate.is_guard:
+        raise ValueError(f"{gate} only restricts other rules; combine it with one, as in all({Margin()},{gate}).")
+    return gate
+
+
+def _parse(text: str, n_levels: int) -> Gate:
+    text = text.strip()
+    name, *numbers = text.split(":")
+    for form in FORMS:
+        if form.numbers is None:
+            if text.startswith(form.word + "(") and text.endswith(")"):
+                if n_levels == 0:
+                    raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
+                parts = _split(text[len(form.word) + 1 : -1])
+                if form.names:
+                    return form.rule(**_parse_named(form, parts, n_levels - 1))
+                return form.rule(*(_parse(part, n_levels - 1) for part in parts))
+        elif name == form.word and len(numbers) <= len(form.numbers):
+            try:
+                given = {field: read(number) for (field, read), number in zip(form.numbers.items(), numbers)}
+                return form.rule(**given, **form.fixed)
+            except ValueError as error:
+                raise ValueError(f"cannot read the gate {text!r}: {error}") from None
+    near = difflib.get_close_matches(name, [form.word for form in FORMS], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
+    raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
+
+
+def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]:
+    """The fields of a gate that is written `word(name=gate,...)`."""
+    gates: dict[str, Gate] = {}
+    for part in parts if any(parts) else []:
+        name, equals, written = (text.strip() for text in part.partition("="))
+        if not equals:
+            raise ValueError(f"{part.strip()!r} does not say where it holds; write {form.word}({form.names[0]}=...).")
+        if name not in form.names:
+            near = difflib.get_close_matches(name, form.names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{form.word} has no {name!r}, but {', '.join(form.names)}.{hint}")
+        if name in gates:
+            raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
+        gates[name] = _parse(written, n_levels)
+    return gates
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def require_window_for(gate: Gate, window: Window | None) -> Window | None:
+    """Returns `window` if the gate has a use for it, or None; raises ValueError otherwise."""
+    if gate.draws and window is not None and window.n_strict + window.size > 0:
+        raise ValueError(
+            f"the gate {gate} decides about a draft at once and has no use for the window {window}; leave it at None."
+        )
+    return window
+
+
+def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
+    """Why rounds of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
+    where one can be, and where none is wanted: with a lossless gate, or without drafts."""
+    n, k = window.n_strict, draft_max
+    if gate.is_lossless or k < 1 or n < k:
+        return None
+    drafts = "1 draft" if k == 1 else f"{k} drafts"
+    strict = "the last position of a round is" if n == 1 else f"the last {n} positions of a round are"
+    change = f"draft at least {n + 1} tokens a round"
+    if n == window.tail:
+        change += f" or lower the window's tail to {k - 1}"
+    else:
+        shorter = f"a window of at most {k - 1} or one" if k > 1 else "a window"
+        change += f", or choose {shorter} across rounds, such as {Margin().window}"
+    return (
+        f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a round "
+        f"has at most {drafts}; {change}."
+    )

@@ -1,0 +1,147 @@
+"""Verification of one round of drafted tokens, on numpy arrays and without a model.
+
+The same C++ as in generation: for experiments, other runtimes, and the conformance tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy.typing as npt
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.gates import REGIONS, Exact, Gate, require_gate
+from pyfly_cpp.decoding.windows import Window
+
+REASONS = tuple(_native.REASONS)
+"""Why a token was committed, or a draft refused, by the numbers of `PYFLY_REASON_*`."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How one drafted position was judged: on its own, also behind the first rejection."""
+
+    position: int
+    """0-based place in the draft."""
+    match: bool
+    """Whether the draft is the target's choice."""
+    gate: str
+    """`"match"`, `"strict"` or `"defer"`; `"safety"` if a protected or forbidden token forbids the question, or if the
+    gate would take a draft token that is as good as impossible: a margin of 22.18 nats or more."""
+    window: str
+    """What became of a deferred mismatch: `"stands"`, `"broken"`, `"does not fit"`; `""` for other positions."""
+    reason: str
+    """`"match"` and `"loose"`: accepted; `"gate"`, `"window"`, `"boundary"`, `"safety"`: rejected, and why."""
+    choice: int
+    """The target's choice; -1 behind the rejection of a block, where none was made."""
+    entropy: float
+    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    margin: float
+    """ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the position, taken on its own, is accepted."""
+        return self.reason in ("match", "loose")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of one round."""
+
+    n_accepted: int
+    """Length of the accepted prefix of the draft."""
+    tokens: list[int]
+    """What is emitted: the accepted prefix and the target's own token (its choice at the rejection, or the bonus)."""
+    decisions: list[Decision]
+    """One for each drafted position."""
+
+
+_GATE = {
+    "match": "match",
+    "loose": "defer",
+    "gate": "strict",
+    "window": "defer",
+    "boundary": "defer",
+    "safety": "safety",
+}
+_WINDOW = {"loose": "stands", "window": "broken", "boundary": "does not fit"}
+
+
+def verify(
+    logits: npt.ArrayLike,
+    draft: npt.ArrayLike,
+    gate: Gate | str = Exact(),  # noqa: B008 - frozen
+    window: Window | None = None,
+    protected: Iterable[int] = frozenset(),
+    target_tokens: npt.ArrayLike | None = None,
+    draft_logits: npt.ArrayLike | None = None,
+    n_answered: int = 0,
+    given_away: float = 0.0,
+    seed: int = 0,
+    regions: Sequence[str] | None = None,
+    answered: npt.ArrayLike | None = None,
+) -> Verification:
+    """Verifies one round.
+
+    Args:
+        logits: float32 [K+1, V], the target's rows; row i is its distribution for draft token i, row K for the bonus.
+            -inf is a forbidden token. One that is 2^32 times less likely than the row's favourite, as after a bias of
+            -100, is never accepted loosely either.
+        draft: int [K], the drafted tokens; K may be 0.
+        gate: What may be deferred.
+        window: What a deferred mismatch needs; by default the FLy paper's window, for every gate, since there is only
+            one round. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
+        protected: Token ids that are never accepted loosely, on either side of a mismatch.
+        target_tokens: int [K+1], the target's choices; None for the argmax of each row, or what `Stochastic` draws.
+        draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
+            those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
+            (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
+            temperature and put -inf where tokens are cut off.
+        n_answered: Tokens of the answer before this round, >= 0, for guards; without effect where `answered` is given.
+        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
+            defers counts as given away.
+        seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
+        regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
+        answered: int [n_answered], the tokens of the answer before this round, for `NoRepeat`.
+
+    Returns:
+        The accepted prefix, the emitted tokens, and the decision on every position.
+
+    Raises:
+        ValueError: a shape, a token id or a setting is wrong.
+        NotFiniteError: a row has no distribution.
+    """
+    gate = require_gate(gate)
+    if window is None:
+        window = gate.window if gate.draws else Window()
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be an integer in 0..2**64-1, not {seed!r}.")
+    if window.across_rounds:
+        raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
+    in_round = replace(window, across_rounds=False)
+    before = answered, n_answered, given_away
+    for region in regions or ():
+        if region not in REGIONS:
+            raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")
+    places = None if regions is None else [REGIONS.index(region) for region in regions]
+    raw, tokens = _native.verify(
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed
+    )
+    decisions = []
+    for i, d in enumerate(raw):
+        reason = REASONS[d.reason]
+        decisions.append(
+            Decision(
+                position=i,
+                match=reason == "match",
+                gate=_GATE[reason],
+                window=_WINDOW.get(reason, ""),
+                reason=reason,
+                choice=d.choice,
+                entropy=d.entropy,
+                margin=d.margin,
+            )
+        )
+    return Verification(n_accepted=len(tokens) - 1, tokens=tokens, decisions=decisions)

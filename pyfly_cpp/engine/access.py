@@ -1,0 +1,97 @@
+"""Who may use a FlyLlama: one thread at a time, the newest generation, no fork of a process with threads, and nobody
+when it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from pyfly_cpp.errors import BusyError
+from pyfly_cpp.machine.processes import Process
+
+CLOSED = "this FlyLlama is closed; load the model again."
+
+
+class Use:
+    """A use of an object, as a context manager that may be entered again: every token passes through one, so it is no
+    generator."""
+
+    __slots__ = ("__exit__", "_access", "_acquire", "_generation")
+
+    __exit__: Callable[..., None]
+
+    def __init__(self, access: Access, generation: int | None) -> None:
+        self._access = access
+        self._acquire = access.lock.acquire
+        self.__exit__ = access.lock.__exit__  # no function of Python, at whose entry Ctrl-C could leave the lock held
+        self._generation = generation
+
+    def __enter__(self) -> None:
+        process = self._access.process
+        if process is not None:
+            process.require_current()
+        if not self._acquire(False):
+            raise BusyError(
+                "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
+                "FlyLlama per thread, a lock, or a FlyBatch."
+            )
+        access, generation = self._access, self._generation
+        if access.is_closed or (generation is not None and access.generation != generation):
+            access.lock.release()
+            access.require_current(access.generation if generation is None else generation)
+
+
+class Access:
+    """The lock of an object, and which of its generations is the current one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held during a use."""
+        self.is_closed = False
+        self.generation = 0
+        """Counts generations; an older generator finds out that it was superseded."""
+        self.process: Process | None = None
+        """The only one that can use the object; None: a fork can, too."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only another process can use the object."""
+        return self.process is not None and not self.process.is_current
+
+    def exclusive(self) -> Use:
+        """Around a use of the object: this thread alone.
+
+        Entering raises:
+            BusyError: it is in use.
+            ValueError: it is closed.
+            PyflyError: it belongs to another process.
+        """
+        return Use(self, None)
+
+    def step(self, generation: int) -> Use:
+        """Around native work of a generation: this thread alone, and nobody has started another one since; entering
+        raises BusyError, too, where somebody has. May be entered again."""
+        return Use(self, generation)
+
+    @contextlib.contextmanager
+    def last_step(self, generation: int) -> Iterator[bool]:
+        """Around the end of a generation: whether it is for this generation to clean up. It is not where another one
+        was started, or where the object is in use just now: whoever uses it next ends the generation."""
+        if self.is_elsewhere or not self.lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self.generation == generation and not self.is_closed
+        finally:
+            self.lock.release()
+
+    def require_current(self, generation: int) -> None:
+        """Raises BusyError where another generation was started, ValueError where the object was closed."""
+        if self.is_closed:
+            raise ValueError(CLOSED)
+        if self.generation != generation:
+            raise BusyError(
+                "another generation was started on this FlyLlama before this one ended; use one FlyLlama for each, or "
+                "exhaust or close the first."
+            )

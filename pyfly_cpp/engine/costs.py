@@ -1,0 +1,147 @@
+"""What batches and drafts cost: measured once for each setup, before somebody waits, and kept in the cache folder.
+
+The governor begins with these and corrects them by what it sees (docs/governor.md), so that an entry that has become
+wrong, or was measured on a busy machine, does no lasting harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter
+from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.devices import devices
+from pyfly_cpp.machine.files import OutputError, write_atomically
+
+VARIABLE = "PYFLY_COSTS"
+"""Environment variable: 0 to measure nothing beforehand, 1 to measure every time and to keep nothing."""
+
+
+def setup_of(
+    model_path: str | os.PathLike[str],
+    drafters: Sequence[tuple[Drafter, int]],
+    model_params: Any,
+    context_params: Any,
+    changes: Sequence[object] = (),
+) -> dict[str, Any]:
+    """All that costs hang on, fit for JSON.
+
+    Args:
+        model_path: The target.
+        drafters: What the batch is configured with: each drafter and its draft_max, in its order.
+        model_params: The llama_model_params that the target was loaded with.
+        context_params: The llama_context_params of its context.
+        changes: What else changes the model or where its parts are; what tells their values apart is their repr.
+    """
+    from pyfly_cpp import __version__
+
+    features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
+    return {
+        "model": _identity(model_path),
+        "drafters": [[*_describe(drafter), draft_max] for drafter, draft_max in drafters],
+        "model_params": _numbers(model_params),
+        "context_params": _numbers(context_params),
+        "changes": [repr(change) for change in changes],
+        "build": [__version__, llama_cpp.__version__, features],
+        "devices": [[device["backend"], device["name"], device["description"]] for device in devices()],
+    }
+
+
+def expect_costs(
+    batch: _native.Batch, setup: dict[str, Any], *, may_measure: bool = True, verbose: bool = False
+) -> bool:
+    """Tells the governor of a batch what batches and drafts cost: what is kept for this setup, or else what is measured
+    now. Never fails: what cannot be measured the governor learns while it decodes.
+
+    Args:
+        batch: Configured with its drafters.
+        setup: See `setup_of`.
+        may_measure: No text runs, and whatever the slots hold may be dropped. Without, only what is kept counts.
+        verbose: Print a line to stderr when something was measured.
+
+    Returns:
+        Whether that was all that can be done; False: call again when it may measure.
+
+    Raises:
+        ValueError: `PYFLY_COSTS` has a value that means nothing.
+    """
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE} is {wish!r}; set it to 0 or 1, or not at all.")
+    if wish == "0" or (not wish and _expect_kept(batch, setup)):
+        return True
+    if not may_measure:
+        return False
+    started = time.monotonic()
+    try:
+        costs = batch.measure()
+        batch.expect(costs)
+    except (PyflyError, ValueError, MemoryError):  # the first request will say it better
+        return True
+    if verbose:
+        seconds = time.monotonic() - started
+        print(f"pyfly-cpp: measured what batches and drafts cost, in {seconds:.1f} s", file=sys.stderr)
+    if costs.rows and not wish:
+        _keep(costs, setup)
+    return True
+
+
+# ---- What is kept: a file for each setup -----------------------------------------------------------------------------
+
+
+def _file(setup: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode("utf-8", "backslashreplace")).hexdigest()
+    return cache_folder() / "costs" / f"{key[:32]}.json"
+
+
+def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> bool:
+    """Whether there are costs of this setup, which the governor then expects; a damaged file is none."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, KeyError, TypeError):
+        kept = json.loads(_file(setup).read_text(encoding="utf-8"))["costs"]
+        batch.expect(_native.Costs(*(tuple(kept[name]) for name in _native.Costs._fields)))
+        return True
+    return False
+
+
+def _keep(costs: _native.Costs, setup: dict[str, Any]) -> None:
+    """Where it cannot be kept, it is measured again the next time."""
+    with contextlib.suppress(OSError, RuntimeError, OutputError):
+        path = _file(setup)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"setup": setup, "costs": costs._asdict()}, indent=1) + "\n")
+
+
+# ---- What they hang on -----------------------------------------------------------------------------------------------
+
+
+def _identity(path: str | os.PathLike[str]) -> list[Any]:
+    """Tells a file from every other one, and from itself after a change, without reading it."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+    return [os.fspath(path)]
+
+
+def _describe(drafter: Drafter) -> list[Any]:
+    if not isinstance(drafter, OwnDrafter):
+        return ["callable", None]
+    return [repr(drafter), None if drafter.file is None else _identity(drafter.file)]
+
+
+def _numbers(params: Any) -> dict[str, float]:
+    """The fields of a C struct that are numbers, and no pointers."""
+    fields = ((name, getattr(params, name)) for name, kind in params._fields_ if kind is not ctypes.c_void_p)
+    return {name: value for name, value in fields if isinstance(value, (bool, int, float))}

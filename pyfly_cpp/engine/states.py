@@ -1,0 +1,53 @@
+"""Saving and loading the state of a sequence, without the logits of all its positions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama import LlamaState
+
+from pyfly_cpp.errors import NativeError
+from pyfly_cpp.machine.interrupts import interrupts_deferred
+
+
+def save_state(llm: Any) -> LlamaState:
+    """The state of a llama_cpp.Llama, which a plain one can load, too."""
+    context = llm._ctx.ctx
+    buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
+    n = llama_cpp.llama_state_get_data(context, buffer, len(buffer))
+    return LlamaState(
+        scores=np.zeros((1, llm.n_vocab()), dtype=np.single),  # one row fits a plain Llama's array by broadcast
+        input_ids=llm.input_ids.copy(),
+        n_tokens=llm.n_tokens,
+        llama_state=bytes(memoryview(buffer)[:n]),
+        llama_state_size=n,
+        seed=llm._seed,
+    )
+
+
+def load_state(llm: Any, state: LlamaState, with_scores: bool, before: Callable[[], None]) -> None:
+    """Restores a state; `before` is called once it was found to fit. See `FlyLlama.load_state` for what is raised."""
+    n, n_bytes = state.n_tokens, len(state.llama_state)
+    if not 0 <= n <= min(llm.n_ctx(), len(state.input_ids)):
+        raise ValueError(f"the saved state holds {n} tokens and the context {llm.n_ctx()}; raise n_ctx.")
+    scores = np.broadcast_to(state.scores, (n, llm.n_vocab())) if with_scores else None
+    data = (ctypes.c_uint8 * n_bytes).from_buffer_copy(state.llama_state)
+    before()
+    with interrupts_deferred():
+        if llama_cpp.llama_state_set_data(llm._ctx.ctx, data, n_bytes) != n_bytes:
+            llm.reset()
+            llm._ctx.kv_cache_clear()
+            raise NativeError(
+                "llama.cpp refused the saved state: it is of another model or of other context settings; "
+                "the sequence was reset."
+            )
+        llm.input_ids[:n] = state.input_ids[:n]
+        llm.n_tokens = n
+        llm._requires_eval = True
+        llm._seed = state.seed
+        if scores is not None:
+            llm.scores[:n] = scores

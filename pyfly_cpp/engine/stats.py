@@ -1,0 +1,263 @@
+"""What was counted and traced: results of a `FlyLlama`, as frozen dataclasses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from pyfly_cpp import _native
+from pyfly_cpp._native import GovernorState, RawRecord
+from pyfly_cpp.decoding.gates import REGIONS
+from pyfly_cpp.decoding.verify import REASONS
+from pyfly_cpp.errors import counted
+
+ORIGINS = tuple(_native.ORIGINS)
+
+
+@dataclass(frozen=True)
+class Governor:
+    """What the governor has learned of costs and acceptance, and what it chose. See docs/governor.md."""
+
+    target_seconds: tuple[float, ...] = ()
+    """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
+    draft_seconds: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """Estimated cost of drafting 1, 2, ... tokens, by drafter; 0 where unknown, or free."""
+    catch_up_seconds: tuple[tuple[str, float], ...] = ()
+    """Estimated cost of evaluating one token that a drafter has missed, by drafter; 0 where unknown, or free."""
+    acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
+    rounds_at: tuple[int, ...] = ()
+    """Rounds with a draft length of 0, 1, 2, ... since the drafters were set."""
+
+    @classmethod
+    def of(cls, state: GovernorState, drafters: Sequence[str]) -> Governor:
+        """The batch's state, with the names of its drafters."""
+        return cls(
+            target_seconds=state.target_seconds,
+            draft_seconds=tuple(zip(drafters, state.draft_seconds)),
+            catch_up_seconds=tuple(zip(drafters, state.catch_up_seconds)),
+            acceptance_at_depth=tuple(zip(drafters, state.acceptance)),
+            rounds_at=state.rounds_at,
+        )
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads decode, where `n_threads="auto"` chooses. See docs/threads.md."""
+
+    n: int
+    """Of the next evaluation."""
+    n_max: int
+    """On a free machine: the physical cores."""
+    changes: int
+    """Times that another number was found to be better, since the model was loaded."""
+    trials: int
+    """Times that another number was tried, for a few evaluations."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a `FlyLlama`, since it was made or since `reset_stats()`. Seconds are wall time."""
+
+    rounds: int = 0
+    """Target batches that were verified."""
+    drafted: int = 0
+    """Tokens proposed to the target."""
+    committed: int = 0
+    """Tokens that came out for good, an end-of-text token included. What the last round accepted after the end of the
+    answer (a stop text, a limit) does not count, except while the generation is running, and in a `FlyBatch`."""
+    matched: int = 0
+    """Of these: drafted, and the target's own choice."""
+    loose_accepted: int = 0
+    """Of these: drafted, another than the target's choice, loosely accepted."""
+    rejected_gate: int = 0
+    """Mismatches rejected by the gate."""
+    rejected_window: int = 0
+    """Deferred mismatches whose window broke."""
+    rejected_boundary: int = 0
+    """Mismatches rejected because the window could not be decided before the end of the round."""
+    rejected_safety: int = 0
+    """Mismatches rejected because of a protected or forbidden token, one that cannot be taken, or one that the gate
+    would take although it is as good as impossible (2^32 times less likely than the target's favourite)."""
+    rollbacks: int = 0
+    """Times that tokens behind a deferred mismatch were taken back."""
+    rolled_back: int = 0
+    """Tokens taken back by them."""
+    window_fallbacks: int = 0
+    """Windows across rounds that fell back to their round (rejected at its end), because the model's memory (sliding
+    window, recurrent state) could not have come back to their mismatch later."""
+    prefilled: int = 0
+    """Prompt tokens evaluated."""
+    replayed: int = 0
+    """Tokens evaluated again because the model's memory had to go back further than wanted."""
+    checkpoints: int = 0
+    """Copies that were made of a recurrent state, to come back to: one for a prompt, for a draft that is deeper than
+    its snapshots, and for a mismatch whose window outlives its round."""
+    drafted_at_depth: tuple[int, ...] = ()
+    """Drafted tokens by their place in the round's draft, the first one first."""
+    accepted_at_depth: tuple[int, ...] = ()
+    """Committed drafts (matched or loose), likewise."""
+    accepted_by_drafter: tuple[tuple[str, int], ...] = ()
+    """Committed drafts by the drafter that proposed them."""
+    committed_by_region: tuple[tuple[str, int], ...] = ()
+    """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
+    loose_by_region: tuple[tuple[str, int], ...] = ()
+    """Of these: loose accepts."""
+    governor: Governor | None = None
+    """What the governor has learned (`adaptive=True`)."""
+    threads: Threads | None = None
+    """How many threads decode; None where the number was given."""
+    mean_margin_loose: float = math.nan
+    """Mean ln p(top 1) - ln p(draft) of loose accepts, nats; NaN if there were none."""
+    mean_margin_rejected: float = math.nan
+    """The same of rejected mismatches; NaN where none was measured (`Exact()` measures none)."""
+    seconds_prefill: float = 0.0
+    """Prompt processing, the first round's batch included if it holds prompt tokens."""
+    seconds_catch_up: float = 0.0
+    """Of these: draft models and heads that evaluated the prompt."""
+    seconds_draft: float = 0.0
+    """Drafting."""
+    seconds_verify: float = 0.0
+    """The target's batches."""
+    seconds_gate: float = 0.0
+    """Rows, gates, windows, sampling, rollback."""
+    seconds_python: float = 0.0
+    """FlyLlama's own Python between the native calls; not the caller's."""
+
+    @property
+    def mean_accepted(self) -> float:
+        """Committed tokens per round, bonus included (the paper's tau); NaN before the first round."""
+        return self.committed / self.rounds if self.rounds else math.nan
+
+    @property
+    def loose_rate(self) -> float:
+        """Loose accepts / committed tokens; NaN before the first token."""
+        return self.loose_accepted / self.committed if self.committed else math.nan
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted / drafted tokens; NaN where nothing was drafted."""
+        return (self.matched + self.loose_accepted) / self.drafted if self.drafted else math.nan
+
+    @property
+    def acceptance_at_depth(self) -> tuple[float, ...]:
+        """Accepted / drafted tokens by their place in the round's draft."""
+        return tuple(a / d for a, d in zip(self.accepted_at_depth, self.drafted_at_depth) if d)
+
+    @property
+    def seconds_decode(self) -> float:
+        """Everything but the prompt."""
+        return self.seconds_draft + self.seconds_verify + self.seconds_gate + self.seconds_python
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields and derived figures, fit for JSON; NaN becomes None."""
+        out: dict[str, object] = asdict(self)
+        for name in ("accepted_by_drafter", "committed_by_region", "loose_by_region"):
+            out[name] = dict(getattr(self, name))
+        if self.governor is not None:
+            out["governor"] = {
+                **asdict(self.governor),
+                "draft_seconds": dict(self.governor.draft_seconds),
+                "catch_up_seconds": dict(self.governor.catch_up_seconds),
+                "acceptance_at_depth": dict(self.governor.acceptance_at_depth),
+            }
+        for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
+            out[name] = getattr(self, name)
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
+
+    def since(self, before: Stats) -> Stats:
+        """What was counted since `before`: all counters and seconds. Means and figures by depth are those of now."""
+        more = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in fields(Stats)
+            if isinstance(getattr(self, field.name), (int, float)) and not field.name.startswith("mean_")
+        }
+        return replace(self, **more)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Stats:
+        """What `as_dict` made, without what the governor has learned; None becomes NaN."""
+        kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        pairs = {name: tuple(value.items()) for name, value in values.items() if isinstance(value, dict)}
+        values.update(**lists, **pairs)
+        return cls(**values)
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.rounds:
+            return "no tokens yet"
+        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
+        if self.seconds_decode > 0:
+            parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
+        parts.append(f"{self.mean_accepted:.2f} tokens per round")
+        if self.drafted:
+            parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")
+        if self.loose_accepted:
+            parts.append(f"{self.loose_rate:.1%} loose")
+        if self.rolled_back:
+            parts.append(f"{self.rolled_back} rolled back")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did (`FlyLlama.log_rounds`). A provisional token counts as drafted in its own round; as matched or
+    loose, and as committed, in the one that decides on it. What the last round brings after the end of the answer is
+    counted here, unlike in `Stats`."""
+
+    committed: int
+    """Tokens that came out for good."""
+    drafted: int
+    """Tokens proposed to the target."""
+    matched: int
+    """Committed drafts that are the target's own choice."""
+    loose_accepted: int
+    """Committed drafts that are not."""
+    seconds: float
+    """Wall time of drafting, the target's batch and verification."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one committed token was produced (`trace=True`)."""
+
+    position: int
+    """Place in the sequence, 0 for the first prompt token."""
+    token: int
+    """Token id."""
+    origin: str
+    """`"matched"`: drafted, the target's choice; `"loose"`: drafted, loosely accepted; `"target"`: the target's own."""
+    choice: int
+    """The target's choice here; equals `token` unless loose."""
+    depth: int
+    """1-based place in its round's draft; 0 for the target's own."""
+    reason: str
+    """`"match"`, `"loose"`; for the target's own token, what rejected the draft here, or `"bonus"`."""
+    round: int
+    """Which round of the generation produced it, from 0."""
+    entropy: float
+    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    margin: float
+    """ln p(top 1) - ln p(drafted token), nats."""
+    logprob: float
+    """ln p(token), nats."""
+    rejected: tuple[int, ...] = ()
+    """The drafts that were rejected here, in order."""
+    region: str = ""
+    """What it is part of, one of `rules.REGIONS`; empty where the gate does not follow that."""
+
+    @classmethod
+    def of(cls, raw: RawRecord) -> Record:
+        """The batch's record, in words."""
+        reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
+        region = "" if raw.region < 0 else REGIONS[raw.region]
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason, "region": region})
+
+    @property
+    def probability(self) -> float:
+        """p(token) of the target, at temperature 1."""
+        return math.exp(self.logprob)

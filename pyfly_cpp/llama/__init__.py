@@ -1,0 +1,1 @@
+"""The drop-in for `llama_cpp.Llama`."""

@@ -1,0 +1,346 @@
+"""`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
+
+It is a subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrained` are the base class's own. What
+it replaces is `generate` (the native rounds of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
+its text), and saving and loading of states.
+
+Here are the settings, what starts a generation, and its results; the model and its context are in `guarded_llama.py`,
+completions in `completions.py`, the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
+
+from pyfly_cpp.decoding import OF_REQUEST, Decoding
+from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
+from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, require_window_for, why_strict
+from pyfly_cpp.decoding.windows import Window, require_window
+from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
+from pyfly_cpp.engine.generation import Generation
+from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.stats import Record, Round, Stats
+from pyfly_cpp.llama.completions import CompletingLlama
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.models.named import model_file
+
+
+class FlyLlama(CompletingLlama):
+    """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
+
+    Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
+    `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
+    (docs/threads.md). A number is that many, always; with a number of `n_threads` alone, batches take all physical
+    cores. The base class takes half of the logical cores for generation.
+    An object serves one generation at a time; use one object per thread.
+    """
+
+    _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
+
+    trace: bool
+    """Whether the next generation keeps a `Record` of every token in `records`."""
+    records: list[Record]
+    """How each token of the last generation was produced, prompt excluded, where `trace` was on; else empty."""
+    log_rounds: bool
+    """Whether the next generation keeps a `Round` of every round in `rounds`; off at first."""
+    rounds: list[Round]
+    """What each round of the last generation did, where `log_rounds` was on; else empty."""
+    on_prefill: Callable[[int, int], None] | None
+    """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
+    drafter_reason: str | None
+    """Why this drafter, where something chose it; a sentence without its full stop."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        drafter: Drafter | Sequence[Drafter] | str | None = None,
+        gate: Gate | str = Exact(),  # noqa: B008 - frozen
+        window: Window | str | None = None,
+        draft_max: int | None = None,
+        adaptive: bool | None = None,
+        protected: Iterable[int] = (),
+        rpc_servers: Sequence[str] = (),
+        devices: Sequence[str] | None = None,
+        kernels: str | None = None,
+        trace: bool = False,
+        on_load: Callable[[float], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
+            drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
+                `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for
+                plain decoding. The base class's `draft_model=` does the same. "auto": the MTP head that the model
+                carries, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
+                `drafter_reason` says why.
+            gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
+            window: What a deferred mismatch needs to stand, or its written form ("reconverge:6"); None: the gate's own.
+            draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
+            adaptive: Let the governor choose drafter and draft length (0 included) for every round, by what they cost
+                and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
+                exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
+            protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
+                markers of its chat template.
+            rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". They
+                share the layers with this machine's GPUs, by free memory or as `tensor_split` says. Not for open
+                networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).
+            devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
+                server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
+                `DraftModel(devices=...)`.
+            kernels: "auto": weights are packed for our own products where those are faster on this machine, which
+                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the
+                environment variable PYFLY_KERNELS says, else "auto". The draft model follows.
+            trace: Keep a `Record` of every token of the last generation in `records`.
+            on_load: Called with the loaded fraction, 0..1, while the model is read.
+            on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
+            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on where attention is ours (`kernels`).
+
+        Raises:
+            ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
+            IncompatibleDraftError: the draft has another vocabulary.
+            RpcError: an RPC server is not there, or of another version.
+        """
+        own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
+        said = {name: kwargs.pop(name) for name in OF_REQUEST if name in kwargs}  # that are no arguments of their own
+        require_base_arguments(kwargs, own, self._public_name)
+        draft_model = kwargs.pop("draft_model", None)
+        if draft_model is not None and drafter not in (None, "auto"):
+            raise ValueError("give either drafter= or draft_model=, not both.")
+        self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive, **said)
+        require_window_for(self._decoding.gate, self._decoding.window)
+        self._protected = frozenset(protected)
+        self.trace = trace
+        self.on_prefill = on_prefill
+        self.records = []
+        self.log_rounds = False
+        self.rounds = []
+        self._warned_strict: set[str] = set()
+        model_path = model_file(model_path)
+        require_gguf(model_path)
+        self.drafter_reason = None
+        if drafter == "auto":
+            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
+        elif drafter is None:
+            drafter = draft_model
+        drafters = require_drafters(drafter)
+        wanted = [draft_max_of(d, draft_max) for d in drafters if not kwargs.get("embedding")]
+        super().__init__(
+            model_path,
+            # An MTP head is read with the model or never.
+            has_own_head=has_own_head(drafter),
+            n_snapshots=max(wanted, default=0),
+            rpc_servers=rpc_servers,
+            devices=devices,
+            protected=self._protected,
+            kernel_choice=kernels,
+            on_load=on_load,
+            **kwargs,
+        )
+        self.drafter = drafter
+        require_fitting(draft_max, self.n_batch)
+        self._warn_if_strict()
+
+    @classmethod
+    def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
+        """Loads a model as a preset says (see `pyfly_cpp.decoding.presets`).
+
+        Args:
+            path: A file (`pyfly-cpp tune` writes them), or the name of a preset that comes with the package: `"safe"`,
+                `"balanced"` or `"fast"`. Those name no model.
+            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` where it names no model.
+
+        Raises:
+            ValueError: the preset cannot be read, or neither names a model.
+        """
+        from pyfly_cpp.decoding.presets import load_preset
+
+        arguments = {**load_preset(path).arguments(), **overrides}
+        if arguments.get("model_path") is None:
+            raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
+        return cls(**arguments)
+
+    # ---- Settings that can change between requests -------------------------------------------------------------------
+
+    @property
+    def decoding(self) -> Decoding:
+        """How it decodes, in one value. Assigned, it is taken over but for its drafter, which `drafter` loads."""
+        return self._decoding
+
+    @decoding.setter
+    def decoding(self, decoding: Decoding) -> None:
+        require_fitting(decoding.draft_max, self.n_batch)
+        self._decoding = replace(decoding, drafter=self._decoding.drafter)
+
+    @property
+    def drafter(self) -> Drafter | Sequence[Drafter] | None:
+        """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
+        return self._decoding.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
+        drafters = require_drafters(drafter)
+        with self._access.exclusive():
+            opened = self._decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
+            self._supersede()
+            self._decoder.drafters = opened
+            given = as_given(drafters) if isinstance(drafter, str) else drafter
+            self._decoding = replace(self._decoding, drafter=given)
+            if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
+                self._configure(self._drafting(), True)
+
+    @property
+    def draft_model(self) -> Any:
+        """The base class's name for a drafter that is a callable; assigning to it is assigning to `drafter`."""
+        return None if isinstance(self.drafter, (OwnDrafter, list, tuple)) else self.drafter
+
+    @draft_model.setter
+    def draft_model(self, draft_model: Drafter | None) -> None:
+        self.drafter = draft_model
+
+    @property
+    def gate(self) -> Gate:
+        """What may happen to a draft token that is not the target's choice."""
+        return self._decoding.gate
+
+    @gate.setter
+    def gate(self, gate: Gate | str) -> None:
+        self._decoding = replace(self._decoding, gate=require_gate(gate))
+
+    @property
+    def window(self) -> Window:
+        """What a deferred mismatch needs to stand. Assigning None makes it the gate's own, whatever the gate is."""
+        return self._decoding.window or self._decoding.gate.window
+
+    @window.setter
+    def window(self, window: Window | str | None) -> None:
+        self._decoding = replace(self._decoding, window=require_window(window))
+
+    @property
+    def draft_max(self) -> int:
+        """Most tokens in a round (K). Assigning None hands the decision back to the drafter, or to the governor."""
+        return max((k for _, k in self._drafting()), default=0)
+
+    @draft_max.setter
+    def draft_max(self, draft_max: int | None) -> None:
+        self.decoding = replace(self._decoding, draft_max=draft_max)
+
+    def _place(self) -> Any:
+        """Where the next text runs: it drafts as the settings are now."""
+        self._configure(self._drafting(), self.adaptive)
+        return self._decoder.slot
+
+    def _drafting(self) -> list[tuple[Drafter, int]]:
+        """Each drafter and its K."""
+        k = self._decoding.draft_max
+        return [(d, draft_max_of(d, k, self.n_batch)) for d in require_drafters(self._decoding.drafter)]
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the governor chooses. Assigning None: it does unless a `draft_max` is asked for."""
+        return is_governed(self._decoding.adaptive, require_drafters(self.drafter), self._decoding.draft_max)
+
+    @adaptive.setter
+    def adaptive(self, adaptive: bool | None) -> None:
+        self._decoding = replace(self._decoding, adaptive=adaptive)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            **vars(self._decoding),
+            "drafter": None if self.draft_model is not None else self.drafter,
+            "protected": self._protected,
+            "trace": self.trace,
+        }
+
+    def _warn_if_strict(self) -> None:
+        """Says, once for each, that gate, window and draft length together can accept nothing loosely."""
+        why = why_strict(self.gate, self.window, self.draft_max)
+        if why is not None and why not in self._warned_strict:
+            self._warned_strict.add(why)
+            warnings.warn(why, stacklevel=3)
+
+    # ---- Results -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the object was made or `reset_stats()` was called."""
+        return self._decoder.stats(self.adaptive)
+
+    def reset_stats(self) -> None:
+        """Sets all counters to 0."""
+        self._decoder.reset_stats()
+
+    # ---- Generation --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Generates tokens after a prompt, speculatively. Arguments and protocol are those of the base class.
+
+        Yields:
+            Token ids, without end; end-of-text tokens included. Tokens sent into the generator are appended to the
+            sequence after the yielded one.
+
+        Raises:
+            ContextFullError: the prompt, or the next token, does not fit in the context.
+            BusyError: another thread or another generation uses this object.
+        """
+        return self.start(
+            tokens, Request(resumable=True), reset=reset, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            tfs_z=tfs_z, mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            penalize_nl=penalize_nl, grammar=grammar,
+        ).run()  # fmt: skip
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        request: Request,
+        *,
+        reset: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """What `generate` runs: a generation that has not begun, for callers who want more of it than tokens.
+
+        Args:
+            prompt: Token ids, at least one.
+            request: How many tokens are wanted, which drafting respects, and which rows.
+            reset, logits_processor, stopping_criteria, **sampling: As of `generate`.
+        """
+        return Generation(
+            self, prompt, request, reset=reset, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, sampling=sampling,
+        )  # fmt: skip

@@ -1,0 +1,336 @@
+"""`GuardedLlama`: a `llama_cpp.Llama` that loads, is used and closes in ways that cannot end the process."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import _logger
+from llama_cpp.llama import LlamaState
+
+from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters import Drafter
+from pyfly_cpp.engine import states
+from pyfly_cpp.engine.access import CLOSED, Access
+from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute
+from pyfly_cpp.engine.costs import expect_costs, setup_of
+from pyfly_cpp.engine.decoder import Decoder
+from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama.load_limits import why_not_loaded, within_positions
+from pyfly_cpp.llama.response_format import with_grammar
+from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine.placement import Placement
+from pyfly_cpp.machine.processes import Process
+from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
+from pyfly_cpp.models.tokenizing import tokenized
+
+_MOST_SNAPSHOTS = 16
+
+# llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
+_logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
+_CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
+
+
+class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
+    """The base class's model and context, with the native decoder beside them.
+
+    Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
+    runs; two threads at once are refused.
+    """
+
+    # Attributes of the (untyped) base class that are used here.
+    input_ids: npt.NDArray[np.intc]
+    scores: npt.NDArray[np.single]
+    n_tokens: int
+    _n_ctx: int
+    _context_params: Any = None
+    n_batch: int
+    model_path: str
+    verbose: bool
+    _logits_all: bool
+    _model: Any
+    kv_overrides: dict[str, bool | int | float | str] | None
+    tensor_split: list[float] | None
+    lora_path: str | None
+    lora_scale: float
+    metadata: dict[str, str]
+    tokenizer_: Any
+    vocabulary: Any
+    spm_infill: bool
+    cache: Any
+
+    n_parallel = 1  # texts at once
+    _n_ctx_of_text = 0
+    """Most tokens of one text, for subclasses whose context holds several; 0: as many as the context holds."""
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        has_own_head: bool,
+        n_snapshots: int,
+        rpc_servers: Sequence[str],
+        devices: Sequence[str] | None,
+        protected: Iterable[int],
+        kernel_choice: str | None,
+        on_load: Callable[[float], None] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model_path: Path of the GGUF file.
+            has_own_head: Load the MTP head of the file, too.
+            n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
+                within a round is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
+                drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
+            rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
+                n_gpu_layers says otherwise.
+            protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
+            on_load: Called with the loaded fraction, 0..1.
+            **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
+
+        Raises:
+            ValueError: the file or a thread count cannot be used, or what on_load raised.
+            RpcError: an RPC server is not there, or of another version.
+        """
+        self._access = Access()
+        self._has_own_head = has_own_head
+        self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
+        self._on_load = on_load
+        self._load_failure: BaseException | None = None
+        info = _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
+        n_positions = info.n_positions
+        if n_positions:
+            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
+            self._n_ctx_of_text = within_positions(given, n_positions, model_path)
+        self._adapts = fill_thread_counts(kwargs)
+        self._kernel_choice = kernel_choice
+        self._where = {"rpc_servers": rpc_servers, "devices": devices}
+        self._placement = Placement(rpc_servers, devices)
+        self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
+        if self._placement.addresses:
+            kwargs.setdefault("n_gpu_layers", -1)
+        self._kernels = kernels.take(kernel_choice, model_path, kwargs)
+        if kwargs.get("flash_attn") is None:
+            kwargs["flash_attn"] = self._kernels.attention and kernels.is_for_attention(info.architecture, kwargs)
+        # The base class assigns to draft_model.
+        self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
+        try:
+            with _native.load_guard(), _native.kernels_taken(self._kernels.bits):
+                super().__init__(model_path, **kwargs)
+        except ValueError as error:
+            if self._load_failure is not None:
+                raise self._load_failure from None
+            why = why_not_loaded(error, model_path, self._context_params, self._placement.has_servers)
+            if why is not None:
+                raise ValueError(why) from error
+            raise
+        if max(self.n_threads, self.n_threads_batch) > 1:
+            self._access.process = Process(self._public_name)
+        has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
+        self.vocabulary = Vocabulary(self._model.vocab)
+        if not has_texts and kwargs.get("tokenizer") is None:
+            self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
+        if n_positions:
+            self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
+        # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
+        self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
+        if self._logits_all:
+            self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
+        self._decoder.attach(
+            self._ctx.ctx,
+            {
+                "n_gpu_layers": self.model_params.n_gpu_layers,
+                "flash_attn": int(self.context_params.flash_attn_type),
+                "offload_kqv": int(self.context_params.offload_kqv),
+                "use_extra_bufts": int(self.model_params.use_extra_bufts),
+                "kernel_types": self._kernels.bits,
+            },
+        )
+        self._stack.callback(self._decoder.close)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__:
+            require_attribute(type(self), name)
+        super().__setattr__(name, value)
+
+    # ---- Parameters: the base class assigns them before it loads anything, so this is the place to add our own -------
+
+    @property
+    def model_params(self) -> Any:
+        """llama_model_params of the base class."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+        params.load_mtp = self._has_own_head
+        self._placement.place(params)
+        params.use_extra_bufts &= extra_buffers.usable()
+        if self._on_load is not None:
+            on_load = self._on_load
+
+            def report(fraction: float, _: Any) -> bool:
+                try:
+                    on_load(fraction)
+                except BaseException as failure:  # it cannot pass through C: loading stops, and it is raised again
+                    self._load_failure = failure
+                return self._load_failure is None
+
+            self._progress_callback = llama_cpp.llama_progress_callback(report)  # C keeps no reference
+            params.progress_callback = self._progress_callback
+
+    @property
+    def context_params(self) -> Any:
+        """llama_context_params of the base class, which goes on to change its sizes until it makes the context."""
+        params = self._context_params
+        # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
+        n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
+        params.n_rs_seq = max(0, min(self._n_snapshots, n_ubatch - 2))
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            **{name: AUTO for name, adapts in zip(THREAD_COUNTS, self._adapts) if adapts},
+            **self._where,
+            "kernels": self._kernel_choice,
+        }
+
+    @property
+    def can_speculate(self) -> bool:
+        """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
+        return self._decoder.target.can_rewind
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """Token ids that are never accepted loosely."""
+        return self._decoder.target.protected
+
+    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
+        """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
+        to know what that costs, measured when the context holds nothing that would be lost."""
+        decoder = self._decoder
+        decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
+        if adaptive and drafters and not decoder.knows_costs:
+            where = self._placement.describe()
+            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernels, *where)
+            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
+            decoder.knows_costs = expect_costs(
+                decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
+            )
+
+    def _measure_costs(self, drafters: Sequence[tuple[Drafter, int]]) -> _native.Costs:
+        """What batches and drafts cost, measured now; what the context holds is dropped."""
+        self.reset()
+        self._configure(drafters, False)
+        return self._decoder.batch.measure()
+
+    # ---- The end of a generation, and of the object ------------------------------------------------------------------
+
+    def _supersede(self) -> None:
+        """Ends the generation that runs, if one does; its generator will find out."""
+        self._access.generation += 1
+        slot = self._decoder.running
+        if slot is not None:
+            # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
+            try:
+                slot.end(self.n_tokens)
+            finally:
+                self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
+
+    def close(self) -> None:
+        """Frees the model, the draft and everything else; a second call does nothing, nor does a call in a fork that
+        cannot use the object.
+
+        Raises:
+            BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
+                generation.
+        """
+        if not hasattr(self, "_stack"):  # nothing was loaded
+            return
+        if self._access.is_closed or self._access.is_elsewhere:
+            return
+        with self._access.exclusive():
+            self._access.is_closed = True
+            super().close()
+            # The base class would hand the freed pointers to llama.cpp.
+            self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
+            self.vocabulary = self._model
+
+    # ---- Completions -------------------------------------------------------------------------------------------------
+
+    @functools.wraps(llama_cpp.Llama.create_chat_completion)
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        given = _CHAT.bind(self, *args, **kwargs).arguments
+        return super().create_chat_completion(**with_grammar({k: v for k, v in given.items() if k != "self"}))
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As in the base class. Raises ValueError where the text would end the process (tokenizing.py)."""
+        tokenize = functools.partial(super().tokenize, text, add_bos, special)
+        return tokenized(tokenize, text, self.metadata)
+
+    # ---- The sequence ------------------------------------------------------------------------------------------------
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation.
+
+        Raises:
+            ContextFullError: they do not fit in the context; nothing was evaluated.
+        """
+        with self._access.exclusive():
+            self._supersede()
+            if self.n_tokens + len(tokens) > self._n_ctx:
+                raise ContextFullError(
+                    f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
+                    f"{self._n_ctx}; reset() it or raise n_ctx."
+                )
+            super().eval(tokens)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Embeddings, as in the base class. Ends a running generation."""
+        with self._access.exclusive():
+            self._supersede()
+            self.n_tokens = 0  # the base class clears the memory
+            return super().embed(*args, **kwargs)
+
+    def save_state(self) -> LlamaState:
+        """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
+        with self._access.exclusive():
+            slot = self._decoder.running
+            if slot is not None:
+                slot.park(self.n_tokens)  # what it holds beyond is not part of the state
+            return super().save_state() if self._logits_all else states.save_state(self)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.
+
+        Raises:
+            ValueError: it does not fit in the context; nothing was changed.
+            NativeError: llama.cpp refuses it; the sequence is reset.
+        """
+        with self._access.exclusive():
+            states.load_state(self, state, self._logits_all, before=self._supersede)
+
+
+class _Missing:
+    """Stands where the base class has something of llama.cpp's: whoever asks it for anything hears why that is gone."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(self._why)

@@ -1,0 +1,265 @@
+"""Products of quantised weights that make several tokens in a batch nearly as cheap as one, on x86-64 CPUs.
+
+For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
+as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
+graph, threads and memory: weights are packed for them while a model is loaded. Attention is ours, too, where flash
+attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
+
+"auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
+once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
+`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` gives plain `llama_cpp.Llama` objects ours, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import llama_cpp
+
+from pyfly_cpp import _native
+from pyfly_cpp.errors import NativeError
+from pyfly_cpp.machine import extra_buffers, memory
+from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.files import OutputError, write_atomically
+from pyfly_cpp.machine.threads import physical_cores
+
+VARIABLE = "PYFLY_KERNELS"
+"""Environment variable for models that are loaded without `kernels=`: auto or stock."""
+
+CHOICES = ("auto", "stock")
+
+_WITHOUT_FLASH_ATTENTION = ("plm",)
+"""Architectures whose graph ends the process with it."""
+_ROWS = (1, 4, 16)
+"""Tokens in the batch of each trial."""
+_N_OUT = 8192
+"""Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
+_N_CELLS = 1024
+"""Of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
+_MOST_ERROR = 2e-3
+"""Right products have errors of half of it: activations are rounded to a byte."""
+_LOOKS = 3
+"""Trials of a type that must all say no: one alone may have met a busy moment."""
+_SLOWER = 1.03
+"""How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
+
+
+class Verdict(NamedTuple):
+    """Which types are packed on this machine, and why."""
+
+    types: tuple[int, ...]
+    """`ggml_type`s, rising."""
+    attention: bool
+    """Whether attention is ours, too."""
+    reason: str
+    """Instruction set, or why there are none; without a full stop."""
+
+    @property
+    def bits(self) -> int:
+        """The types, bit t for ggml type t."""
+        return sum(1 << kind for kind in self.types)
+
+
+def _install() -> str | None:
+    """Why the kernels cannot be offered to llama.cpp; None: they are."""
+    try:
+        _native.install_kernels()
+    except NativeError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+_WHY_NOT = _install()  # before the first model is loaded: llama.cpp reads its list of buffer types once
+
+
+def require_choice(kernels: str | None) -> str:
+    """What was asked for, "auto" or "stock"; None: what the environment says, else "auto". Raises ValueError for
+    another word."""
+    if kernels is not None:
+        if kernels not in CHOICES:
+            raise ValueError(f"kernels must be 'auto' or 'stock', not {kernels!r}.")
+        return kernels
+    wish = os.environ.get(VARIABLE) or "auto"
+    if wish not in CHOICES:
+        raise ValueError(f"{VARIABLE} is {wish!r}; set it to auto or stock, or not at all.")
+    return wish
+
+
+def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> Verdict:
+    """What to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`, nothing for
+    "stock"; with attention, that of the process is ours from now on. Nothing is packed if there is too little memory:
+    packed weights need as much as the file has bytes, and llama.cpp can leave them in the file. Warns of it unless
+    layers are on a GPU, for which our kernels do nothing. Raises ValueError as `require_choice` does."""
+    if require_choice(kernels) == "stock":
+        return Verdict((), False, "stock")
+    found = verdict()
+    n_needed, n_free = memory.bytes_of_model(model_path), memory.available()
+    if found.types and n_free is not None and n_needed > n_free:
+        if _is_on_cpu(arguments):
+            warnings.warn(
+                f"{model_path!r} has {memory.in_words(n_needed)}, and {memory.in_words(n_free)} of memory are free, so "
+                "it is loaded without our kernels, which need a copy of it; take a smaller file for cheaper batches.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return Verdict((), False, "too little memory")
+    _native.take_attention(found.attention)
+    return found
+
+
+def is_for_attention(architecture: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16 cache,
+    and with a graph for flash attention."""
+    has_f16_cache = all(arguments.get(name) in (None, llama_cpp.GGML_TYPE_F16) for name in ("type_k", "type_v"))
+    return _is_on_cpu(arguments) and has_f16_cache and architecture not in _WITHOUT_FLASH_ATTENTION
+
+
+def _is_on_cpu(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("n_gpu_layers", 0) == 0 or not llama_cpp.llama_supports_gpu_offload()
+
+
+def install() -> Verdict:
+    """Gives the kernels to every model that this process loads from now on, plain `llama_cpp.Llama` objects included;
+    a `FlyLlama` keeps to its own `kernels=`."""
+    found = verdict()
+    _native.take_kernels_everywhere(found.bits)
+    _native.take_attention(found.attention)
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def verdict() -> Verdict:
+    """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds. Raises
+    ValueError as `extra_buffers.verdict` does."""
+    if _WHY_NOT is not None:
+        return Verdict((), False, _WHY_NOT)
+    others = extra_buffers.verdict()
+    if not others.usable:  # models are loaded without any, and a trial of llama.cpp's own could end the process
+        return Verdict((), False, others.reason)
+    key = _key()
+    found = _read().get(key)
+    if found is None:
+        with _quiet():
+            found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
+                           bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
+        _keep(key, found)
+    names = f"{len(found.types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}"
+    return Verdict(tuple(found.types), found.attention, f"{names}{', attention' if found.attention else ''}")
+
+
+def describe() -> str:
+    """For people: which kernels models get if they are loaded without `kernels=`. Tries nothing that is not wanted.
+    Raises ValueError as `require_choice` does."""
+    if require_choice(None) == "stock":
+        return f"llama.cpp's own; {VARIABLE} is stock"
+    found = verdict()
+    return found.reason if found.types else f"llama.cpp's own; {found.reason}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps llama.cpp's lines about the matrices that are tried from the terminal."""
+    log = logging.getLogger("llama-cpp-python")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class _Trial(Protocol):
+    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without."""
+
+    def __call__(self, n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial: ...
+
+
+def _product(kind: int) -> _Trial:
+    def trial(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
+        size, n_threads, n_repeats = (_N_OUT, physical_cores(), 2) if is_large else (64, 2, 1)
+        return _native.try_kernels(kind, size, n_rows, n_threads, n_repeats, is_ours=is_ours)
+
+    return trial
+
+
+def _attention(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
+    size, n_threads, n_repeats = (_N_CELLS, physical_cores(), 2) if is_large else (100, 2, 1)
+    return _native.try_attention(size, n_rows, n_threads, n_repeats, is_ours=is_ours)
+
+
+def _is_worth_packing(kind: int) -> bool:
+    """F32 needs no speed: only small matrices are packed of it, the routers of experts."""
+    return _is_right(_product(kind)) if kind == llama_cpp.GGML_TYPE_F32 else _is_better(_product(kind))
+
+
+def _is_better(trial: _Trial) -> bool:
+    return any(_looks_better(trial) for _ in range(_LOOKS))
+
+
+def _is_right(trial: _Trial) -> bool:
+    try:
+        return all(trial(n_rows, is_large=False, is_ours=True).error <= _MOST_ERROR for n_rows in _ROWS)
+    except NativeError:
+        return False
+
+
+def _looks_better(trial: _Trial) -> bool:
+    """Whether the results are right, not slower for one token, and faster for several."""
+    if not _is_right(trial):
+        return False
+    ratios = []
+    for n_rows in _ROWS:
+        try:
+            best = {True: math.inf, False: math.inf}
+            for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
+                best[is_ours] = min(best[is_ours], trial(n_rows, is_large=True, is_ours=is_ours).us)
+        except NativeError:
+            return False
+        ratios.append(best[True] / best[False])
+    return ratios[0] <= _SLOWER and max(ratios[1:]) < 1.0
+
+
+# ---- What is kept ----------------------------------------------------------------------------------------------------
+
+
+def _key() -> str:
+    from pyfly_cpp import __version__
+
+    parts = (
+        __version__, llama_cpp.__version__, _native.kernels_isa(), _native.kernel_types(), physical_cores(),
+        extra_buffers.cpu_model(),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode() + llama_cpp.llama_print_system_info()).hexdigest()
+
+
+class _Found(NamedTuple):
+    types: list[int]
+    attention: bool
+
+
+def _read() -> dict[str, _Found]:
+    """What was found, by machine; empty where there is no readable file."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        saved: Any = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))
+        known = set(_native.kernel_types())
+        found = {key: _Found(list(entry["types"]), bool(entry["attention"])) for key, entry in saved.items()}
+        return {key: entry for key, entry in found.items() if known.issuperset(entry.types)}
+    return {}
+
+
+def _keep(key: str, found: _Found) -> None:
+    """Where it cannot be kept, the next process tries again."""
+    with contextlib.suppress(OSError, RuntimeError, OutputError):
+        path = cache_folder() / "kernels.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = {name: entry._asdict() for name, entry in {**_read(), key: found}.items()}
+        write_atomically(path, json.dumps(entries, indent=2))

