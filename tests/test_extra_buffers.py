@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -14,35 +15,58 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from pyfly_cpp import DraftModel, FlyLlama
+from pyfly_cpp import DraftModel, FlyLlama, _native
+from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import _extra_buffers_probe as probe
 from pyfly_cpp.machine import extra_buffers
 
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 RIGHT = "print('right')"
+LEFT_OUT = """
+import sys
+from llama_cpp import Llama
+from pyfly_cpp import _native
+from pyfly_cpp.errors import NativeError
+from pyfly_cpp.machine import extra_buffers
+extra_buffers.usable()
+Llama(sys.argv[1], n_ctx=64)
+try:
+    _native.leave_out("CPU_REPACK")
+except NativeError:
+    sys.exit()
+print("left out", file=sys.stderr)
+Llama(sys.argv[1], n_ctx=64)
+"""
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
 PROMPT = "Natalia sold clips to 48 of her friends in April"
 
 
 class Machine:
-    """A CPU with AMX and a llama.cpp that uses it."""
+    """A CPU with AMX and a llama.cpp that uses it, whose list of buffer types cannot be changed at first."""
 
     def __init__(self, monkeypatch, folder):
         self._monkeypatch = monkeypatch
         self.cache = folder / "pyfly-cpp" / "extra_buffers.json"
         self.cpu = {"model name": "Xeon", "flags": "fpu amx_bf16 amx_tile amx_int8"}
         self.has_library = True
+        self.can_leave_out = False
         self.probed = []
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setenv("HOME", str(folder))
         monkeypatch.delenv(extra_buffers.VARIABLE, raising=False)
         monkeypatch.setattr(extra_buffers, "_library_has_amx", lambda: self.has_library)
         monkeypatch.setattr(extra_buffers, "_cpu", lambda: self.cpu)
+        monkeypatch.setattr(_native, "leave_out", self.leave_out)
         self.child(CRASH)
         # Where the machine is a real one, the tests are guarded already.
         plain = llama_cpp.llama_cpp._lib.llama_model_default_params
         for module in (llama_cpp, llama_cpp.llama_cpp):
             monkeypatch.setattr(module, "llama_model_default_params", plain)
+
+    def leave_out(self, name):
+        assert name == "AMX"
+        if not self.can_leave_out:
+            raise NativeError("the kernels are not installed")
 
     def child(self, code, program=sys.executable):
         """What the probe runs from now on."""
@@ -91,6 +115,32 @@ def test_one_warning_in_a_process(machine):
         assert not extra_buffers.usable()
         assert not extra_buffers.usable()
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("code", [CRASH, "print('wrong')", "print('?')"])
+def test_amx_alone_is_left_out_where_that_is_possible(machine, code):
+    machine.can_leave_out = True
+    machine.child(code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extra_buffers.usable()
+    verdict = machine.verdict()
+    assert verdict.usable and verdict.remedy is None and "left out" in verdict.reason
+
+
+def test_a_type_that_is_left_out_is_offered_to_no_model(quantised):
+    """In a process of its own: nothing brings it back."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OUT, quantised[0]],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYFLY_KERNELS": "stock"},
+    )
+    assert done.returncode == 0, done.stderr
+    if "CPU_REPACK model buffer" not in done.stderr.partition("left out")[0]:
+        pytest.skip("llama.cpp repacks nothing here, or our kernels cannot be installed")
+    assert "model buffer" in done.stderr.partition("left out")[2]
+    assert "CPU_REPACK model buffer" not in done.stderr.partition("left out")[2]
 
 
 def test_kernels_that_work_are_used(machine):

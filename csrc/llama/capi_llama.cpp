@@ -113,6 +113,14 @@ pyfly_status pyfly_kernels_install(pyfly_error * error) {
     });
 }
 
+pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * error) {
+    return guard(error, [&] {
+        if (!pyfly::PackedBuffers::leave_out(buffer_type)) {
+            throw Error(PYFLY_STATUS_NATIVE, "the kernels are not installed, so llama.cpp's list is as it was");
+        }
+    });
+}
+
 pyfly_kernels_taking * pyfly_kernels_take(uint64_t types) {
     return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(types)};
 }

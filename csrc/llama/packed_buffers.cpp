@@ -361,6 +361,7 @@ ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
 // ------------------------------------------------------------------------------------------------------
 
 BufferType * installed = nullptr;
+ggml_backend_buffer_type_t * offered = nullptr; // what a model that is loaded may choose from; ends with null
 
 BufferType * packed_type() {
     return installed;
@@ -424,7 +425,8 @@ std::string try_to_install() {
         {type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device, static_cast<ExtraBufferType *>(&extra)};
     std::vector<ggml_backend_buffer_type_t> & types = library.extra_buffer_types();
     types.insert(types.begin(), reinterpret_cast<ggml_backend_buffer_type_t>(type));
-    if (list(device)[0] != types.front()) { // it is read once
+    offered = list(device);
+    if (offered[0] != types.front()) { // it is read once
         types.erase(types.begin());
         delete type;
         return "a model was loaded before pyfly_cpp was imported";
@@ -461,10 +463,23 @@ ggml_backend_buffer_type_t PackedBuffers::type() {
     return reinterpret_cast<ggml_backend_buffer_type_t>(installed);
 }
 
+bool PackedBuffers::leave_out(const char * name) {
+    if (installed == nullptr) {
+        return false;
+    }
+    size_t n_kept = 0;
+    for (size_t i = 0; offered[i] != nullptr; i++) {
+        if (std::strcmp(ggml_backend_buft_name(offered[i]), name) != 0) {
+            offered[n_kept++] = offered[i];
+        }
+    }
+    offered[n_kept] = nullptr;
+    return true;
+}
+
 ggml_backend_buffer_type_t PackedBuffers::stock_type(const ggml_tensor * weights) {
-    for (ggml_backend_buffer_type_t type : library.extra_buffer_types != nullptr
-                                               ? library.extra_buffer_types()
-                                               : std::vector<ggml_backend_buffer_type_t>()) {
+    for (size_t i = 0; installed != nullptr && offered[i] != nullptr; i++) {
+        const ggml_backend_buffer_type_t type = offered[i];
         BufferType * own = reinterpret_cast<BufferType *>(type);
         if (own == installed || own->context == nullptr) {
             continue;

@@ -41,6 +41,10 @@ class PackedBuffers {
     // The buffer type; null unless install() has succeeded.
     static ggml_backend_buffer_type_t type();
 
+    // Models that are loaded from now on are not offered the extra buffer type of this name ("AMX"). False unless
+    // install() has succeeded. Not while another thread loads a model.
+    static bool leave_out(const char * name);
+
     // Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
     static ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights);
 };

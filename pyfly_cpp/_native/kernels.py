@@ -35,6 +35,12 @@ def install_kernels() -> None:
     check(lib.pyfly_kernels_install)
 
 
+def leave_out(buffer_type: str) -> None:
+    """Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name ("AMX"). Raises
+    NativeError where the kernels are not installed."""
+    check(lib.pyfly_kernels_leave_out, buffer_type.encode())
+
+
 @contextlib.contextmanager
 def kernels_taken(types: int) -> Iterator[None]:
     """Models that are loaded inside, on this thread, have weights of these types packed: bit t for ggml type t."""

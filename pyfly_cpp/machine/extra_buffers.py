@@ -3,8 +3,9 @@
 The one for Intel's AMX cannot where llama.cpp was compiled by a GCC with bug 114098, such as Debian 12's 12.2: it drops
 stores to the tile configuration, and the first quantised product of a batch ends the process. So, on a CPU with AMX
 and with a llama.cpp that uses it, a child process tries such products (`_extra_buffers_probe.py`), once for each
-library file and CPU: the answer is kept in the cache folder. Where they fail, models are loaded with
-`llama_model_params.use_extra_bufts = False`.
+library file and CPU: the answer is kept in the cache folder. Where they fail, AMX is left out of what llama.cpp offers
+to the models of this process; where its list cannot be changed (`kernels.py` says why), models are loaded with
+`llama_model_params.use_extra_bufts = False`, which leaves out all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
+from pyfly_cpp import _native
+from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.machine.files import OutputError, write_atomically
 
@@ -88,18 +91,19 @@ def verdict() -> Verdict:
     if outcome == "absent":
         return Verdict(True, "this system does not let llama.cpp use AMX")
     if outcome in _KEPT:
-        return Verdict(
-            False,
-            f"llama.cpp's AMX kernels {'crash' if outcome == 'crashed' else 'compute wrong products'} on this CPU "
-            "(GCC bug 114098)",
+        fault = "crash" if outcome == "crashed" else "compute wrong products"
+        reason = f"llama.cpp's AMX kernels {fault} on this CPU (GCC bug 114098)"
+        remedy = (
             'reinstall llama-cpp-python with `CMAKE_ARGS="-DCMAKE_CXX_FLAGS=-fno-dse" pip install --force-reinstall '
-            f"--no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}`",
+            f"--no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}`"
         )
-    return Verdict(
-        False,
-        f"llama.cpp's AMX kernels, which crash in some builds, could not be tried ({outcome})",
-        f"set {VARIABLE}=1 if they are known to work",
-    )
+    else:
+        reason = f"llama.cpp's AMX kernels, which crash in some builds, could not be tried ({outcome})"
+        remedy = f"set {VARIABLE}=1 if they are known to work"
+    with contextlib.suppress(NativeError):
+        _native.leave_out("AMX")
+        return Verdict(True, f"{reason}, and are left out")
+    return Verdict(False, reason, remedy)
 
 
 def guard_llama_cpp() -> None:

@@ -12,8 +12,10 @@ import pytest
 from fake_rpc import fake_rpc_server
 
 import pyfly_cpp
+from pyfly_cpp import _native
 from pyfly_cpp.cli import _COMMANDS, cli
 from pyfly_cpp.cli.text import repaired
+from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -414,7 +416,11 @@ def test_devices_of_the_commands(run):
 
 @pytest.fixture
 def broken_amx(monkeypatch):
-    """A machine on which llama.cpp's AMX kernels crash; tests/test_extra_buffers.py says how that is found out."""
+    """A machine on which llama.cpp's AMX kernels crash, and cannot be left out; tests/test_extra_buffers.py says how
+    that is found out."""
+
+    def refuse(_):
+        raise NativeError("the kernels are not installed")
 
     def forget():
         extra_buffers.usable.cache_clear()
@@ -424,6 +430,7 @@ def broken_amx(monkeypatch):
     monkeypatch.setattr(extra_buffers, "_library_has_amx", lambda: True)
     monkeypatch.setattr(extra_buffers, "_cpu", lambda: {"model name": "Xeon", "flags": "amx_int8"})
     monkeypatch.setattr(extra_buffers, "_outcome", lambda cpu: "crashed")
+    monkeypatch.setattr(_native, "leave_out", refuse)
     forget()
     yield
     forget()

@@ -159,7 +159,7 @@ def chained_model(destination, n_heads=2):
 def error_in_subprocess(code, *paths):
     """Runs code that should raise; returns "Type: message". A process that ends otherwise fails the test."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom pyfly_cpp import *\n"
+        "import sys\nfrom pathlib import Path\nfrom pyfly_cpp import *\nfrom pyfly_cpp.errors import *\n"
         "settings = dict(n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)\n"
         "paths = [Path(p) for p in sys.argv[1:]]\n"
         "try:\n" + "".join(f"    {line}\n" for line in code.splitlines()) + "except Exception as e:\n"
