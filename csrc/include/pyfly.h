@@ -293,8 +293,8 @@ const char * pyfly_kernels_isa(void);
  * need, or a model was loaded before. */
 pyfly_status pyfly_kernels_install(pyfly_error * error);
 
-/* Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name, "AMX". Not while another
- * thread loads one. PYFLY_STATUS_NATIVE where the kernels are not installed. */
+/* Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name, "AMX". Not while
+ * another thread loads one. PYFLY_STATUS_NATIVE where the kernels are not installed. */
 pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * error);
 
 /* Types that there are kernels for: of ggml type t the bit 1 << t. 0 where there is no instruction set for them. */

@@ -392,7 +392,7 @@ def test_ctrl_c_ends_a_chat_through_a_pipe():
     command = [sys.executable, "-m", "pyfly_cpp", "chat", "-m", str(TARGET), "-t", "1", *endless]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        process.stdin.write(f"{QUESTION}\n".encode())
+        process.stdin.write(f"{QUESTION}\n".encode() * 50)  # an answer may end by chance
         process.stdin.flush()
         assert process.stdout.read(20)
         process.send_signal(signal.SIGINT)
