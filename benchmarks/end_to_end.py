@@ -24,6 +24,7 @@ from speed import print_machine
 from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.machine import extra_buffers
 from pyfly_cpp.machine.threads import physical_cores
 
 
@@ -52,6 +53,7 @@ def main() -> None:
     if given.cross:
         ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(DraftModel(given.cross))]
     _native.take_kernels_everywhere(0)
+    extra_buffers.guard_llama_cpp()
     loaded: dict[str, Any] = {"stock": llama_cpp.Llama(given.model, **options)}
     loaded |= {name: FlyLlama(given.model, drafter=drafter, **options) for name, drafter in ways.items()}
 
