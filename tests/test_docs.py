@@ -111,6 +111,7 @@ def test_links_lead_somewhere(path):
         assert not anchor or anchor in anchors(there), link
 
 
+@pytest.mark.slow
 def test_pages_of_the_python_api(tmp_path):
     """They are built without a warning, and have every public name and what its docstring says."""
     pytest.importorskip("pdoc")

@@ -248,17 +248,6 @@ def test_fuzzy_commits_what_the_oracle_commits(script, threshold, window, k):
     require_same(engine, oracle, n)
 
 
-def test_a_drafter_without_rows_cannot_be_compared():
-    gate = Fuzzy("js", 0.1)
-    with ScriptedTarget(Script(0, 0.5, -9.0).row, N_VOCAB, 64, 16) as target, CallbackDrafter(lambda h: [3]) as drafter:
-        engine = Engine(target)
-        engine.configure(gate, Window(0), [(drafter, 2)])
-        with pytest.raises(ValueError, match="this drafter has none; use a draft model or a head"):
-            engine.begin(PROMPT)
-        engine.configure(gate, Window(0), [])
-        engine.begin(PROMPT)
-
-
 @settings(max_examples=100, deadline=None)
 @given(scripts, st.floats(0, 200), windows, st.integers(0, 10))
 def test_the_budget_holds_at_every_token(script, nats, window, k):
@@ -494,17 +483,6 @@ def test_bad_arguments_change_nothing():
         with pytest.raises(ValueError, match="between requests"):
             engine.configure(Exact(), Window())
         assert engine.round() == 1
-
-
-def test_a_row_callback_that_raises_is_heard():
-    def row(history):
-        raise KeyError("mine")
-
-    with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        engine.configure(Exact(), Window())
-        engine.begin(PROMPT)
-        with pytest.raises(KeyError, match="mine"):
-            engine.round()
 
 
 class Chain:

@@ -10,8 +10,11 @@ pytest.importorskip("gguf")
 from described import POPULAR, make
 from trials import TRIALS, World, tolerance
 
+FIRST = ("llama", "qwen35", "gemma3", "deepseek2", "lfm2")
+"""One of each kind of memory; the others are built as these are."""
 
-@pytest.mark.parametrize("name", POPULAR)
+
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in POPULAR])
 def test_tokens_are_those_of_a_fresh_evaluation(name, tmp_path):
     world = World(str(make(name, POPULAR[name], tmp_path / "model.gguf")))
     assert world.sensitivity() > 100 * tolerance("exact")  # else a wrong cache would not show

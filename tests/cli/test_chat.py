@@ -15,9 +15,7 @@ import time
 
 import pytest
 
-from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.decoding.presets import load_preset
-from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import DRAFT, TARGET
@@ -53,15 +51,10 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
 
 
-STRICT = "Warning: the gate margin:0.3 with the window agree:6 never accepts anything loosely"
-
-
 def test_a_window_that_fits_in_no_round_is_told_once(run):
     result = chat(run, "--draft-max", 3, "--window-rule", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
-    assert [line for line in result.err.splitlines() if "never accepts" in line] == [
-        f"{STRICT}, because the last 6 positions of a round are strict and a round has at most 3 drafts; draft at "
-        "least 7 tokens a round, or choose a window of at most 2 or one across rounds, such as reconverge:6."
-    ]
+    (line,) = [line for line in result.err.splitlines() if "never accepts" in line]
+    assert "margin:0.3" in line and "agree:6" in line and "reconverge:6" in line, "what it is, and what to choose"
     for fine in (["--gate", "exact"], ["--window", 2], ["--drafter", "none"]):
         draft = [] if "none" in fine else ["-d", DRAFT]
         result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window-rule", "agree", *fine,
@@ -265,18 +258,10 @@ def test_save_touches_no_other_file(run, tmp_path):
         lambda data: data.update(messages=[{"role": "root", "content": ""}]),
         lambda data: data["settings"].update(temperature="hot"),
         lambda data: data["settings"].update(gate="margin:x"),
-        lambda data: data["settings"].update(window=-1),
         lambda data: data["settings"].update(window=True),
-        lambda data: data["settings"].update(gate=None),
         lambda data: data["settings"].update(max_tokens=2**31),
-        lambda data: data["settings"].update(max_tokens=float("inf")),
-        lambda data: data["settings"].update(max_tokens=3.0),
-        lambda data: data["settings"].update(max_tokens=-1),
         lambda data: data["settings"].update(temperature=float("nan")),
-        lambda data: data["settings"].update(temperature=10**400),
         lambda data: data["settings"].update(seed=-1),
-        lambda data: data["settings"].update(top_p=1.5),
-        lambda data: data["settings"].update(top_k=2**40),
         lambda data: data["settings"].update(window_rule="none"),
         lambda data: data.update(version=99),
     ],
@@ -401,26 +386,6 @@ def test_ctrl_c_ends_a_chat_through_a_pipe():
     finally:
         process.kill()
         process.communicate()
-
-
-def test_shorten_keeps_the_last_message():
-    talk = Conversation("system")
-    for i in range(6):
-        talk.say("user", f"question {i}")
-        talk.say("assistant", f"answer {i}")
-    talk.say("user", "last")
-    assert talk.shorten(10_000, len) == 0
-    assert talk.shorten(100, len) > 0
-    assert talk.messages[-1]["content"] == "last"
-    assert talk.messages[0]["role"] == "user"
-    talk.shorten(1, len)
-    assert [m["content"] for m in talk.messages] == ["last"]
-
-
-def test_difference():
-    before, after = Stats(rounds=2, committed=5, seconds_verify=1.0), Stats(rounds=5, committed=11, seconds_verify=3.0)
-    assert after.since(before).mean_accepted == 2.0
-    assert after.since(before).seconds_decode == 2.0
 
 
 # ---- At a terminal ---------------------------------------------------------------------------------------------------

@@ -120,12 +120,6 @@ def test_a_preset_without_a_window_takes_the_gates_own(run, preset, tmp_path):
     assert load_preset(path).decoding.window == Window(), "one that was written stays"
 
 
-def test_a_preset_of_other_keys_of_the_past(tmp_path):
-    (tmp_path / "p.json").write_text('{"format": 1, "loop_guard": true}')
-    with pytest.raises(PresetError, match=r"has no field 'loop_guard'\. The fields are format, "):
-        load_preset(tmp_path / "p.json")
-
-
 def test_a_plain_preset(run, preset):
     path = preset(draft_max=0)
     said = settings(run, "--preset", path)
@@ -163,13 +157,8 @@ DRAFTED = {"kind": "draft", "model_path": "draft.gguf"}
     ("fields", "message"),
     [
         ({"drafter": {**DRAFTED, "type_k": 9999}}, r"type_k must be a type that a KV cache can have.*not 9999"),
-        ({"drafter": {**DRAFTED, "type_k": 27}}, r"one of 0 \(F32\), 1 \(F16\).*not 27"),
-        ({"drafter": {**DRAFTED, "type_v": 4}}, "type_v must be.*not 4"),
-        ({"drafter": {**DRAFTED, "type_v": True}}, "type_v must be.*not True"),
-        ({"drafter": {**DRAFTED, "n_threads": 10**6}}, r"n_threads must be an integer in 1..512, not 1000000"),
         ({"gate": "all(" * 5000 + "exact" + ")" * 5000}, "nested more than 32 deep"),
         ({"drafter": {"kind": []}}, r"'kind' must be one of draft, .*not \[\]"),
-        ({"drafter": {"kind": {}}}, "'kind' must be one of"),
         ({"model": "a\0b"}, "'model' must be a path"),
         ({"model": "\ud800"}, "surrogates not allowed"),
         ({"drafter": {**DRAFTED, "model_path": "\0"}}, "needs 'model_path'"),

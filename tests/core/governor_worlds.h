@@ -1,4 +1,4 @@
-// Simulated worlds for the governor's tests and its ablation: machines whose costs are known, texts whose every
+// Simulated worlds for the governor's tests: machines whose costs are known, texts whose every
 // position says beforehand whether a draft would be right there. Policies that are compared meet the same texts. No
 // clock is read.
 #pragma once
@@ -210,19 +210,6 @@ class Fixed : public Policy {
   private:
     int32_t k_;
 };
-
-// A straight line between measured sizes, and on with the last slope.
-inline std::function<double(int32_t)> through(std::vector<std::pair<int32_t, double>> points) {
-    return [points](int32_t n) {
-        size_t i = 1;
-        while (i + 1 < points.size() && points[i].first < n) {
-            i++;
-        }
-        const auto & [a, low] = points[i - 1];
-        const auto & [b, high] = points[i];
-        return 1000.0 * (low + (high - low) * (n - a) / (b - a));
-    };
-}
 
 // Kinds of text: how acceptance runs through n positions.
 inline std::vector<Text> texts_of(const std::string & kind, double level, size_t n_texts, size_t length,

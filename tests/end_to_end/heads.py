@@ -25,18 +25,6 @@ N_VOCAB = 1536
 TOLERANCE = {HYBRID: 4e-3, LLAMA: 1e-3}  # twice the noise between batched and single evaluation
 
 
-def model_fixture(make):
-    """A fixture of a test module: a model, closed at its end."""
-
-    @pytest.fixture(scope="module")
-    def model():
-        llm = make()
-        yield llm
-        llm.close()
-
-    return model
-
-
 def prompts(n):
     lines = (TESTS / "data" / "half_documents.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"] for line in lines[:n]]

@@ -319,14 +319,11 @@ def check_record(record):
         assert record.token != record.choice and 1 <= record.depth <= 6 and record.reason == "loose"
 
 
-def test_no_trace_unless_asked_for(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
-    fly(PROMPT, max_tokens=20)
-    assert fly.records == []
-
-
 def test_a_trace_agrees_with_logprobs(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), trace=True, adaptive=False, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), adaptive=False, **OPTIONS)
+    fly(PROMPT, max_tokens=5)
+    assert fly.records == [], "none unless asked for"
+    fly.trace = True
     found = fly(PROMPT, max_tokens=20, temperature=0, logprobs=1)["choices"][0]["logprobs"]["token_logprobs"]
     assert [r.logprob for r in fly.records] == pytest.approx(found, abs=1e-4)
 

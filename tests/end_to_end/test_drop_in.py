@@ -45,7 +45,7 @@ def target(tiny_target_f32):
     return tiny_target_f32
 
 
-@pytest.fixture(params=["none", "lookup", "draft", "llama_cpp"])
+@pytest.fixture(params=["none", "lookup", "draft", pytest.param("llama_cpp", marks=pytest.mark.slow)])
 def drafter(request, tiny_draft):
     """Constructor arguments of FlyLlama."""
     return {

@@ -284,15 +284,6 @@ def test_rows_of_a_common_beginning(batch, alone):
         same(response, alone.create_completion(prompt, **options))
 
 
-def test_a_small_cache_loses_nothing(tiny_target_f32, alone):
-    """Room for two of the six texts: the younger ones wait."""
-    with FlyBatch(tiny_target_f32, 6, n_cells=256, **EXACT) as batch:
-        prompts = [prompt * (90 // len(prompt)) for prompt in PROMPTS]
-        options = {**GREEDY, "max_tokens": 60}
-        for prompt, response in zip(prompts, batch.complete(prompts, **options)):
-            assert text_of(response) == text_of(alone.create_completion(prompt, **options))
-
-
 def test_counters(tiny_target, tiny_draft):
     with FlyBatch(tiny_target, 2, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS) as batch:
         handles = [batch.submit(prompt, **GREEDY) for prompt in PROMPTS]

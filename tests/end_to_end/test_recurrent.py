@@ -13,7 +13,7 @@ PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold ha
 SHORT = "Tom has 3 apples and 4 pears."
 
 
-@pytest.fixture(params=["none", "lookup", "draft", "head", "callable"])
+@pytest.fixture(params=["none", "lookup", "draft", "head", pytest.param("callable", marks=pytest.mark.slow)])
 def fly(request, tiny_qwen35, tiny_draft):
     settings = {
         "none": {},

@@ -253,18 +253,6 @@ def test_a_model_on_two_servers(servers, tiny_target, tiny_draft):
 
 
 @rpc
-def test_smollm2_on_two_servers(servers, smollm2):
-    check_split(smollm2, servers, 60, 0.5)
-
-
-@rpc
-@pytest.mark.model_1b5
-def test_a_model_of_1b5_on_two_servers(servers, model_1b5, model_1b5_draft):
-    check_split(model_1b5, servers, 40, 0.5)
-    check_split(model_1b5, servers, 40, 0.5, DraftModel(model_1b5_draft, draft_max=4))
-
-
-@rpc
 def test_all_parts_are_where_they_were_put(servers, tiny_target, tiny_draft):
     expected = text(FlyLlama(tiny_target, **OPTIONS))
     for arguments in (
@@ -370,9 +358,3 @@ def test_a_lost_server_ends_the_process(mortal, tiny_target):
         mortal.kill()
         assert b"Remote RPC server crashed" in program.stderr.read()
     assert program.returncode == -signal.SIGABRT
-
-
-@rpc
-def test_a_server_of_another_version(program, tiny_target):
-    with fake_rpc_server(version=(8, 0, 0)) as address, pytest.raises(RpcError, match=r"version 8\.0\.0"):
-        FlyLlama(tiny_target, rpc_servers=[address], **OPTIONS)

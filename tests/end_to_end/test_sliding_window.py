@@ -86,7 +86,7 @@ def test_another_prompt_of_the_same_beginning(model, reference, text, drafter):
 
 
 @pytest.mark.parametrize("rule", ["agree", "reconverge"])
-@pytest.mark.parametrize("room", [TIGHT, ROOMY], ids=str)
+@pytest.mark.parametrize("room", [TIGHT, pytest.param(ROOMY, marks=pytest.mark.slow)], ids=str)
 def test_windows_across_rounds(model, reference, text, rule, room):
     """Now and then the target's second choice is drafted, and nothing behind it: the next such draft breaks the window
     (agree), or its end does (reconverge). Where the cache is tight, no mismatch is left open for longer than what it

@@ -45,12 +45,6 @@ def test_a_number_is_fixed(tiny_target):
     llm.close()
 
 
-@pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
-def test_another_text_is_refused(tiny_target, name):
-    with pytest.raises(ValueError, match=f"{name} must be a number of threads or 'auto', not 'many'"):
-        load(tiny_target, **{name: "many"})
-
-
 def test_auto_survives_pickling(tiny_target):
     llm = load(tiny_target)
     state = llm.__getstate__()

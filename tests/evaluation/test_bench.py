@@ -134,31 +134,11 @@ def test_the_plot_is_a_picture(measured):
     assert report.plot(measured, "Speed").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("n_prompts", [4, 6])
-def test_the_plot_names_intervals_only_where_it_draws_them(measured, monkeypatch, n_prompts):
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    labels, set_ylabel = [], axes.set_ylabel
-    monkeypatch.setattr(axes, "set_ylabel", lambda self, text, **more: (labels.append(text), set_ylabel(self, text)))
-    few = list(dict.fromkeys(m.prompt.id for m in measured))[:n_prompts]
-    report.plot([m for m in measured if m.prompt.id in few], "Speed")
-    assert len(labels) == 2 and all(("95 % interval" in text) == (n_prompts == 6) for text in labels)
-
-
 def test_turns_share_one_history(generator):
     prompt = BenchPrompt("a", "", ("How many apples?", "And how many pears?"))
     rows = measure(generator, [prompt], [EXACT, Decoding.parse("entropy:0.1 reconverge")], 16)
     assert [row.turn for row in rows] == [0, 0, 1, 1]
     assert rows[2].n_prompt == rows[3].n_prompt > rows[0].n_prompt
-
-
-def test_a_prompt_that_does_not_fit(generator):
-    with pytest.raises(ValueError, match=r"prompt 'a'.*raise --n-ctx"):
-        measure(generator, [BenchPrompt("a", "", ("word " * 3000,))], [EXACT], 16)
-
-
-def test_one_prompt_determines_no_interval(measured):
-    (plain, *_) = summarise([m for m in measured if m.prompt.id == "code-1"])
-    assert math.isnan(plain.tokens_per_second.low) and plain.tokens_per_second.estimate > 0
 
 
 def test_several_at_once(generators):
@@ -185,8 +165,3 @@ def test_several_at_once(generators):
     assert loads[1].times_fewest.estimate == pytest.approx(total / loads[0].summary.tokens_per_second.estimate)
     assert json.dumps([load.as_dict() for load in loads], allow_nan=False)
     assert len(report.throughput_cells(loads)[1]) == len(report.latency_cells(loads)[1]) == 6
-
-
-def test_more_texts_than_prompts(generators):
-    with pytest.raises(ValueError, match="3 texts at once need as many prompts, and there are 2"):
-        measure_parallel(generators[1], read_prompts()[:2], [PLAIN], (1, 3), 8)

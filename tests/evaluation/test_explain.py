@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import html.parser
 import re
 
-import pytest
-
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.stats import Record, Stats
-from pyfly_cpp.evaluation.explain import make_page, render, visible
+from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.evaluation.generation import Generated
 
 PIECES = {
@@ -91,10 +88,6 @@ def test_bytes_of_one_character_are_shown_when_it_is_whole():
     assert tokens[0].margin == "–" and tokens[0].probability == "90.5 %"
 
 
-def test_visible():
-    assert visible(b" a\n\t") == "␣a↵⇥" and visible(b"") == "(nothing)" and visible(b"\xff") == "FF (bytes)"
-
-
 def test_a_real_answer(generator):
     llm = generator.llm
     llm.trace = True
@@ -117,11 +110,4 @@ def test_a_real_answer(generator):
 
 
 def test_an_empty_answer():
-    assert dataclasses.replace(page(RECORDS[:1]), tokens=()).tokens == ()
     assert "Ended by" in render(page([]))
-
-
-@pytest.mark.parametrize("finish", ["eog", "stop", "length", "context"])
-def test_every_end_has_a_name(finish):
-    generated = Generated("", (), finish, 0.1, 0, 0.0, Stats(), ())
-    assert make_page(generated, lambda t: b"", lambda t: False, "p", Decoding.parse("exact"), "m").finish

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.bench.measure import Measured
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
 from pyfly_cpp.bench.tune import Budget, Candidate, Tuned, agreement, decide, frontier, tune
@@ -105,10 +105,7 @@ def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
 PRESETS = [
     Preset(),
     Preset(Decoding(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7)), None, {"n_prompts": 8}),
-    Preset(Decoding(Margin(0.3), None, 8, "none")),
-    Preset(Decoding(drafter="auto")),
-    Preset(Decoding(drafter=MTP(draft_max=2), adaptive=True)),
-    Preset(Decoding(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1)))),
+    Preset(Decoding(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1)), adaptive=True)),
     Preset(Decoding(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None,
                     DraftModel("/m/draft.gguf", p_min=0.2)), "/m/target.gguf"),
 ]  # fmt: skip
@@ -135,22 +132,15 @@ def test_relative_paths_are_the_presets(tmp_path):
         ("[]", "format 'list'"),
         ('{"format": 2}', "format 2"),
         ('{"format": 1, "gat": "exact"}', "Did you mean 'gate'"),
-        ('{"format": 1, "gate": "margn:0.3"}', "Did you mean 'margin'"),
-        ('{"format": 1, "gate": 3}', "'gate' must be a text"),
-        ('{"format": 1, "window": {"sise": 3}}', "Did you mean 'size'"),
-        ('{"format": 1, "window": {"size": -3}}', "must be an integer >= 0"),
-        ('{"format": 1, "window": []}', "must be an object"),
         ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be one of draft, lookup, multi, cross, mtp"),
         ('{"format": 1, "drafter": {"kind": "multi"}}', "needs 'draft', itself a drafter"),
         ('{"format": 1, "drafter": {"kind": "multi", "draft": {"kind": "mtp"}}}', "MultiLevel takes a DraftModel"),
         ('{"format": 1, "drafter": {"kind": "cross", "draft": {"kind": "lookup"}}}', "CrossVocabulary takes"),
         ('{"format": 1, "drafter": {"kind": "multi", "draft": 3}}', "'kind' must be one of"),
-        ('{"format": 1, "drafter": {"kind": "draft"}}', "needs 'model_path'"),
         ('{"format": 1, "drafter": [{"kind": "lookup"}, {"kind": "eagle3"}]}', "needs 'model_path'"),
         ('{"format": 1, "drafter": "lookup"}', "an object with its 'kind', a list of them, \"auto\" or null"),
         ('{"format": 1, "drafter": []}', "'kind' must be one of"),
         ('{"format": 1, "drafter": {"kind": "lookup", "match": "first"}}', "must be 'latest' or 'earliest'"),
-        ('{"format": 1, "draft_max": 2.5}', "draft_max must be"),
         ('{"format": 1, "model": 1}', "'model' must be a path"),
     ],
 )

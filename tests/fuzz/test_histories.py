@@ -140,6 +140,7 @@ FOUND = [("mtp", 0, 5), ("chained mtp", 4, 5), ("eagle3", 2, 8)]
 began; a stretch that began behind a shared beginning, and stayed there for a shorter prompt."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed", "n_steps"), FOUND)
 def test_walks_that_found_something(name, seed, n_steps, chained):
     Walk(CASES[name], CASES[name].target or chained, seed).run(n_steps)

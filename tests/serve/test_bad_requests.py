@@ -157,6 +157,8 @@ def test_half_of_a_surrogate_pair_anywhere(server, path):
     ):
         error = server.http.post(path, content=json.dumps({**GOOD[path], **more}))
         assert error.status_code == 400 and "surrogate" in error.json()["error"]["message"]
+    whole = {"user": "\U0001f600", "metadata": "\\ud800"}  # a pair, and a backslash with letters behind it
+    assert server.http.post(path, content=json.dumps({**GOOD[path], **whole})).status_code == 200
 
 
 def test_what_is_ignored(server):

@@ -99,21 +99,6 @@ def test_schemas(client, gate):
         is_person(text)
 
 
-def test_strings_hold_no_line_ends(client, alone):
-    """However much the model would like one."""
-    (newline,) = alone.tokenize(b"\n", add_bos=False)
-    string = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 12}}, "required": ["s"]}
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": string}}
-    tools = [{"type": "function", "function": {"name": "say", "parameters": string}}]
-    options = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "max_tokens": 80, "seed": 1, "n": 4,
-               "logit_bias": {str(newline): 12}}  # fmt: skip
-    for choice in client.chat.completions.create(response_format=form, **options).choices:
-        assert json.loads(choice.message.content).keys() == {"s"}
-    for choice in client.chat.completions.create(tools=tools, tool_choice="required", **options).choices:
-        (call,) = choice.message.tool_calls
-        assert json.loads(call.function.arguments).keys() == {"s"} and choice.finish_reason == "tool_calls"
-
-
 def test_tools_that_must_be_called(client):
     options = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "max_tokens": 80, "seed": 4}
     got = client.chat.completions.create(tool_choice="required", **options).choices[0]

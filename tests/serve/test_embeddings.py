@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import threading
@@ -82,13 +81,6 @@ def test_the_openai_package(embedding, tiny_target_f32):
         np.testing.assert_allclose(cosines(np.array([one.embedding for one in got.data]), wanted), 1, atol=1e-6)
     (model,) = client.models.list().data
     assert model.pyfly["embeddings"] == {"n_embd": wanted.shape[1], "n_ctx": 512, "pooling": "mean"}
-
-
-def test_base64(embedding):
-    plain = vectors(embedding.post(PATH, input=TEXTS))
-    coded = embedding.post(PATH, input=TEXTS, encoding_format="base64").json()["data"]
-    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), dtype="<f4") for one in coded]
-    np.testing.assert_array_equal(decoded, plain.astype(np.single))
 
 
 @pytest.mark.parametrize(

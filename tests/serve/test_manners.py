@@ -84,11 +84,6 @@ def test_a_full_queue(narrow):
     narrow.until_idle()
 
 
-def test_more_texts_than_slots(narrow):
-    choices = narrow.post(PATH, prompt="A", n=2, max_tokens=3, temperature=1, seed=1).json()["choices"]
-    assert [choice["index"] for choice in choices] == [0, 1]
-
-
 def test_a_text_that_takes_too_long(tiny_target_f32):
     with (
         FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
@@ -151,14 +146,6 @@ def until_closed(client, end=b""):
             if end and content.endswith(end):
                 break
     return content
-
-
-def test_the_beginning_of_a_text_is_evaluated_once(server):
-    prompt = "A robe takes 2 bolts of blue fiber and half that much white fiber. " * 6
-    server.post(PATH, prompt=prompt, max_tokens=1)
-    before = server.service.model.stats().prefilled
-    usage = server.post(PATH, prompt=prompt + "How many?", max_tokens=1).json()["usage"]
-    assert server.service.model.stats().prefilled - before < usage["prompt_tokens"] / 2
 
 
 def test_stopping_ends_answers_cleanly(tiny_target_f32):
