@@ -12,15 +12,11 @@ logits of tokens that were evaluated alone with those of the same tokens in batc
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
 
 --as quantises the model to each of these types first, from whatever type it has: for times, not for texts.
-
-Where there is a C compiler, the roofline stands beside it: a batch takes at least as long as its weights take to be
-read at this machine's speed of memory, and as its products of bytes take at the speed of the dot instruction.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +31,6 @@ from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.machine.threads import physical_cores
 
-HERE = Path(__file__).parent
 MOST_BATCH = 512
 
 
@@ -71,19 +66,6 @@ class Side:
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.llm.ctx), shape=(n, self.llm.n_vocab())).copy()
 
 
-def roofline(n_threads: int) -> dict[str, float]:
-    """Gigabytes, and 10^9 products of bytes, a second; empty where there is no compiler for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = f"{folder}/roofline"
-        try:
-            subprocess.run(["cc", "-O2", "-pthread", str(HERE / "roofline.c"), "-o", program], check=True)
-            lines = subprocess.run([program, str(n_threads)], check=True, capture_output=True, text=True).stdout
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"no roofline: {error}")
-            return {}
-    return {name: float(value) for name, value in (line.split() for line in lines.splitlines())}
-
-
 def quantised(model: str, name: str, folder: str) -> str:
     """The model in another type."""
     path = f"{folder}/{name}.gguf"
@@ -106,7 +88,7 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
         print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
-def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
+def compare(path: str, name: str, given: argparse.Namespace) -> None:
     """Prints a model's table."""
     rows = [int(n) for n in given.rows.split(",")]
     sides = [Side(path, choice, given.threads, given.behind + max(rows)) for choice in kernels.CHOICES[::-1]]
@@ -133,15 +115,6 @@ def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, f
         ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         times_of_one = f"{stock / single[0]:.2f} | {ours / single[1]:.2f}"
         print(f"| {n} | {1e3 * stock:.1f} | {1e3 * ours:.1f} | {ratio} | {times_of_one} |")
-    isa = _native.kernels_isa()
-    if isa in speeds:
-        n_bytes = llama_cpp.llama_model_size(llm.model)
-        n_weights = llama_cpp.llama_model_n_params(llm.model)
-        print(
-            f"\nroofline: {n_bytes / 1e9 / speeds['memory'] * 1e3:.1f} ms to read {n_bytes / 1e9:.2f} GB at "
-            f"{speeds['memory']:.1f} GB/s; {n_weights / 1e9 / speeds[isa] * 1e3:.1f} ms a token for "
-            f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
-        )
     print_differences(sides, behind[: min(16, max(rows))], given.behind)
     for side in sides:
         side.llm.close()
@@ -176,12 +149,11 @@ def main() -> None:
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
-    speeds = roofline(given.threads)
     if not given.types:
-        compare(given.model, Path(given.model).name, given, speeds)
+        compare(given.model, Path(given.model).name, given)
     for name in filter(None, given.types.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            compare(quantised(given.model, name, folder), name, given, speeds)
+            compare(quantised(given.model, name, folder), name, given)
 
 
 if __name__ == "__main__":
