@@ -28,6 +28,20 @@ from pyfly_cpp.machine import extra_buffers
 from pyfly_cpp.machine.threads import physical_cores
 
 
+def model_parser(about: str, n: int) -> argparse.ArgumentParser:
+    """Options of a script that generates with one model; `n`: tokens of an answer where nothing is said."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("-n", type=int, default=n)
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    return parser
+
+
+def llama_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `Llama` that these options give."""
+    return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
+
+
 def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:
     """Up to n greedy tokens, and tokens a second behind the first."""
     llm.reset()
@@ -40,15 +54,12 @@ def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    parser = model_parser(__doc__, n=96)
     parser.add_argument("--cross", metavar="DRAFT", help="a draft model of another vocabulary")
-    parser.add_argument("-n", type=int, default=96)
     parser.add_argument("--per-kind", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=physical_cores())
     given = parser.parse_args()
     print_machine()
-    options = {"n_ctx": 2048, "n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
+    options = {"n_ctx": 2048, **llama_options(given)}
     ways: dict[str, Any] = {"plain": None, "lookup": PromptLookup()}
     if given.cross:
         ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(DraftModel(given.cross))]

@@ -32,7 +32,6 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import llama_cpp
-from lockstep import take_turns
 from resumable import Results, markdown, model_conditions
 from speed import print_machine, run_tool
 
@@ -129,7 +128,10 @@ def lockstep(decoders: Sequence[Decoder], tokens: Sequence[int], n_tokens: int) 
     """All decoders decode the same prompt, in turns; who begins changes."""
     for decoder in decoders:
         decoder.start(tokens, n_tokens)
-    take_turns(decoders, TURN)
+    running = list(decoders)
+    while running:
+        running = [decoder for decoder in running if decoder.turn(TURN)]
+        running = [*running[1:], *running[:1]]
 
 
 def run(args: argparse.Namespace) -> None:

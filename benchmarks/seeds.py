@@ -9,15 +9,14 @@ with llama.cpp's kernels and with ours.
 
 from __future__ import annotations
 
-import argparse
 from contextlib import closing
 from typing import Any
 
+from end_to_end import llama_options, model_parser
 from speed import print_machine
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
 from pyfly_cpp.machine import kernels
-from pyfly_cpp.machine.threads import physical_cores
 
 PROMPTS = ("Natalia sold clips to 48 of her friends in April.", "Once upon a time", "def add(a, b):")
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -27,15 +26,12 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    parser = model_parser(__doc__, n=48)
     parser.add_argument("--draft")
-    parser.add_argument("-n", type=int, default=48)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=physical_cores())
     given = parser.parse_args()
     print_machine()
-    options = {"n_ctx": 512, "n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
+    options = {"n_ctx": 512, **llama_options(given)}
 
     def answers(choice: str, sampling: dict[str, Any], drafter: Any) -> list[str]:
         drafting = {} if drafter is None else {"drafter": drafter, "draft_max": 4}

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from resumable import markdown
-from servers import add_arguments, collect, llama_server, mixed_texts
+from serving import add_arguments, collect, llama_server, mixed_texts
 from speed import print_machine
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
