@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -260,6 +263,15 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
     assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
     assert kernels.take(None, "model.gguf", {}).bits == 0
     assert "AMX crashes" in kernels.describe()
+
+
+@pytest.mark.parametrize("isa", ["none", "sse"])
+def test_an_instruction_set_that_leaves_none_is_named(isa):
+    code = "from pyfly_cpp.machine import kernels; print(kernels.verdict())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYFLY_ISA": isa}, check=True
+    )
+    assert "types=()" in done.stdout and f"PYFLY_ISA is {isa}" in done.stdout and "avx2" in done.stdout
 
 
 @pytest.mark.parametrize("fault", ["wrong", "slow", "refused"])
