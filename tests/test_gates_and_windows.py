@@ -157,12 +157,12 @@ def test_a_rule_for_a_gate_without_a_window():
 
 def test_the_table_of_forms():
     for form in FORMS:
-        if issubclass(form.rule, Guard):
+        if issubclass(form.gate, Guard):
             assert form.example not in examples()
             gate = parse_gate(f"all(exact,{form.example})")
-            assert isinstance(gate.gates[1], form.rule) and gate.window == Window()
+            assert isinstance(gate.gates[1], form.gate) and gate.window == Window()
             for alone in (form.example, f"all({form.example})"):
-                with pytest.raises(ValueError, match=r"only restricts other rules.* as in all\(margin:0.3,"):
+                with pytest.raises(ValueError, match=r"only restricts other gates.* as in all\(margin:0.3,"):
                     parse_gate(alone)
             with pytest.raises(ValueError, match="not in an any"):
                 parse_gate(f"any(exact,{form.example})")
@@ -170,10 +170,10 @@ def test_the_table_of_forms():
         example = form.example or ":".join([form.word, "0.5", "9"][: 1 + len(form.numbers)])
         example = example.replace("...", "margin")
         gate = parse_gate(example)
-        assert isinstance(gate, form.rule) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
+        assert isinstance(gate, form.gate) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
         if form.numbers is not None:
             assert form.example in examples(combined=False)
-            assert all(hasattr(form.rule, field) for field in form.numbers)
+            assert all(hasattr(form.gate, field) for field in form.numbers)
     with pytest.raises(ValueError, match=r"Exact\(\), Margin\(.* or AnyOf\(\.\.\.\), not 3"):
         require_gate(3)
 

@@ -380,7 +380,7 @@ def test_rows_without_a_distribution(gate):
         (lambda: AnyOf(Margin(0.3), BLOCK), "stochastic-block accepts nothing loosely"),
         (lambda: AllOf(Fuzzy("js", 0.1, residual=True), Margin(0.3)), r"takes guards only, such as all\(rfsd-js:0.1,"),
         (lambda: AnyOf(Fuzzy("js", 0.1, residual=True), Margin(0.3)), r"use it alone, not in an any"),
-        (lambda: AllOf(Entropy(two_draws=True), ExactFirst(3)), "which no other rule limits; use it alone"),
+        (lambda: AllOf(Entropy(two_draws=True), ExactFirst(3)), "which no other gate limits; use it alone"),
         (lambda: Regions(prose=TOKEN), "of a whole answer; use it alone, not for a region"),
         (lambda: Regions(code=Entropy(two_draws=True)), "use it alone, not for a region"),
         (lambda: Stochastic(block=1), "block must be True or False"),

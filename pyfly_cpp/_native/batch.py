@@ -337,7 +337,7 @@ class Slot:
         return Counters.of(self._pointer, self.number)
 
     def counters(self) -> dict[str, Any]:
-        """The counters as fields of `pyfly_cpp.Stats`."""
+        """The counters as fields of `Stats`."""
         return self.snapshot().fields()
 
     def accepted(self) -> tuple[int, int, int]:

@@ -248,7 +248,7 @@ class Record:
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
     region: str = ""
-    """What it is part of, one of `rules.REGIONS`; empty where the gate does not follow that."""
+    """What it is part of, one of `gates.REGIONS`; empty where the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:

@@ -23,7 +23,7 @@ class _Combined(Gate):
             if gate.draws and gate.is_lossless:
                 raise ValueError(f"{gate} accepts nothing loosely, so there is nothing to combine; use it alone.")
             if gate.draws_choices and not gate.draws:
-                raise ValueError(f"{gate} draws the target's choices anew, which no other rule limits; use it alone.")
+                raise ValueError(f"{gate} draws the target's choices anew, which no other gate limits; use it alone.")
         object.__setattr__(self, "gates", gates)
 
     def in_region(self, region: str) -> Gate:
@@ -54,7 +54,7 @@ class AllOf(_Combined):
         for i, gate in enumerate(gates):
             if gate.draws and not all(other.is_guard for other in gates[:i] + gates[i + 1 :]):
                 raise ValueError(
-                    f"{gate} decides by what it draws, which other rules do not; in an all(...) it takes guards only, "
+                    f"{gate} decides by what it draws, which other gates do not; in an all(...) it takes guards only, "
                     f"such as all({gate},exact-first:8)."
                 )
 
@@ -90,9 +90,9 @@ class AnyOf(_Combined):
         super().__init__(*gates)
         for gate in gates:
             if gate.is_guard:
-                raise ValueError(f"{gate} only restricts other rules; write it in an all(...), not in an any(...).")
+                raise ValueError(f"{gate} only restricts other gates; write it in an all(...), not in an any(...).")
             if gate.draws:
-                raise ValueError(f"{gate} accepts what other rules do not judge; use it alone, not in an any(...).")
+                raise ValueError(f"{gate} accepts what other gates do not judge; use it alone, not in an any(...).")
 
     def nodes(self) -> tuple[GateNode, ...]:
         return self._combined("any")

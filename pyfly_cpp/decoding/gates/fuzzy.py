@@ -47,7 +47,7 @@ class Fuzzy(AtOnce):
     """Compare only so many of the target's most probable tokens, and the rest as one; None: all."""
 
     residual: bool = False
-    """rFSD. It takes guards, and neither a window nor other rules."""
+    """rFSD. It takes guards, and neither a window nor other gates."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

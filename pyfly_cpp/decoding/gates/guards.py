@@ -1,4 +1,4 @@
-"""Guards: they only restrict other rules, with which they stand in an `AllOf`."""
+"""Guards: they only restrict other gates, with which they stand in an `AllOf`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyfly_cpp.ranges import require_integer, require_number
 
 
 class Guard(Gate):
-    """What only restricts other rules, with which it stands in an `AllOf`."""
+    """What only restricts other gates, with which it stands in an `AllOf`."""
 
     @property
     def is_guard(self) -> bool:

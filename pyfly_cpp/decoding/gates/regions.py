@@ -1,4 +1,4 @@
-"""A gate whose rule follows what is being written, and what is being written in a text."""
+"""A gate that follows what is being written, and what is being written in a text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Regions(Gate):
                 raise ValueError(f"{gate} draws the choices of a whole answer; use it alone, not for a region.")
             if gate is not None and gate.is_guard:
                 raise ValueError(
-                    f"{gate} only restricts other rules; combine it with one, as in {region}=all(margin:0.3,{gate})."
+                    f"{gate} only restricts other gates; combine it with one, as in {region}=all(margin:0.3,{gate})."
                 )
             object.__setattr__(self, region, gate or Exact())
 

@@ -26,7 +26,7 @@ class Form(NamedTuple):
     word: str
     example: str
     """For people; empty: one of its kind is enough for them."""
-    rule: type[Gate]
+    gate: type[Gate]
     numbers: dict[str, Callable[[str], float]] | None = {}  # noqa: RUF012 - never changed
     """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
     None: gates in parentheses."""
@@ -61,7 +61,7 @@ FORMS = (
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
-"""Every way to write a gate. A new rule is a dataclass in a file beside this one, and its words here."""
+"""Every way to write a gate. A new gate is a dataclass in a file beside this one, and its words here."""
 
 THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 """The words of gates with a threshold."""
@@ -69,7 +69,7 @@ THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 
 def examples(last: str = "or", combined: bool = True) -> str:
     """How gates that can stand alone are written, for people: `exact, margin:0.3, ... or any(...,...)`."""
-    forms = (form for form in FORMS if not issubclass(form.rule, Guard))
+    forms = (form for form in FORMS if not issubclass(form.gate, Guard))
     texts = [form.example for form in forms if form.example and (combined or form.numbers is not None)]
     return f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
@@ -79,19 +79,19 @@ def require_gate(gate: object) -> Gate:
     if isinstance(gate, str):
         return parse_gate(gate)
     if isinstance(gate, Gate):
-        return _require_rule(gate)
-    *kinds, last = dict.fromkeys(f"{form.rule.__name__}({'' if form.numbers == {} else '...'})" for form in FORMS)
+        return _require_not_a_guard(gate)
+    *kinds, last = dict.fromkeys(f"{form.gate.__name__}({'' if form.numbers == {} else '...'})" for form in FORMS)
     raise ValueError(f"gate must be {', '.join(kinds)} or {last}, not {gate!r}.")
 
 
 def parse_gate(text: str) -> Gate:
     """Reads a gate as it is written on the command line and in presets; raises ValueError with the forms it knows."""
-    return _require_rule(_parse(text, MAX_DEPTH))
+    return _require_not_a_guard(_parse(text, MAX_DEPTH))
 
 
-def _require_rule(gate: Gate) -> Gate:
+def _require_not_a_guard(gate: Gate) -> Gate:
     if gate.is_guard:
-        raise ValueError(f"{gate} only restricts other rules; combine it with one, as in all({Margin()},{gate}).")
+        raise ValueError(f"{gate} only restricts other gates; combine it with one, as in all({Margin()},{gate}).")
     return gate
 
 
@@ -105,12 +105,12 @@ def _parse(text: str, n_levels: int) -> Gate:
                     raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
                 parts = _split(text[len(form.word) + 1 : -1])
                 if form.names:
-                    return form.rule(**_parse_named(form, parts, n_levels - 1))
-                return form.rule(*(_parse(part, n_levels - 1) for part in parts))
+                    return form.gate(**_parse_named(form, parts, n_levels - 1))
+                return form.gate(*(_parse(part, n_levels - 1) for part in parts))
         elif name == form.word and len(numbers) <= len(form.numbers):
             try:
                 given = {field: read(number) for (field, read), number in zip(form.numbers.items(), numbers)}
-                return form.rule(**given, **form.fixed)
+                return form.gate(**given, **form.fixed)
             except ValueError as error:
                 raise ValueError(f"cannot read the gate {text!r}: {error}") from None
     near = difflib.get_close_matches(name, [form.word for form in FORMS], n=1)
