@@ -1,7 +1,7 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16]
-        [--repeats 7] [--threads N]
+        [--repeats 7] [--threads N] [--gpu-layers N]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
@@ -10,6 +10,8 @@ are medians; the ratio is the median of the ratios of neighbours in time, with i
 logits of tokens that were evaluated alone with those of the same tokens in batches.
 
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
+
+With --gpu-layers N (-1: all) so many layers are on a GPU, for what a batch costs there; our kernels have the rest.
 
 --as quantises the model to each of these types first, from whatever type it has: for times, not for texts.
 
@@ -42,11 +44,11 @@ MOST_BATCH = 512
 class Side:
     """One of the two models."""
 
-    def __init__(self, path: str, choice: str, n_threads: int, n_ctx: int) -> None:
+    def __init__(self, path: str, choice: str, given: argparse.Namespace, n_ctx: int) -> None:
         begin = time.perf_counter()
         self.llm = FlyLlama(
-            path, kernels=choice, n_ctx=n_ctx, n_batch=MOST_BATCH, n_threads=n_threads, n_threads_batch=n_threads,
-            flash_attn=True, verbose=False,
+            path, kernels=choice, n_ctx=n_ctx, n_batch=MOST_BATCH, n_threads=given.threads,
+            n_threads_batch=given.threads, n_gpu_layers=given.gpu_layers, flash_attn=True, verbose=False,
         )  # fmt: skip
         self.seconds_to_load = time.perf_counter() - begin
         self.batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
@@ -109,7 +111,7 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
 def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
     """Prints a model's table."""
     rows = [int(n) for n in given.rows.split(",")]
-    sides = [Side(path, choice, given.threads, given.behind + max(rows)) for choice in kernels.CHOICES[::-1]]
+    sides = [Side(path, choice, given, given.behind + max(rows)) for choice in kernels.CHOICES[::-1]]
     llm = sides[0].llm
     tokens = np.random.default_rng(1).integers(0, llm.n_vocab(), given.behind + max(rows)).tolist()
     before, behind = tokens[: given.behind], tokens[given.behind :]
@@ -171,6 +173,7 @@ def main() -> None:
     parser.add_argument("--behind", type=int, default=16, metavar="N")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
     given = parser.parse_args()
     print_machine()
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")

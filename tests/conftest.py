@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 from gguf_edit import edit_gguf
 from hypothesis import settings
 
 from pyfly_cpp.engine import costs
+from pyfly_cpp.llama.guarded_llama import GuardedLlama
 from pyfly_cpp.machine import extra_buffers, kernels
 
 # A slow moment of the machine is no finding.
@@ -30,7 +33,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """What takes long, or a browser, runs where it is asked for: `-m "slow or fuzz"`, `-m archs`."""
-    for name in ("archs", "fuzz", "page", "serve_load", "slow"):
+    for name in ("archs", "device", "fuzz", "page", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
             for item in items:
@@ -57,6 +60,21 @@ def same_buffers_everywhere():
 def same_kernels_everywhere():
     """Plain `llama_cpp.Llama` objects compute what ours do: tests compare the two."""
     kernels.install()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_on_the_device():
+    """`PYFLY_TEST_GPU_LAYERS` is how many layers of a test's model are on the GPU, where the test does not say; -1: all
+    (tests/test_device.py)."""
+    n_layers = os.environ.get("PYFLY_TEST_GPU_LAYERS")
+    if n_layers is None:
+        return
+    for cls in (llama_cpp.Llama, GuardedLlama):
+        cls.__init__ = functools.partialmethod(_with_layers, cls.__init__, int(n_layers))
+
+
+def _with_layers(self, init, n_layers, *args, **kwargs):
+    init(self, *args, **{"n_gpu_layers": n_layers, **kwargs})
 
 
 @pytest.fixture(scope="session", autouse=True)
