@@ -9,8 +9,9 @@
 # Otherwise every step runs for ten minutes at most, and is done once: the same command goes on where it was interrupted,
 # a step that failed is tried again. Steps: tests (pytest -m device), costs-all and costs-half (batches of 1 to 512 rows
 # with all layers on the GPU, and with 15), lookup (prompt lookup), draft (with -d: a draft model or a head), parallel (1
-# to 64 texts at once), gsm8k (a hundred items of the JSONL file that the variable GSM8K names). FOLDER (default:
-# gpu-results) gets a log and tables for each, and table.md.
+# to 64 texts at once; prompts are Spec-Bench's question.jsonl, which the variable PROMPTS names), gsm8k (a hundred items
+# of the JSONL file that the variable GSM8K names). FOLDER (default: gpu-results) gets a log and tables for each, and
+# table.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -86,7 +87,8 @@ done
 bench lookup -s "exact lookup adaptive" -s "exact lookup k=15" -s "margin:0.3 lookup k=15" -s "entropy:0.3 lookup k=15"
 [ -n "$draft" ] &&
     bench draft -d "$draft" -s "exact draft adaptive" -s "exact draft k=15" -s "entropy:0.3 draft k=15" -s "margin:0.3 draft k=15"
-bench parallel -s "exact lookup adaptive" --parallel 1,2,4,8,16,32,64 -c 1024 --limit 6
+[ -n "${PROMPTS:-}" ] &&
+    bench parallel -s "exact lookup adaptive" --parallel 1,2,4,8,16,32,64 -c 1024 --prompts "$PROMPTS" --limit 64
 [ -n "${GSM8K:-}" ] &&
     step gsm8k "${fly[@]}" eval gsm8k --data "$GSM8K" -m "$target" ${draft:+-d "$draft"} -s exact -s entropy:0.3 -s margin:0.3 \
         --limit 100 --parallel 8 -o "$out/gsm8k"

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -271,3 +273,18 @@ def test_the_command(target, tiny_draft, tiny_qwen35, capsys, monkeypatch):
     assert code == 1 and "there is no model file" in err
     assert "\n  for hf:Qwen/Qwen3-8B-GGUF\n" in run()[1]
     assert {one["family"] for one in json.loads(run("--json")[1])} == {pair.family for pair in PAIRS}
+
+
+LOOK = """
+import sys
+from pathlib import Path
+from pyfly_cpp.decoding.companions import companions
+print(len(list(companions(Path(sys.argv[1])))))
+"""
+
+
+def test_a_look_at_files_prints_nothing_of_llama_cpp(target, tiny_draft):
+    """Also before a first model is loaded, while llama-cpp-python prints everything."""
+    shutil.copy(tiny_draft, target.parent)
+    done = subprocess.run([sys.executable, "-c", LOOK, str(target)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import DRAFTERS, OwnDrafter
 from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.machine import log
 from pyfly_cpp.machine.memory import available
 from pyfly_cpp.models.here import SHARD, file_size, places
 from pyfly_cpp.models.metadata import open_metadata
@@ -96,7 +97,8 @@ def _candidates(target: Path) -> list[_Candidate]:
 
 def _companion(target: Any, one: _Candidate) -> Companion | None:
     try:
-        kind = DRAFTERS[_native.companion_word(target, str(one.path))]
+        with log.silenced(unless_verbose=True):
+            kind = DRAFTERS[_native.companion_word(target, str(one.path))]
     except (ValueError, PyflyError, OSError):  # it does not fit, or is damaged
         return None
     return Companion(one.path, kind.make(one.path), one.size, one.share)

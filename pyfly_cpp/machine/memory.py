@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp.machine import log
 
 
 def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
@@ -33,7 +32,7 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
     dry_model.progress_callback = llama_cpp.llama_progress_callback()
     dry_context.n_seq_max, dry_context.n_ctx = n_texts, n_ctx
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_silence())  # what is to be said is said of the real one
+        stack.enter_context(log.silenced())  # what is to be said is said of the real one
         model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
         if not model:
             return None
@@ -43,18 +42,6 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
             return None
         stack.callback(llama_cpp.llama_free, context)
         return _native.context_memory(context).host
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """llama-cpp-python prints nothing of llama.cpp's log."""
-    logger = logging.getLogger("llama-cpp-python")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _copy(struct: Any) -> Any:
