@@ -195,10 +195,6 @@ int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter) {
     return drafter->impl->n_evaluated();
 }
 
-int64_t pyfly_drafter_n_batches(const pyfly_drafter * drafter) {
-    return drafter->impl->n_batches();
-}
-
 pyfly_status pyfly_batch_new(pyfly_target * target, pyfly_batch ** out, pyfly_error * error) {
     return guard(error, [&] { *out = new pyfly_batch{pyfly::Batch(*target->model, target->vocabulary)}; });
 }
@@ -231,16 +227,12 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
         for (const auto & catch_up : costs.catch_up) {
             out->catch_up_us[catch_up.drafter] = catch_up.us;
         }
-        for (const auto & own : costs.own) {
-            out->own[out->n_own++] = {own.drafter, own.n, own.us};
-        }
     });
 }
 
 pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error) {
     return guard(error, [&] {
-        if (costs->n_rows > PYFLY_MAX_COST_ROWS || costs->n_drafts > PYFLY_MAX_COST_DRAFTS ||
-            costs->n_own > PYFLY_MAX_COST_OWN) {
+        if (costs->n_rows > PYFLY_MAX_COST_ROWS || costs->n_drafts > PYFLY_MAX_COST_DRAFTS) {
             throw Error(PYFLY_STATUS_INVALID, "there are more costs than pyfly_costs holds");
         }
         pyfly::MeasuredCosts expected;
@@ -255,9 +247,6 @@ pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, 
             if (costs->catch_up_us[drafter] != 0.0) {
                 expected.catch_up.push_back({drafter, costs->catch_up_us[drafter]});
             }
-        }
-        for (size_t i = 0; i < costs->n_own; i++) {
-            expected.own.push_back({costs->own[i].drafter, costs->own[i].n, costs->own[i].us});
         }
         batch->impl.expect_costs(expected);
     });

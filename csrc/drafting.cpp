@@ -87,13 +87,7 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     for (const auto & catch_up : costs.catch_up) {
         require(is_drafter(catch_up.drafter), catch_up.us);
     }
-    for (const auto & own : costs.own) {
-        require(is_drafter(own.drafter) && own.n >= 1, own.us);
-    }
     governor_->expect_costs(costs);
-    for (const auto & own : costs.own) {
-        drafters_[static_cast<size_t>(own.drafter)].drafter->expect_rows(own.n, own.us);
-    }
 }
 
 void Drafting::require_rows(const RequestConfig & config) const {
@@ -221,7 +215,6 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
                                     &turns[i].free[d],
                                     gate.needs_draft_rows(),
                                     {},
-                                    false,
                                     is_changed_by_drafts(gate)});
             }
         }
@@ -304,7 +297,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         t.n_asked = is_governed ? choices[i].k : 0;
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            gate.needs_draft_rows(), t.sequence.draw_draft(), false, is_changed_by_drafts(gate)});
+                            gate.needs_draft_rows(), t.sequence.draw_draft(), is_changed_by_drafts(gate)});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;

@@ -31,7 +31,6 @@ class Measuring {
             measure_rows();
             for (size_t d = 0; d < batch_.drafters().size(); d++) {
                 if (batch_.drafters()[d].drafter->can_be_measured() && batch_.drafters()[d].draft_max > 0) {
-                    measure_own(d);
                     measure_catch_up(d);
                     measure_drafts(d);
                 }
@@ -134,46 +133,24 @@ class Measuring {
     // Rows that one batch can have here.
     int32_t n_rows_most() const { return std::min({target_.n_batch(), target_.n_ctx(), CostCurve::n_max}); }
 
-    // As many as all texts may have in a step.
+    // Batches of 1, 2, 3, 4, 6, ... rows, up to as many as all texts may have in a step.
     void measure_rows() {
         int32_t deepest = 0;
         for (const BatchDrafter & d : batch_.drafters()) {
             deepest = std::max(deepest, std::min(d.draft_max, PYFLY_MAX_DEPTH));
         }
-        costs_.target = of_sizes(std::min(batch_.n_slots() * (deepest + 1), n_rows_most()),
-                                 [&](int32_t n) { return evaluate(std::min(n, batch_.n_slots()), n); });
-    }
-
-    // As many as a drafter may evaluate of its own model in a step of a draft, if it wants to know.
-    void measure_own(size_t d) {
-        const BatchDrafter & own = batch_.drafters()[d];
-        const int32_t n_most = std::min(
-            {batch_.n_slots() * std::min(own.draft_max, draft_most), own.drafter->n_own_rows_most(), CostCurve::n_max});
-        if (n_most < 1) {
-            return;
-        }
-        own.drafter->evaluate_rows(1); // the first use is slow
-        const auto run = [&](int32_t n) { return time([&] { own.drafter->evaluate_rows(n); }); };
-        for (const auto & rows : of_sizes(n_most, run)) {
-            costs_.own.push_back({static_cast<int32_t>(d), rows.n, rows.us});
-        }
-    }
-
-    // What batches of 1, 2, 3, 4, 6, ... n_most rows take.
-    std::vector<MeasuredCosts::Rows> of_sizes(int32_t n_most, const std::function<int64_t(int32_t n)> & run) {
+        const int32_t n_most = std::min(batch_.n_slots() * (deepest + 1), n_rows_most());
         std::vector<int32_t> sizes;
         std::vector<std::function<int64_t()>> runs;
         for (int32_t n = 1, n_last = 0; n_last < n_most; n = next_size(n)) {
             n_last = std::min(n, n_most);
             sizes.push_back(n_last);
-            runs.emplace_back([&run, n_last] { return run(n_last); });
+            runs.emplace_back([this, n_last] { return evaluate(std::min(n_last, batch_.n_slots()), n_last); });
         }
-        std::vector<MeasuredCosts::Rows> rows;
         const std::vector<int64_t> least = shortest(runs);
         for (size_t i = 0; i < least.size(); i++) {
-            rows.push_back({sizes[i], static_cast<double>(least[i])});
+            costs_.target.push_back({sizes[i], static_cast<double>(least[i])});
         }
-        return rows;
     }
 
     static int32_t next_size(int32_t n) {
@@ -265,7 +242,7 @@ class Measuring {
             histories.back().push_back(0);
         }
         for (size_t i = 0; i < proposals_.size(); i++) {
-            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i], false, {}, true});
+            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i]});
         }
         return time([&] { batch_.drafters()[d].drafter->propose(requests); });
     }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyfly_cpp import CrossVocabulary, DraftModel, Entropy, Exact, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names
-from pyfly_cpp.decoding.drafters import DRAFTERS, MultiLevel
+from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.decoding.gates import AnyOf
 
 
@@ -49,7 +49,7 @@ def test_written_forms(text, setting):
 
 WORDS = [None, "none", "draft", "lookup", "both", "both:d.gguf", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]
 DRAFTERS_GIVEN = [
-    "auto", DraftModel("d.gguf", p_min=0.5), PromptLookup(texts=("src", "b")), MultiLevel(DraftModel("./d.gguf")),
+    "auto", DraftModel("d.gguf", p_min=0.5), PromptLookup(texts=("src", "b")), CrossVocabulary(DraftModel("./d.gguf")),
     (PromptLookup(3, 7), CrossVocabulary(DraftModel("/d.gguf"))),
 ]  # fmt: skip
 

@@ -8,10 +8,10 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from pyfly_cpp import DraftModel, Exact, FlyBatch, FlyLlama, Margin, PromptLookup, Stochastic
+from pyfly_cpp import Exact, FlyBatch, FlyLlama, Margin, PromptLookup, Stochastic
 from pyfly_cpp._native import Batch, ScriptedTarget
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.drafters import Host, MultiLevel
+from pyfly_cpp.decoding.drafters import Host
 from pyfly_cpp.decoding.drafters.lookup_texts import read_answers, read_texts, write_answers
 from pyfly_cpp.decoding.presets import Preset, PresetError, load_preset, save_preset
 
@@ -199,7 +199,6 @@ def test_what_contradicts_itself_is_refused():
         lambda: PromptLookup(memory=-1),
         lambda: PromptLookup(memory=0, memory_file="x"),
         lambda: PromptLookup(texts="src"),
-        lambda: MultiLevel(DraftModel("x.gguf"), PromptLookup(texts=["src"])),
     ):
         with pytest.raises(ValueError):
             make()

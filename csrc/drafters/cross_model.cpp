@@ -7,13 +7,12 @@
 #include "llama/llama_tokenizer.h"
 
 extern "C" pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                                const pyfly_lookup_config * lookup, pyfly_drafter ** out,
-                                                pyfly_error * error) {
+                                                pyfly_drafter ** out, pyfly_error * error) {
     using namespace pyfly;
     return guard(error, [&] {
         const LlamaTarget & llama = llama_target(target);
         auto own = std::make_unique<LlamaTokenizer>(llama_model_get_vocab(llama_get_model(llama.context())), "target");
-        auto draft = std::make_unique<DraftModel>(llama, *config, make_lookahead(lookup), /*is_translated=*/true);
+        auto draft = std::make_unique<DraftModel>(llama, *config, /*is_translated=*/true);
         auto other = std::make_unique<LlamaTokenizer>(draft->vocabulary(), "draft model");
         *out = new pyfly_drafter{std::make_unique<CrossVocabulary>(std::move(own), std::move(other), std::move(draft))};
     });

@@ -76,13 +76,7 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         std::vector<DraftRequest> asked;
         for (Job * job : active) {
             job->made = {};
-            asked.push_back({job->request.text,
-                             &job->history,
-                             static_cast<int32_t>(n_more(*job)),
-                             &job->made,
-                             false,
-                             {},
-                             job->request.is_made_up});
+            asked.push_back({job->request.text, &job->history, static_cast<int32_t>(n_more(*job)), &job->made});
         }
         inner_->propose(asked);
         for (size_t i = 0; i < active.size(); i++) {

@@ -30,11 +30,7 @@ class CrossVocabulary : public Drafter {
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
     double expected_cost() const override { return inner_->expected_cost(); }
-    int32_t n_own_rows_most() const override { return inner_->n_own_rows_most(); }
-    void evaluate_rows(int32_t n) override { inner_->evaluate_rows(n); }
-    void expect_rows(int32_t n, double us) override { inner_->expect_rows(n, us); }
     int64_t n_evaluated() const override { return inner_->n_evaluated(); }
-    int64_t n_batches() const override { return inner_->n_batches(); }
 
     // A text of the target's tokens as the inner drafter sees it; valid until the text is asked for again. A character
     // at its end that is not whole yet is left out.

@@ -6,7 +6,6 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "stopwatch.h"
 
 namespace pyfly {
 
@@ -40,13 +39,12 @@ ModelPointer DraftModel::load(const LlamaTarget & target, const pyfly_draft_mode
     return open(llama_get_model(target.context()), file, open_with_weights(target, config), is_translated);
 }
 
-DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
-                       std::unique_ptr<Lookahead> ahead, bool is_translated)
+DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated)
     : p_min_(require_p_min(config.p_min)), model_(load(target, config, is_translated, n_positions_)),
       context_(make_draft_context(target, model_.get(), draft_context_params(target, config), "draft model")),
       own_(context_.get(), followed_pool(target, config), "draft model", is_recurrent(model_.get())), memories_(own_),
       n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),
-      n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))), ahead_(std::move(ahead)) {
+      n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
     // A text that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
@@ -56,10 +54,6 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     }
     if (n_ctx_of_all_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
-    }
-    if (ahead_ != nullptr && own_.is_limited()) {
-        throw Error(PYFLY_STATUS_INVALID, "the draft model's memory cannot be rolled back token by token, which "
-                                          "MultiLevel needs; use it as a DraftModel");
     }
     expected_cost_ = static_cast<double>(llama_model_size(model_.get())) /
                      static_cast<double>(llama_model_size(llama_get_model(target.context())));
@@ -141,8 +135,7 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
         // The last is not evaluated.
-        jobs.push_back({request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw,
-                        ahead_ == nullptr || request.is_made_up});
+        jobs.push_back({request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw});
     }
     while (catch_up(jobs) > 0) {
     }
@@ -156,129 +149,48 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     }
 }
 
-// One token or more for each text that goes on, until none does.
+// One token for each text that goes on, until none does.
 void DraftModel::draft(std::vector<Job> & jobs) {
     std::vector<Job *> active;
+    std::vector<TextMemories::Part> parts;
     for (Job & job : jobs) {
+        const size_t begin = memories_.end(job.text), n = job.history.size() - begin;
         active.push_back(&job);
-        job.next.assign(job.history.begin() + static_cast<std::ptrdiff_t>(memories_.end(job.text)), job.history.end());
-        if (!job.is_alone) {
-            job.so_far = job.history;
-            ahead_->begin(job.text);
-        }
+        parts.push_back({job.text, job.history.data() + begin, n, n - 1});
     }
     while (!active.empty()) {
-        look_ahead(active);
-        std::vector<TextMemories::Part> parts;
-        size_t n_tokens = 0;
-        for (const Job * job : active) {
-            parts.push_back({job->text, job->next.data(), job->next.size(), job->next.size() - 1 - job->tried.size()});
-            n_tokens += job->next.size();
-        }
-        int64_t us = 0;
-        {
-            const Stopwatch stopwatch(us);
-            memories_.evaluate(parts, [&](size_t i, size_t span) { take(*active[i], span); });
-        }
-        n_evaluated_ += static_cast<int64_t>(n_tokens);
-        if (!active.front()->is_alone) {
-            ahead_->observe_rows(static_cast<int32_t>(n_tokens), static_cast<double>(us));
-        }
+        memories_.evaluate(parts, [&](size_t i, size_t span) {
+            n_evaluated_ += static_cast<int64_t>(parts[i].n);
+            take(*active[i], own_.row(span, parts[i].n - 1));
+        });
         active.erase(std::remove_if(active.begin(), active.end(), [](const Job * job) { return job->is_done; }),
                      active.end());
-    }
-}
-
-// Puts what is to be tried behind what is to be evaluated. As every row gives a token, one less than is wanted.
-void DraftModel::look_ahead(const std::vector<Job *> & jobs) {
-    std::vector<Lookahead::Text> texts;
-    for (const Job * job : jobs) {
-        if (!job->is_alone) {
-            const size_t n_room = static_cast<size_t>(own_.n_batch()) - job->next.size();
-            texts.push_back({job->text, &job->so_far, static_cast<int32_t>(std::min(job->n_wanted() - 1, n_room))});
+        parts.clear();
+        for (const Job * job : active) {
+            parts.push_back({job->text, &job->out->tokens.back(), 1, 0});
         }
     }
-    if (texts.size() < jobs.size()) { // all are made up, or nothing looks ahead
-        return;
-    }
-    const std::vector<std::vector<int32_t>> tried = ahead_->propose(texts);
-    for (size_t i = 0; i < jobs.size(); i++) {
-        jobs[i]->tried = tried[i];
-        jobs[i]->next.insert(jobs[i]->next.end(), tried[i].begin(), tried[i].end());
-    }
 }
 
-// Drafts from the rows of an evaluated span, as far as what was tried is what it says.
-void DraftModel::take(Job & job, size_t span) {
-    std::vector<int32_t> & drafted = job.out->tokens;
-    const size_t n_before = drafted.size(), first_row = job.next.size() - 1 - job.tried.size();
-    size_t n_right = 0;
-    for (bool is_right = true; is_right && !job.is_done;) {
-        const float * row = own_.row(span, first_row + n_right);
-        const auto token = draft_token(row, n_shared_, p_min_, "draft model", job.draw, job.out->drawn);
-        if (token) {
-            drafted.push_back(*token);
-            if (job.wants_rows) {
-                job.out->rows.insert(job.out->rows.end(), row, row + n_shared_);
-                job.out->rows.resize(job.out->rows.size() + n_vocab_ - n_shared_, -INFINITY);
-            }
+// Drafts from a row.
+void DraftModel::take(Job & job, const float * row) const {
+    Proposal & out = *job.out;
+    const auto token = draft_token(row, n_shared_, p_min_, "draft model", job.draw, out.drawn);
+    if (token) {
+        out.tokens.push_back(*token);
+        if (job.wants_rows) {
+            out.rows.insert(out.rows.end(), row, row + n_shared_);
+            out.rows.resize(out.rows.size() + n_vocab_ - n_shared_, -INFINITY);
         }
-        job.is_done = !token || job.n_wanted() == 0;
-        is_right = token && n_right < job.tried.size() && job.tried[n_right] == *token;
-        n_right += is_right ? 1 : 0;
     }
-    memories_.cut(job.text, memories_.end(job.text) - (job.tried.size() - n_right));
-    if (!job.is_alone) {
-        const size_t n_so_far = job.so_far.size();
-        job.so_far.insert(job.so_far.end(), drafted.begin() + static_cast<std::ptrdiff_t>(n_before), drafted.end());
-        ahead_->learn(job.text, job.tried, n_so_far, job.so_far, job.is_done);
-    }
-    job.tried.clear();
-    if (!job.is_done) {
-        job.next = {drafted.back()};
-    }
-}
-
-void DraftModel::expect_rows(int32_t n, double us) {
-    if (ahead_ != nullptr) {
-        ahead_->expect_rows(n, us);
-    }
-}
-
-void DraftModel::evaluate_rows(int32_t n) {
-    for (int32_t text = 0; text < memories_.n(); text++) {
-        memories_.clear(text);
-    }
-    const std::vector<int32_t> tokens(static_cast<size_t>(n), 0);
-    const size_t n_parts = std::min(tokens.size(), static_cast<size_t>(memories_.n()));
-    std::vector<TextMemories::Part> parts;
-    for (size_t text = 0; text < n_parts; text++) {
-        const size_t n_of_text = tokens.size() / n_parts + (text < tokens.size() % n_parts ? 1 : 0);
-        parts.push_back({static_cast<int32_t>(text), tokens.data(), n_of_text, 0});
-    }
-    memories_.evaluate(parts, [](size_t, size_t) {});
-    for (const TextMemories::Part & part : parts) {
-        memories_.clear(part.text);
-    }
+    job.is_done = !token || out.tokens.size() > job.n_more;
 }
 
 } // namespace pyfly
 
-extern "C" {
-
-pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                     pyfly_drafter ** out, pyfly_error * error) {
+extern "C" pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
+                                                pyfly_drafter ** out, pyfly_error * error) {
     return pyfly::guard(error, [&] {
         *out = new pyfly_drafter{std::make_unique<pyfly::DraftModel>(pyfly::llama_target(target), *config)};
     });
 }
-
-pyfly_status pyfly_drafter_multi_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                     const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error) {
-    return pyfly::guard(error, [&] {
-        *out = new pyfly_drafter{
-            std::make_unique<pyfly::DraftModel>(pyfly::llama_target(target), *config, pyfly::make_lookahead(lookup))};
-    });
-}
-
-} // extern "C"

@@ -4,7 +4,6 @@
 #include "drafter.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
-#include "lookahead.h"
 #include "text_memories.h"
 
 namespace pyfly {
@@ -13,16 +12,11 @@ namespace pyfly {
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
 // draft goes on from its most recent window at no cost per round. So does it for every text where all of them outgrow
 // the cells that they share, once the texts that are not drafted for are forgotten.
-//
-// With a Lookahead it evaluates several tokens at once where those that lie ahead can be guessed: the draft is the
-// same, apart from how batches of several rows round.
 class DraftModel : public Drafter {
   public:
-    // Loads the model; without `ahead` it drafts one token after the other. Throws Error: NATIVE if llama.cpp cannot,
-    // INCOMPATIBLE if the vocabularies differ (unless is_translated: what it is asked is in its own), INVALID for a
-    // Lookahead where its memory cannot be rolled back.
-    DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config,
-               std::unique_ptr<Lookahead> ahead = nullptr, bool is_translated = false);
+    // Loads the model. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the vocabularies differ (unless
+    // is_translated: what it is asked is in its own).
+    DraftModel(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated = false);
 
     // Opens the file of a draft model that fits the target; throws Error as the constructor does. is_translated: it may
     // have another vocabulary.
@@ -36,12 +30,8 @@ class DraftModel : public Drafter {
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
-    int32_t n_own_rows_most() const override { return ahead_ != nullptr ? own_.n_batch() : 0; }
-    void evaluate_rows(int32_t n) override;
-    void expect_rows(int32_t n, double us) override;
     bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
-    int64_t n_batches() const override { return memories_.n_batches(); }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
@@ -53,13 +43,7 @@ class DraftModel : public Drafter {
         Proposal * out = nullptr;
         bool wants_rows = false;
         DrawDraft draw = {};
-        bool is_alone = true;             // it drafts one token after the other
-        std::vector<int32_t> so_far = {}; // history and draft, where tokens ahead are guessed
-        std::vector<int32_t> next = {};   // to be evaluated: what its memory does not hold, and what is tried ahead
-        std::vector<int32_t> tried = {};
         bool is_done = false;
-
-        size_t n_wanted() const { return n_more + 1 - out->tokens.size(); }
     };
 
     static ModelPointer load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
@@ -70,8 +54,7 @@ class DraftModel : public Drafter {
     void move_window(const Job & job, size_t n_ctx);
     size_t catch_up(const std::vector<Job> & jobs);
     void draft(std::vector<Job> & jobs);
-    void look_ahead(const std::vector<Job *> & jobs);
-    void take(Job & job, size_t span);
+    void take(Job & job, const float * row) const;
 
     double p_min_;
     size_t n_positions_ = 0; // most that it can be given; 0: any number
@@ -84,7 +67,6 @@ class DraftModel : public Drafter {
     size_t n_shared_;     // tokens that both have; the rest is padding, which is never drafted
     size_t n_ctx_;        // most that one text gets
     size_t n_ctx_of_all_; // that each gets where all are long
-    std::unique_ptr<Lookahead> ahead_;
     int64_t n_evaluated_ = 0;
 };
 

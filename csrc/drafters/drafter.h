@@ -37,7 +37,6 @@ struct DraftRequest {
     // proposes a token at all must not depend on what was drawn.
     DrawDraft draw = {};
 
-    bool is_made_up = false;     // only to see what drafting costs: nothing is to be learned from the text
     bool is_independent = false; // its gate lets drafts change the text, and other texts must not
 };
 
@@ -112,19 +111,8 @@ class Drafter {
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }
 
-    // Rows that a batch of its own model can have, where it goes by what they cost; 0: it does not.
-    virtual int32_t n_own_rows_most() const { return 0; }
-
-    // Evaluates a batch of n made-up tokens of all its texts together, 1 <= n <= n_own_rows_most(), with a row for
-    // each; whatever its texts held is dropped.
-    virtual void evaluate_rows(int32_t n) { (void) n; }
-
-    // What such a batch takes, measured with care. Microseconds > 0.
-    virtual void expect_rows(int32_t n, double us) { (void) n, (void) us; }
-
-    // Tokens evaluated on a model of its own so far, and in how many batches.
+    // Tokens evaluated on a model of its own so far.
     virtual int64_t n_evaluated() const { return 0; }
-    virtual int64_t n_batches() const { return 0; }
 };
 
 } // namespace pyfly

@@ -30,7 +30,6 @@ class HeadDrafter : public Drafter {
     size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const override;
     bool draws() const override { return has_rows(); }
     int64_t n_evaluated() const override { return n_evaluated_; }
-    int64_t n_batches() const override { return memories_.n_batches(); }
 
   protected:
     struct Shape {

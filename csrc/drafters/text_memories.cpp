@@ -86,7 +86,6 @@ void TextMemories::evaluate(const std::vector<Part> & parts,
             }
             throw;
         }
-        n_batches_++;
         for (const Span & span : spans) {
             at(span.sequence).memory.evaluated(span);
         }

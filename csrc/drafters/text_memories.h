@@ -54,8 +54,6 @@ class TextMemories {
     // rows of its batch are valid. On an Error the memories hold what is left.
     void evaluate(const std::vector<Part> & parts, const std::function<void(size_t part, size_t span)> & read);
 
-    int64_t n_batches() const { return n_batches_; } // evaluated so far
-
   private:
     struct Text {
         Memory memory;
@@ -70,7 +68,6 @@ class TextMemories {
     size_t first_;
     std::vector<Text> texts_;
     int64_t now_ = 0;
-    int64_t n_batches_ = 0;
 };
 
 } // namespace pyfly

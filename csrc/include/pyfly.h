@@ -405,15 +405,10 @@ pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_l
 pyfly_status pyfly_drafter_lookup_answers(const pyfly_drafter * drafter, int32_t * out, size_t capacity, size_t * n_out,
                                           pyfly_error * error);
 
-/* A draft model as of pyfly_drafter_model_new that verifies what prompt lookup proposes while it drafts, where that
- * pays: its drafts are its own greedy ones, with fewer evaluations. INVALID where its memory cannot be rolled back. */
-pyfly_status pyfly_drafter_multi_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                     const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error);
-
-/* A draft model of another vocabulary: it goes by the text. `lookup`: as of pyfly_drafter_multi_new, NULL: it drafts
- * one token after the other. INCOMPATIBLE where a vocabulary does not give back the text that it is given. */
+/* A draft model of another vocabulary: it goes by the text. INCOMPATIBLE where a vocabulary does not give back the text
+ * that it is given. */
 pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_model_config * config,
-                                     const pyfly_lookup_config * lookup, pyfly_drafter ** out, pyfly_error * error);
+                                     pyfly_drafter ** out, pyfly_error * error);
 
 /* history[n_history] as the draft model of such a drafter sees it: at most `capacity` of its tokens to out, and in
  * *n_out how many there are. A character at the end that is not whole is left out. INVALID for other drafters. */
@@ -439,9 +434,8 @@ void pyfly_drafter_free(pyfly_drafter * drafter);
 pyfly_status pyfly_drafter_propose(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t n_max,
                                    int32_t * out, int32_t * n_out, pyfly_error * error);
 
-/* Tokens the drafter has evaluated on a model of its own so far, and in how many batches. */
+/* Tokens the drafter has evaluated on a model of its own so far. */
 int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
-int64_t pyfly_drafter_n_batches(const pyfly_drafter * drafter);
 
 /* ---- Batch ------------------------------------------------------------------------------------------------------- */
 
@@ -547,22 +541,13 @@ typedef struct pyfly_cost_draft {
     double us;
 } pyfly_cost_draft;
 
-/* One batch of a drafter's own model. */
-typedef struct pyfly_cost_own {
-    int32_t drafter; /* index */
-    int32_t n;       /* rows, >= 1 */
-    double us;
-} pyfly_cost_own;
-
 #define PYFLY_MAX_COST_ROWS 32
 #define PYFLY_MAX_COST_DRAFTS 128
-#define PYFLY_MAX_COST_OWN 128
 
 typedef struct pyfly_costs {
-    size_t n_rows, n_drafts, n_own; /* how many of these there are */
+    size_t n_rows, n_drafts; /* how many of these there are */
     pyfly_cost_rows rows[PYFLY_MAX_COST_ROWS];
     pyfly_cost_draft drafts[PYFLY_MAX_COST_DRAFTS];
-    pyfly_cost_own own[PYFLY_MAX_COST_OWN]; /* of drafters that go by them */
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of evaluating a token it has missed; 0: not known */
 } pyfly_costs;
 

@@ -38,15 +38,9 @@ struct MeasuredCosts {
         int32_t drafter;
         double us; // of a token, in batches
     };
-    struct Own {
-        int32_t drafter;
-        int32_t n; // rows of a batch of its own model
-        double us;
-    };
     std::vector<Rows> target;
     std::vector<Draft> drafts;
     std::vector<CatchUp> catch_up;
-    std::vector<Own> own; // for the drafters themselves
 };
 
 // What each is worth is in docs/governor.md.

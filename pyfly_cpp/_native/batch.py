@@ -53,8 +53,6 @@ class Costs(NamedTuple):
     """(drafter, texts, tokens for each, microseconds) of drafts."""
     catch_up: tuple[float, ...]
     """Microseconds of evaluating one token that a drafter has missed; 0 where not known, or free."""
-    own: tuple[tuple[int, int, float], ...] = ()
-    """(drafter, rows, microseconds) of batches of a drafter's own model, of those that go by them."""
 
 
 class Progress(NamedTuple):
@@ -103,15 +101,13 @@ class Batch(Handle):
             tuple((rows.n, rows.us) for rows in costs.rows[0 : costs.n_rows]),
             tuple((d.drafter, d.n_texts, d.k, d.us) for d in costs.drafts[0 : costs.n_drafts]),
             tuple(costs.catch_up_us[0 : len(self.drafters)]),
-            tuple((own.drafter, own.n, own.us) for own in costs.own[0 : costs.n_own]),
         )
 
     def expect(self, costs: Costs) -> None:
         """What the governor expects until other drafters are configured; ValueError for what cannot be."""
         given = {
             "n_rows": len(costs.rows), "rows": list(costs.rows), "n_drafts": len(costs.drafts),
-            "drafts": list(costs.drafts), "catch_up_us": list(costs.catch_up), "n_own": len(costs.own),
-            "own": list(costs.own),
+            "drafts": list(costs.drafts), "catch_up_us": list(costs.catch_up),
         }  # fmt: skip
         try:
             native = ffi.new("pyfly_costs *", given)

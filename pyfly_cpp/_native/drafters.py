@@ -35,11 +35,6 @@ class Drafter(Handle):
         """Tokens evaluated on a model of the drafter's own so far."""
         return int(lib.pyfly_drafter_n_evaluated(self.pointer))
 
-    @property
-    def n_batches(self) -> int:
-        """In how many batches."""
-        return int(lib.pyfly_drafter_n_batches(self.pointer))
-
 
 class LookupDrafter(Drafter):
     """Prompt lookup.
@@ -93,7 +88,7 @@ class ModelDrafter(Drafter):
 
     Args:
         model_path: None where the model is in the target's file.
-        more: What the constructor takes after the config; None for NULL.
+        more: What the constructor takes after the config.
         devices: Addresses (integers) of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
         settings: Further fields of the config, integers.
     """
@@ -115,8 +110,7 @@ class ModelDrafter(Drafter):
         if devices is not None:
             listed = ffi.new("void *[]", [ffi.cast("void *", address) for address in (*devices, 0)])
             given["devices"] = listed
-        arguments = [ffi.NULL if one is None else one for one in more]
-        super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *arguments)
+        super().__init__(name, kind, target.pointer, ffi.new("pyfly_draft_model_config *", given), *more)
 
     def translate(self, history: Sequence[int]) -> list[int]:
         """A text as the model of another vocabulary sees it; ValueError for other drafters."""

@@ -4,8 +4,8 @@ On the command line it is called a setting, and written `plain`, `exact`, `"entr
 and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
 a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`) or `no-adaptive`,
-and the drafter: `lookup`, one with `[:FILE]` (`draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`,
-`dspark`) or `both` (quotes around a FILE with spaces).
+and the drafter: `lookup`, one with `[:FILE]` (`draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark`) or `both` (quotes
+around a FILE with spaces).
 What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
 those of the tables in gates/, windows.py and drafters/.)
 """

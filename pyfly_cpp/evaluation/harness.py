@@ -78,8 +78,8 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             gate: As it is written on the command line.
             window: `agree`, `agree:W`, `reconverge` or `reconverge:W`; else the gate's own.
             k: Tokens drafted in a round.
-            drafter: `lookup`, `draft`, `multi`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark` (these with `:FILE`, or
-                the file in `draft`), `both` or `none`; else the model's MTP head, or the draft model, or prompt lookup.
+            drafter: `lookup`, `draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark` (these with `:FILE`, or the file in
+                `draft`), `both` or `none`; else the model's MTP head, or the draft model, or prompt lookup.
             gpu_layers: Layers on the GPU, -1 for all.
             n_ctx: Context, tokens; `max_length`, the harness's usual word for it, goes before.
             max_gen_toks: Longest answer, where a task says nothing.

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import Decoding, presets
-from pyfly_cpp.decoding.drafters import MultiLevel
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -88,12 +87,10 @@ def test_options_change_its_drafter(run, preset, tmp_path):
     path = preset(**{**LOOSE, "drafter": DraftModel(tmp_path / "moved.gguf", p_min=0.1)})
     (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["preset_drafter"]
     assert (drafter["model_path"], drafter["p_min"]) == (str(DRAFT), 0.4)
-    path = preset(drafter=MultiLevel(DraftModel(tmp_path / "moved.gguf"), PromptLookup(3, 7)))
-    given = ("--draft", DRAFT, "--p-min", 0.4, "--num-pred-tokens", 9)
-    (drafter,) = settings(run, "--preset", path, *given)["settings"]["preset_drafter"]
-    draft, lookup = drafter["draft"], drafter["lookup"]
-    assert (drafter["kind"], draft["model_path"], draft["p_min"]) == ("multi", str(DRAFT), 0.4)
-    assert (lookup["max_ngram_size"], lookup["num_pred_tokens"]) == (3, 9)
+    path = preset(drafter=CrossVocabulary(DraftModel(tmp_path / "moved.gguf")))
+    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["preset_drafter"]
+    draft = drafter["draft"]
+    assert (drafter["kind"], draft["model_path"], draft["p_min"]) == ("cross", str(DRAFT), 0.4)
     path = preset(drafter=PromptLookup(3, 7))
     (drafter,) = settings(run, "--preset", path, "--num-pred-tokens", 9)["settings"]["preset_drafter"]
     assert (drafter["max_ngram_size"], drafter["num_pred_tokens"]) == (3, 9)

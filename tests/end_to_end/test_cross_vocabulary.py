@@ -18,7 +18,6 @@ from test_several_texts import assert_greedy, complete, opened
 
 from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, Fuzzy, PromptLookup
 from pyfly_cpp._native import Batch, ModelDrafter
-from pyfly_cpp.decoding.drafters import MultiLevel
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.machine.threads import physical_cores
 
@@ -105,8 +104,8 @@ class Vocabulary:
         return "".join(decoder.decode(self.piece(token), final=self.is_control(token)) for token in tokens)
 
 
-def cross(target, path, p_min=0.0, lookup=None, **settings):
-    return ModelDrafter("cross-vocabulary", "cross", target, path, p_min, lookup, **settings)
+def cross(target, path, p_min=0.0, **settings):
+    return ModelDrafter("cross-vocabulary", "cross", target, path, p_min, **settings)
 
 
 def random_text(rng):
@@ -186,13 +185,12 @@ def greedy(llm, tokens, n):
     return out
 
 
-@pytest.mark.parametrize("lookup", [None, [PromptLookup().native]], ids=["alone", "multi-level"])
-def test_a_draft_is_what_the_draft_model_says(lookup, spm, draft_f32):
+def test_a_draft_is_what_the_draft_model_says(spm, draft_f32):
     """In tokens of the target: those of SentencePiece here, of byte-level BPE there."""
     own, other = Vocabulary(spm), Vocabulary(draft_f32)
     llm = llama_cpp.Llama(draft_f32, **OPTIONS)
     n_proposed = 0
-    with opened(spm, n_texts=1, n_ctx=512) as target, cross(target, draft_f32, lookup=lookup) as drafter:
+    with opened(spm, n_texts=1, n_ctx=512) as target, cross(target, draft_f32) as drafter:
         for n, k in zip(range(5, 60, 3), itertools.cycle([1, 3, 8])):
             history = own.tokens((TEXT + "She sold clips to her friends and then to ").encode())[: n + 20]
             seen = drafter.translate(history)
@@ -270,10 +268,8 @@ def test_lossless_on_a_model_of_1b5(model_1b5, smollm2, record_property):
 
 @pytest.mark.parametrize("inner", [PromptLookup(), None, "draft.gguf", CrossVocabulary(DraftModel("x"))], ids=str)
 def test_what_it_takes(inner):
-    with pytest.raises(ValueError, match="takes a drafter with a model and a vocabulary of its own"):
+    with pytest.raises(ValueError, match="takes a DraftModel"):
         CrossVocabulary(inner)
-    with pytest.raises(ValueError, match="MultiLevel takes a DraftModel"):
-        MultiLevel(CrossVocabulary(DraftModel("x")))
 
 
 def test_the_remedy_is_named(tiny_target, spm):

@@ -13,7 +13,6 @@ from llama_cpp import LlamaGrammar
 from sampling_oracle import Fit
 
 from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, Fuzzy, PromptLookup, Stochastic, Window
-from pyfly_cpp.decoding.drafters import MultiLevel
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Tom has 3 apples and 4 pears. Tom has 3 apples and"
@@ -68,7 +67,7 @@ def check(gate, how, drafter, target, draft, n_tokens=2, n=N):
     if how == "grammar":
         settings["grammar"] = LlamaGrammar.from_string('root ::= " " [a-z] [a-z ]*', verbose=False)
     model, lookup = DraftModel(draft), PromptLookup(num_pred_tokens=4)
-    drafters = {"draft": model, "lookup": lookup, "both": [lookup, model], "levels": MultiLevel(model, lookup)}[drafter]
+    drafters = {"draft": model, "lookup": lookup, "both": [lookup, model]}[drafter]
     fly = FlyLlama(target, drafter=drafters, gate=gate, draft_max=3, **OPTIONS)
     found = fit(fly, target, settings, n_tokens, n=n)
     print(f"{gate}, {how}, {drafter}: {found}; {fly.stats.summary()}")
@@ -80,7 +79,7 @@ def check(gate, how, drafter, target, draft, n_tokens=2, n=N):
     ("gate", "how", "drafter"),
     [
         ("stochastic", "grammar", "both"),
-        ("stochastic", "top-k", "levels"),
+        ("stochastic", "top-k", "draft"),
         ("stochastic-block", "top-p and penalties", "draft"),
         ("rfsd-js:0", "top-k", "draft"),
     ],
@@ -90,7 +89,7 @@ def test_the_tiny_model(gate, how, drafter, tiny_target, tiny_draft):
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("drafter", ["draft", "both", "lookup", "levels"])
+@pytest.mark.parametrize("drafter", ["draft", "both", "lookup"])
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("gate", ["stochastic", "stochastic-block", "rfsd-js:0"])
 def test_many_answers_of_the_tiny_model(gate, how, drafter, tiny_target, tiny_draft):

@@ -15,7 +15,6 @@ import pytest
 from heads import DFLASH, DRAFT, DSPARK, EAGLE3, HYBRID, LLAMA, N_VOCAB, SETTINGS, chained_model, prompts, take
 
 from pyfly_cpp import MTP, CrossVocabulary, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup
-from pyfly_cpp.decoding.drafters import MultiLevel
 
 TOLERANCE = 0.01
 """Nats, between a batch and another."""
@@ -38,7 +37,6 @@ CASES = {
     "chained mtp": Case(lambda: MTP(), None),
     "draft": Case(lambda: DraftModel(DRAFT, draft_max=4)),
     "draft of a moving window": Case(lambda: DraftModel(DRAFT, draft_max=4, n_ctx=256), forgets=False),
-    "levels": Case(lambda: MultiLevel(DraftModel(DRAFT, draft_max=8), PromptLookup()), forgets=False),
     "cross": Case(lambda: CrossVocabulary(DraftModel(DRAFT, draft_max=4))),
     "lookup": Case(lambda: PromptLookup()),
     "lookup, eagle3": Case(lambda: [PromptLookup(), Eagle3(EAGLE3, draft_max=4)]),

@@ -19,7 +19,6 @@ GOOD = {
         {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8, "p_min": 0.1, "n_ctx": 512, "n_batch": 64,
          "n_gpu_layers": -1, "n_threads": 2, "type_k": 8, "type_v": 1},
         {"kind": "lookup", "max_ngram_size": 4, "num_pred_tokens": 10, "match": "latest", "min_ngram_size": 1},
-        {"kind": "multi", "draft": {"kind": "draft", "model_path": "d.gguf"}, "lookup": {"kind": "lookup"}},
         {"kind": "cross", "draft": {"kind": "draft", "model_path": "d.gguf"}},
         {"kind": "mtp", "model_path": None, "draft_max": 3},
         {"kind": "eagle3", "model_path": "head.gguf", "p_min": 0.5},

@@ -20,7 +20,6 @@ from pyfly_cpp.decoding.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter, PathOption
 from pyfly_cpp.decoding.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.decoding.drafters.model import DraftModel
-from pyfly_cpp.decoding.drafters.multi_level import MultiLevel
 from pyfly_cpp.decoding.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "Host",
-    "MultiLevel",
     "Option",
     "OwnDrafter",
     "PathOption",
@@ -55,7 +53,6 @@ DRAFTERS: dict[str, type[OwnDrafter]] = {
     for kind in (
         DraftModel,
         PromptLookup,
-        MultiLevel,
         CrossVocabulary,
         MTP,
         Eagle3,
@@ -104,7 +101,7 @@ def require_word(text: str) -> str:
     """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it where the word takes one; raises ValueError."""
     word, separator, file = text.partition(":")
     if word not in WORDS:
-        near = difflib.get_close_matches(word, WORDS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(word, WORDS, n=1)
         near = [f"draft:{text}"] if text.endswith(".gguf") else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(WORDS)} or none.")

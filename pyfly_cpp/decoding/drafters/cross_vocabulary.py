@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.drafter import Host, Option
 from pyfly_cpp.decoding.drafters.model import AroundModel, DraftModel
-from pyfly_cpp.decoding.drafters.multi_level import MultiLevel
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,12 @@ class CrossVocabulary(AroundModel):
     inner = ("draft",)
     options: ClassVar[tuple[Option, ...]] = DraftModel.options
 
-    draft: Union[DraftModel, MultiLevel]  # noqa: UP007 - Python 3.9
+    draft: DraftModel
     """draft_max counts the target's tokens; p_min is of the draft's own."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.draft, (DraftModel, MultiLevel)):
-            raise ValueError(
-                "CrossVocabulary takes a drafter with a model and a vocabulary of its own, a DraftModel or a "
-                f"MultiLevel, not {self.draft!r}."
-            )
+        if not isinstance(self.draft, DraftModel):
+            raise ValueError(f"CrossVocabulary takes a DraftModel, not {self.draft!r}.")
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:
@@ -42,10 +38,7 @@ class CrossVocabulary(AroundModel):
         return replace(self, draft=self.draft.but(**changes))
 
     def open(self, host: Host) -> _native.Drafter:
-        if isinstance(self.draft, MultiLevel):
-            draft, lookup = self.draft.draft, [self.draft.lookup.native]
-            return draft.open_as("cross-vocabulary", "cross", host, lookup)
-        return self.draft.open_as("cross-vocabulary", "cross", host, None)
+        return self.draft.open_as("cross-vocabulary", "cross", host)
 
     def __str__(self) -> str:
         return f"{self.draft} of another vocabulary"

@@ -90,14 +90,14 @@ class DraftModel(WithModel):
     def open(self, host: Host) -> _native.Drafter:
         return self.open_as("draft model", "model", host)
 
-    def open_as(self, name: str, kind: str, host: Host, *more: Any) -> _native.Drafter:
-        """Opens it by another constructor, with what that takes after the config: see `_native.ModelDrafter`."""
+    def open_as(self, name: str, kind: str, host: Host) -> _native.Drafter:
+        """Opens it by another constructor: see `_native.ModelDrafter`."""
         require_gguf(path := model_file(self.model_path), "draft model")
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **({"n_gpu_layers": -1} if self.devices else {}), **given}
         devices = Placement(devices=self.devices).addresses
-        return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, *more, devices=devices, **settings)
+        return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, devices=devices, **settings)
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"

@@ -35,14 +35,10 @@ class PromptLookup(OwnDrafter):
     word = "lookup"
     noun = "prompt lookup"
     # One token is no evidence of a repetition; two often are. The governor decides how many are worth verifying.
-    own_options = (
+    options = (
         Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, 4),
         Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, 2),
         Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a round.", None, 10),
-    )
-    """Those of looking in the request's own text."""
-    options = (
-        *own_options,
         Option(
             "lookup_tokens",
             "memory",
