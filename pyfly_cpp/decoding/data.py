@@ -20,7 +20,7 @@ def drafter_as_data(drafter: Any) -> Any:
     if not isinstance(drafter, OwnDrafter):
         raise ValueError(f"a preset cannot hold the drafter {drafter!r}; the kinds are {', '.join(DRAFTERS)}.")
     values = {name: getattr(drafter, name) for name in field_names(type(drafter))}
-    values = {name: drafter_as_data(value) if name in drafter.inner else value for name, value in values.items()}
+    values = {name: drafter_as_data(value) if name == "draft" else value for name, value in values.items()}
     return {"kind": drafter.word, **{name: value for name, value in values.items() if value is not None}}
 
 
@@ -42,10 +42,12 @@ def _drafter(data: Any, folder: Path | None) -> Drafter:
     if not isinstance(kind, str) or kind not in DRAFTERS:
         raise ValueError(f"the drafter's 'kind' must be one of {', '.join(DRAFTERS)}, not {kind!r}.")
     made = DRAFTERS[kind]
-    arguments = require_fields("'drafter'", {k: v for k, v in data.items() if k != "kind"}, field_names(made))
-    if made.inner and made.inner[0] not in arguments:
-        raise ValueError(f"a drafter of kind {kind!r} needs {made.inner[0]!r}, itself a drafter with its 'kind'.")
-    arguments.update({field: _drafter(arguments[field], folder) for field in made.inner if field in arguments})
+    names = field_names(made)
+    arguments = require_fields("'drafter'", {k: v for k, v in data.items() if k != "kind"}, names)
+    if "draft" in names:  # itself a drafter
+        if "draft" not in arguments:
+            raise ValueError(f"a drafter of kind {kind!r} needs 'draft', itself a drafter with its 'kind'.")
+        return made(**{"draft": _drafter(arguments["draft"], folder)})
     for path_field in made.path_fields:
         given = arguments.get(path_field)
         if given is not None:
@@ -55,7 +57,7 @@ def _drafter(data: Any, folder: Path | None) -> Drafter:
             paths = [_placed(path, folder) for path in paths]
             arguments[path_field] = paths[0] if isinstance(given, str) else paths
     path = arguments.get(made.file_field)
-    if made.takes_file and (path is not None or (made.needs_file and not made.inner)):
+    if made.takes_file and (path is not None or made.needs_file):
         if not is_path(path):
             raise ValueError(f"a drafter of kind {kind!r} needs {made.file_field!r}, the path of its file.")
         arguments = {**arguments, made.file_field: _placed(path, folder)}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.drafters.drafter import Host, Option
-from pyfly_cpp.decoding.drafters.model import AroundModel, DraftModel
+from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.decoding.drafters.model import DraftModel
 
 
 @dataclass(frozen=True)
-class CrossVocabulary(AroundModel):
+class CrossVocabulary(OwnDrafter):
     """A draft model of another family: it sees the text in its own tokens, and the text that it drafts is tokenised for
     the target. Control tokens that are written alike, or end a turn, stand for each other. Its drafts have no
     distribution that could be compared with the target's. FLy (arXiv 2511.22972) pairs models like this.
@@ -20,7 +20,7 @@ class CrossVocabulary(AroundModel):
 
     word = "cross"
     noun = "a draft model"
-    inner = ("draft",)
+    needs_file = takes_file = takes_draft = True
     options: ClassVar[tuple[Option, ...]] = DraftModel.options
 
     draft: DraftModel
@@ -29,6 +29,20 @@ class CrossVocabulary(AroundModel):
     def __post_init__(self) -> None:
         if not isinstance(self.draft, DraftModel):
             raise ValueError(f"CrossVocabulary takes a DraftModel, not {self.draft!r}.")
+
+    @property
+    def model_path(self) -> str | os.PathLike[str]:
+        """Of the draft model."""
+        return self.draft.model_path
+
+    @property
+    def draft_max(self) -> int | None:  # type: ignore[override]
+        """Of the draft model."""
+        return self.draft.draft_max
+
+    @property
+    def draft_most(self) -> int:  # type: ignore[override]
+        return self.draft.draft_most
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:

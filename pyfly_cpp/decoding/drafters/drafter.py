@@ -74,8 +74,6 @@ class OwnDrafter:
     """The field that names the file, where it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
-    inner: ClassVar[tuple[str, ...]] = ()
-    """Fields that are drafters themselves; it cannot be without the first of them."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[Option | PathOption, ...]] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter
@@ -101,24 +101,3 @@ class DraftModel(WithModel):
 
     def __str__(self) -> str:
         return f"draft model {os.path.basename(self.model_path)}"
-
-
-class AroundModel(OwnDrafter):
-    """The base of drafters that hold a draft model, `draft`: its file and its lengths are theirs."""
-
-    needs_file = takes_file = takes_draft = True
-    draft: Any
-
-    @property
-    def model_path(self) -> str | os.PathLike[str]:
-        """Of the draft model."""
-        return self.draft.model_path  # type: ignore[no-any-return]
-
-    @property
-    def draft_max(self) -> int | None:  # type: ignore[override]
-        """Of the draft model."""
-        return self.draft.draft_max  # type: ignore[no-any-return]
-
-    @property
-    def draft_most(self) -> int:  # type: ignore[override]
-        return self.draft.draft_most  # type: ignore[no-any-return]
