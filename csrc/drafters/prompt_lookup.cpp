@@ -76,7 +76,8 @@ NgramIndex & PromptLookup::follow(int32_t text, const std::vector<int32_t> & his
 void PromptLookup::propose(const DraftRequest & request) {
     const std::vector<int32_t> & history = *request.history;
     const NgramIndex * index = &follow(request.text, history);
-    NgramIndex::Match match = index->find(history.data(), history.size(), config_.match);
+    NgramIndex::Match match =
+        index->find(history.data(), history.size(), static_cast<pyfly_lookup_match>(config_.match));
     int32_t proposal_class = std::min(match.n, 4) - 1;
     for (const NgramIndex * other : {&answers_, &named_}) {
         if (other == &answers_ && request.is_independent) {
@@ -134,14 +135,11 @@ void PromptLookup::remember(const int32_t * tokens, size_t n) {
 } // namespace pyfly
 
 extern "C" pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config,
-                                                 size_t n_memory, const int32_t * texts, size_t n_texts,
-                                                 const int32_t * answers, size_t n_answers, pyfly_drafter ** out,
-                                                 pyfly_error * error) {
+                                                 const int32_t * texts, size_t n_texts, const int32_t * answers,
+                                                 size_t n_answers, pyfly_drafter ** out, pyfly_error * error) {
     return pyfly::guard(error, [&] {
         *out = new pyfly_drafter{std::make_unique<pyfly::PromptLookup>(
-            pyfly::PromptLookup::Config{config->max_ngram, config->min_ngram, config->num_pred,
-                                        static_cast<pyfly_lookup_match>(config->match), n_memory},
-            target == nullptr ? nullptr : &target->vocabulary, std::vector<int32_t>(texts, texts + n_texts),
+            *config, target == nullptr ? nullptr : &target->vocabulary, std::vector<int32_t>(texts, texts + n_texts),
             std::vector<int32_t>(answers, answers + n_answers))};
     });
 }

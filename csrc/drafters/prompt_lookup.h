@@ -22,18 +22,13 @@ namespace pyfly {
 //   several have an occurrence    the longest counts; among equals the text's own, then that of an answer
 class PromptLookup : public Drafter {
   public:
-    struct Config {
-        int32_t max_ngram, min_ngram; // sizes that are looked up, 1 <= min <= max <= 64
-        int32_t num_pred;             // most tokens of a proposal, >= 1
-        pyfly_lookup_match match;     // in the text itself; elsewhere it is always the latest
-        size_t n_memory = 0;          // most tokens of answers that are kept; 0: none
-    };
+    using Config = pyfly_lookup_config;
 
     // `vocabulary` is borrowed; null: there are no control tokens. `texts`: those that the user named, `answers`: what
     // the memory begins with, each with a NgramIndex::separator between two texts. Throws Error(PYFLY_STATUS_INVALID)
     // for a Config out of range, or for a token that the vocabulary does not have.
-    explicit PromptLookup(const Config & config, const Vocabulary * vocabulary = nullptr,
-                          const std::vector<int32_t> & texts = {}, const std::vector<int32_t> & answers = {});
+    PromptLookup(const Config & config, const Vocabulary * vocabulary, const std::vector<int32_t> & texts,
+                 const std::vector<int32_t> & answers);
 
     int32_t n_texts() const override { return INT32_MAX; }
 

@@ -389,14 +389,14 @@ typedef enum pyfly_lookup_match {
 typedef struct pyfly_lookup_config {
     int32_t max_ngram, min_ngram; /* n = max_ngram..min_ngram, 1 <= min_ngram <= max_ngram <= 64 */
     int32_t num_pred;             /* most tokens of a proposal, >= 1 */
-    int32_t match;                /* a pyfly_lookup_match */
+    int32_t match;                /* a pyfly_lookup_match: in the text itself; elsewhere it is always the latest */
+    size_t n_memory;              /* most tokens of answers that are remembered; 0: none */
 } pyfly_lookup_config;
 
-/* It looks in the text itself, in the answers of texts that have ended (the last n_memory tokens of them, 0: none), and
- * in texts[n_texts]. answers[n_answers]: what the memory of answers begins with. Both are copied, with a -1 between two
- * texts. `target` is borrowed; NULL: no token is known to be a control token. INVALID: a number is out of range, or a
- * token is none of the target's. */
-pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config, size_t n_memory,
+/* It looks in the text itself, in the answers of texts that have ended, and in texts[n_texts]. answers[n_answers]: what
+ * the memory of answers begins with. Both are copied, with a -1 between two texts. `target` is borrowed; NULL: no token
+ * is known to be a control token. INVALID: a number is out of range, or a token is none of the target's. */
+pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config,
                                       const int32_t * texts, size_t n_texts, const int32_t * answers, size_t n_answers,
                                       pyfly_drafter ** out, pyfly_error * error);
 

@@ -42,7 +42,6 @@ class LookupDrafter(Drafter):
     Args:
         target: Of whose texts answers are remembered; None: it is not used in a batch.
         config: `pyfly_lookup_config` of pyfly.h.
-        n_memory: Most tokens of answers that are remembered.
         texts: Tokens to look in, too, -1 between two texts.
         answers: What is remembered at first, likewise.
         on_close: Called with what is remembered when it is closed.
@@ -52,7 +51,6 @@ class LookupDrafter(Drafter):
         self,
         target: LlamaTarget | None,
         config: Sequence[int],
-        n_memory: int,
         texts: TokenArray,
         answers: TokenArray,
         on_close: Callable[[TokenArray], None] | None = None,
@@ -60,7 +58,7 @@ class LookupDrafter(Drafter):
         self._on_close = on_close
         super().__init__(
             "prompt lookup", "lookup", ffi.NULL if target is None else target.pointer,
-            ffi.new("pyfly_lookup_config *", config), n_memory, token_pointer(texts), len(texts),
+            ffi.new("pyfly_lookup_config *", config), token_pointer(texts), len(texts),
             token_pointer(answers), len(answers),
         )  # fmt: skip
 

@@ -128,9 +128,9 @@ void test_lookup() {
                 others[i].push_back(random_int(-1, 3));
             }
         }
-        const pyfly_lookup_config config = {max_n, min_n, 8, earliest};
+        const pyfly_lookup_config config = {max_n, min_n, 8, earliest, 250};
         pyfly_drafter * drafter = nullptr;
-        assert(pyfly_drafter_lookup_new(nullptr, &config, 250, others[1].data(), others[1].size(), others[0].data(),
+        assert(pyfly_drafter_lookup_new(nullptr, &config, others[1].data(), others[1].size(), others[0].data(),
                                         others[0].size(), &drafter, &error) == PYFLY_OK);
         std::vector<int32_t> history;
         for (int32_t step = 0; step < 60; step++) {
@@ -246,8 +246,8 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         assert(pyfly_target_scripted_new(&model, scripted_row, &seed, &target, &error) == PYFLY_OK);
         assert(pyfly_drafter_callback_new(random_draft, nullptr, has_rows ? model.n_vocab : 0, &drafter, &error) ==
                PYFLY_OK);
-        const pyfly_lookup_config looks = {3, 1, 6, 0};
-        assert(pyfly_drafter_lookup_new(target, &looks, 500, nullptr, 0, nullptr, 0, &lookup, &error) == PYFLY_OK);
+        const pyfly_lookup_config looks = {3, 1, 6, 0, 500};
+        assert(pyfly_drafter_lookup_new(target, &looks, nullptr, 0, nullptr, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_batch_new(target, &batch, &error) == PYFLY_OK);
         const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
         const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(1, 9)}};
@@ -431,14 +431,13 @@ void test_bad_arguments() {
     const pyfly_scripted_config empty = {0, 1, 1, 1, 1, -1, 1, nullptr};
     assert(pyfly_target_scripted_new(&empty, scripted_row, nullptr, &target, &error) == PYFLY_STATUS_INVALID);
     pyfly_drafter * drafter = nullptr;
-    const pyfly_lookup_config no_size = {0, 1, 1, 0}, looks = {4, 1, 1, 0};
     const int32_t no_token = -2;
-    const auto lookup_status = [&](const pyfly_lookup_config & lookup, size_t n_memory, size_t n_texts) {
-        return pyfly_drafter_lookup_new(nullptr, &lookup, n_memory, &no_token, n_texts, nullptr, 0, &drafter, &error);
+    const auto lookup_status = [&](const pyfly_lookup_config & lookup, size_t n_texts) {
+        return pyfly_drafter_lookup_new(nullptr, &lookup, &no_token, n_texts, nullptr, 0, &drafter, &error);
     };
-    assert(lookup_status(no_size, 0, 0) == PYFLY_STATUS_INVALID);
-    assert(lookup_status(looks, PYFLY_MAX_LOOKUP + 1, 0) == PYFLY_STATUS_INVALID);
-    assert(lookup_status(looks, 0, 1) == PYFLY_STATUS_INVALID);
+    assert(lookup_status({0, 1, 1, 0, 0}, 0) == PYFLY_STATUS_INVALID);
+    assert(lookup_status({4, 1, 1, 0, PYFLY_MAX_LOOKUP + 1}, 0) == PYFLY_STATUS_INVALID);
+    assert(lookup_status({4, 1, 1, 0, 0}, 1) == PYFLY_STATUS_INVALID);
     assert(pyfly_drafter_callback_new(nullptr, nullptr, 0, &drafter, &error) == PYFLY_STATUS_INVALID);
 }
 

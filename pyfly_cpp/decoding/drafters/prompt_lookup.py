@@ -105,7 +105,8 @@ class PromptLookup(OwnDrafter):
     @property
     def native(self) -> tuple[int, ...]:
         """`pyfly_lookup_config` of pyfly.h."""
-        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, _native.LOOKUP_MATCHES[self.match]
+        match = _native.LOOKUP_MATCHES[self.match]
+        return self.max_ngram_size, self.min_ngram_size, self.num_pred_tokens, match, self.memory
 
     @property
     def alone(self) -> PromptLookup:
@@ -115,7 +116,7 @@ class PromptLookup(OwnDrafter):
     def open(self, host: Host | None = None) -> _native.LookupDrafter:
         none = np.zeros(0, dtype=np.int32)
         if host is None:
-            return _native.LookupDrafter(None, self.native, self.memory, none, none)
+            return _native.LookupDrafter(None, self.native, none, none)
         target, path = host.target(), self.memory_file
         texts = read_texts(self.texts, host.vocabulary()) if self.texts else none
         answers = none if path is None else read_answers(path, target.vocabulary)
@@ -127,7 +128,7 @@ class PromptLookup(OwnDrafter):
                 except OutputError as error:  # the answers themselves were given
                     warnings.warn(f"the lookup memory was not kept: {error}", stacklevel=2)
 
-        return _native.LookupDrafter(target, self.native, self.memory, texts, answers, keep)
+        return _native.LookupDrafter(target, self.native, texts, answers, keep)
 
     def propose(self, history: Sequence[int]) -> list[int]:
         """The proposal for a token history, without a model: 0..num_pred_tokens token ids."""
