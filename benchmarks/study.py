@@ -9,7 +9,8 @@ and `exact` always answer as well. With --governed, one text at a time, everythi
 tokens a second are those that users see. Without it every round drafts --k tokens, so that no answer depends on times;
 with --parallel, many answers cost least. On weights that our kernels cover, exact decoding has the same bits in every
 batch: an answer that differs from exact's does so because of a loose token. `report` counts how many of exact's differ
-from plain decoding's, which then is none.
+from plain decoding's, which then is none. The draft model keeps an item's prompt from one setting to the next, so under
+--governed the first setting that drafts pays for reading it; the settings take turns in being first.
 
 Items are answered in an order that has nothing to do with what they are (a hash of their ids), in chunks of all parts
 in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-cpp eval` in a folder of its own
