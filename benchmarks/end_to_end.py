@@ -10,7 +10,6 @@ prompts of a kind, then over the kinds, with the smallest kind.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections import defaultdict
@@ -19,27 +18,12 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import llama_cpp
-from speed import print_machine
+from common import llama_options, model_parser, print_machine
 
 from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.engine.prompting import render_chat
 from pyfly_cpp.machine import extra_buffers
-from pyfly_cpp.machine.threads import physical_cores
-
-
-def model_parser(about: str, n: int) -> argparse.ArgumentParser:
-    """Options of a script that generates with one model; `n`: tokens of an answer where nothing is said."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("-n", type=int, default=n)
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    return parser
-
-
-def llama_options(given: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `Llama` that these options give."""
-    return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
 
 
 def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:

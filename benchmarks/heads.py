@@ -1,13 +1,11 @@
 """Heads against llama.cpp's own drivers, on the same files and prompts.
 
     python benchmarks/heads.py [--mtp MODEL] [--target TARGET --eagle3 HEAD ...] [--tool llama-speculative-simple]
-    python benchmarks/heads.py --rules    # tokens a round by rule and K, beside the draft model
 
 Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used, with
 the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
 prompt excluded, also what a head reads of it, and the last round counted whole, as the tool counts them; on an idle
-machine. README.md says how to build the tool. --memory measures resident sizes instead; --rules counts, so that it
-needs no idle machine.
+machine. README.md says how to build the tool.
 """
 
 from __future__ import annotations
@@ -17,25 +15,22 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
-from speed import print_machine, tool_buffers
+from common import print_machine
 
-from pyfly_cpp import MTP, DraftModel, FlyLlama
+from pyfly_cpp import MTP, FlyLlama
 from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter
-from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.machine import extra_buffers
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "models" / "tiny"
 N_CTX = 1024
 FILES = {"EAGLE-3": "eagle3", "DFlash": "dflash", "DSpark": "dspark"}
 """Heads in files of their own: the words of their drafters, options and types in llama.cpp."""
-RULES = ("exact", "margin:0.3", "entropy:0.3")
-LENGTHS = (3, 7, 15)
 
 
 class Totals:
@@ -122,65 +117,6 @@ def measure(name: str, target: str, drafter: Drafter, tool: Sequence[str] | None
     fly.close()
 
 
-CHILD = """
-import sys
-from pyfly_cpp import FlyLlama
-from pyfly_cpp.decoding.drafters import DRAFTERS
-target, kind, path = sys.argv[1:]
-drafter = None if kind == "none" else DRAFTERS[kind].make(path or None)
-llm = FlyLlama(target, drafter=drafter, n_ctx=1024, n_batch=64, n_threads=1, n_threads_batch=1, verbose=False)
-stream = llm.generate(list(range(100, 164)), temp=0.0)
-for _ in range(64): next(stream)
-stream.close()
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
-"""
-
-
-def measure_memory(args: argparse.Namespace) -> None:
-    """Resident size after a generation, in processes of their own (Linux), beside the sizes of the files."""
-
-    def resident(target: str, kind: str, path: str = "") -> float:
-        command = [sys.executable, "-c", CHILD, target, kind, path]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) / 1024
-
-    print("resident size after 64 + 64 tokens, n_ctx 1024, n_batch 64:")
-    files = [(name, args.target, kind, getattr(args, kind)) for name, kind in FILES.items()]
-    for name, target, kind, path in [("MTP", args.mtp, "mtp", ""), *files]:
-        size = Path(target).stat().st_size / 2**20
-        plain, headed = resident(target, "none"), resident(target, kind, path)
-        own = f", head's file {Path(path).stat().st_size / 2**20:.1f} MiB" if path else ""
-        print(f"  {name}: model {size:.1f} MiB{own}; without {plain:.1f} MiB, with the head {headed - plain:+.1f} MiB")
-
-
-def measure_rules(args: argparse.Namespace) -> None:
-    """Tokens a round, and of what was drafted the part that was kept, by drafter, rule and K."""
-    prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text(encoding="utf-8").splitlines()][: args.n]
-    made = {name: DRAFTERS[kind].make for name, kind in FILES.items()}
-    drafters = {
-        "draft model": (args.target, lambda k: DraftModel(args.draft, draft_max=k)),
-        "MTP": (args.mtp, lambda k: MTP(draft_max=k)),
-        **{
-            name: (args.target, lambda k, name=name: made[name](getattr(args, FILES[name]), draft_max=k))
-            for name in FILES
-        },
-    }
-    settings = {"n_ctx": N_CTX, "n_threads": args.threads, "n_threads_batch": args.threads, "verbose": False}
-    print(f"{len(prompts)} prompts x {args.tokens} tokens; tokens a round (kept of drafted), each rule with its window")
-    print(f"{'':12}" + "".join(f"{f'{rule} K={k}':>22}" for rule in RULES for k in LENGTHS))
-    for name, (target, make) in drafters.items():
-        row = []
-        for rule, k in itertools.product(RULES, LENGTHS):
-            llm = FlyLlama(target, drafter=make(k), gate=parse_gate(rule), adaptive=False, **settings)
-            rounds = committed = drafted = 0
-            for prompt in prompts:
-                decode(llm, prompt, args.tokens, Totals())
-                rounds, committed = rounds + llm.stats.rounds, committed + llm.stats.committed
-                drafted += llm.stats.drafted
-            llm.close()
-            row.append(f"{committed / rounds:.2f} ({(committed - rounds) / drafted:.0%})")
-        print(f"{name:12}" + "".join(f"{cell:>22}" for cell in row), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mtp", default=str(TINY / "tiny-qwen35-mtp-f16.gguf"), help="model with an MTP head")
@@ -188,7 +124,6 @@ def main() -> None:
     parser.add_argument("--eagle3", default=str(TINY / "tiny-llama-eagle3-f16.gguf"), help="EAGLE-3 head")
     parser.add_argument("--dflash", default=str(TINY / "tiny-llama-dflash-f16.gguf"), help="DFlash head")
     parser.add_argument("--dspark", default=str(TINY / "tiny-llama-dspark-f16.gguf"), help="DSpark head")
-    parser.add_argument("--draft", default=str(TINY / "tiny-llama-draft-f16.gguf"), help="draft model, for --rules")
     parser.add_argument("--tool", help="llama.cpp's llama-speculative-simple")
     parser.add_argument("--prompts", type=Path, default=ROOT / "tests" / "data" / "half_documents.jsonl")
     parser.add_argument("--n", type=int, default=30, help="prompts (default 30)")
@@ -196,17 +131,13 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3, help="tokens drafted in a round (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="threads (default 1, best for the tiny models)")
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
-    parser.add_argument("--memory", action="store_true", help="measure memory, not speed")
-    parser.add_argument("--rules", action="store_true", help="count tokens a round by rule and K, not speed")
     args = parser.parse_args()
     print_machine()
-    if args.memory or args.rules:
-        measure_memory(args) if args.memory else measure_rules(args)
-        return
     n_layers = "999" if args.gpu_layers < 0 else str(args.gpu_layers)
     common = [
         "--spec-draft-n-max", str(args.k), "--temp", "0", "-n", str(args.tokens), "-c", str(N_CTX),
-        "-t", str(args.threads), "-tb", str(args.threads), "-ngl", n_layers, *tool_buffers(),
+        "-t", str(args.threads), "-tb", str(args.threads), "-ngl", n_layers,
+        *([] if extra_buffers.usable() else ["--no-repack"]),
     ]  # fmt: skip
     mtp = ["-m", args.mtp, "--spec-type", "draft-mtp", *common]
     measure("MTP", args.mtp, MTP(draft_max=args.k), [args.tool, *mtp] if args.tool else None, args)

@@ -30,7 +30,7 @@ from statistics import median
 
 import llama_cpp
 import numpy as np
-from speed import print_machine
+from common import print_machine, spread
 
 from pyfly_cpp import FlyLlama, _native
 from pyfly_cpp.machine import kernels
@@ -131,8 +131,7 @@ def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, f
     print("| ---: | ---: | ---: | --- | ---: | ---: |")
     for n in rows:
         stock, ours = (median(pair[i] for pair in times[n]) for i in (0, 1))
-        ratios = [pair[0] / pair[1] for pair in times[n]]
-        ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        ratio = spread([pair[0] / pair[1] for pair in times[n]])
         times_of_one = f"{stock / single[0]:.2f} | {ours / single[1]:.2f}"
         print(f"| {n} | {1e3 * stock:.1f} | {1e3 * ours:.1f} | {ratio} | {times_of_one} |")
     isa = _native.kernels_isa()

@@ -12,8 +12,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from end_to_end import llama_options, model_parser
-from speed import print_machine
+from common import llama_options, model_parser, print_machine
 
 from pyfly_cpp import DraftModel, FlyLlama, PromptLookup
 from pyfly_cpp.machine import kernels

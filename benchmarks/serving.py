@@ -31,9 +31,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-from resumable import markdown, read_questions
-from speed import print_machine
+from common import markdown, print_machine, spread
 
+from pyfly_cpp.bench.prompts import read_prompts
+from pyfly_cpp.evaluation.files import read_jsonl
 from pyfly_cpp.machine.threads import physical_cores
 
 OURS, THEIRS = "pyfly-cpp", "llama.cpp"
@@ -55,9 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser, tokens: int) -> None:
 
 
 def mixed_texts(args: argparse.Namespace) -> list[str]:
-    """What the prompts of all files ask, one of each file in turn."""
-    files = [read_questions(path)[: args.limit // len(args.prompts)] for path in args.prompts]
-    return [question.turns[0] for group in zip(*files) for question in group]
+    """What the prompts of all files ask, one of each file in turn; of rows with a `question`, that."""
+    files = []
+    for path in args.prompts:
+        asked = [str(row.get("question", "")) for _, row in read_jsonl(path)]
+        files.append(asked if all(asked) else [prompt.turns[0] for prompt in read_prompts(path)])
+    return [text for group in zip(*(texts[: args.limit // len(files)] for texts in files)) for text in group]
 
 
 def collect(rows: Iterable[dict[str, Any]], out: Path | None) -> list[dict[str, Any]]:
@@ -190,6 +194,9 @@ def start(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, st
     return ways
 
 
+SHOWN = (("first", 50), ("first", 95), ("between", 50), ("between", 95), ("longest", 95))
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Medians over the turns; ratios turn by turn."""
     ways = list(dict.fromkeys(row["way"] for row in rows))
@@ -202,10 +209,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         def of(key: str, mine: Sequence[dict[str, Any]] = mine) -> str:
             return f"{statistics.median(row[key] for row in mine):.3g}"
 
-        lines.append([
-            way, of("rate"), f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})", of("first_50"),
-            of("first_95"), of("between_50"), of("between_95"), of("longest_95"),
-        ])  # fmt: skip
+        cells = (of(f"{name}_{percent}") for name, percent in SHOWN)
+        lines.append([way, of("rate"), spread(ratios), *cells])
     head = ["server", "tokens/s", f"x {THEIRS}", "first p50, s", "p95", "a token p50, s", "p95", "longest wait p95"]
     return markdown(head, lines)
 

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from resumable import markdown
+from common import markdown, print_machine, spread
 from serving import add_arguments, collect, llama_server, mixed_texts
-from speed import print_machine
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 from pyfly_cpp.evaluation.generation import Generator
@@ -153,8 +152,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return [row for row in rows if row["way"] == way and row["n"] == n]
 
     def ratios(way: str, n: int, base: tuple[str, int], key: str) -> str:
-        pairs = [a[key] / b[key] for a, b in zip(of(way, n), of(*base))]
-        return "" if not pairs else f"{statistics.median(pairs):.2f} ({min(pairs):.2f}..{max(pairs):.2f})"
+        return spread([a[key] / b[key] for a, b in zip(of(way, n), of(*base))])
 
     lines = []
     for n in sorted({row["n"] for row in rows}):

@@ -158,7 +158,8 @@ class Generator:
     def configure(self, setting: Decoding) -> None:
         """Makes the target decode with `setting`. A plain one leaves a draft model loaded and asks it for nothing."""
         llm = self.llm
-        decide_by(llm, setting)
+        k = 0 if setting.is_plain else setting.draft_max
+        llm.decoding = replace(setting, draft_max=k, adaptive=bool(setting.adaptive))
         if setting.is_plain:
             if has_head(llm.drafter):
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
@@ -185,12 +186,6 @@ class Generator:
             self.llm.set_seed(seed)
         self.llm.reset_stats()
         return decode(self.llm, prompt, max_tokens, temperature)
-
-
-def decide_by(llm: FlyLlama, setting: Decoding) -> None:
-    """Makes a FlyLlama, or a text's view of one, decode so with the drafter that it has."""
-    k = 0 if setting.is_plain else setting.draft_max
-    llm.decoding = replace(setting, draft_max=k, adaptive=bool(setting.adaptive))
 
 
 def decode(

@@ -22,7 +22,7 @@ from pyfly_cpp.batch.stepped_text import Text
 from pyfly_cpp.batch.views import View
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decide_by, decode
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decode
 from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import memory
@@ -61,11 +61,6 @@ class Order:
     max_tokens: int
     temperature: float = 0.0
     seed: int | None = None
-    setting: Decoding | None = None
-    """How it is decoded; it drafts with what the setting of all drafts with, or not at all. None: as all."""
-    then: Order | None = None
-    """What takes its place as soon as it is finished, before what waits; where the prompt is the same, what is
-    evaluated of it is there already."""
 
 
 class ParallelGenerator(Generator):
@@ -131,18 +126,12 @@ class ParallelGenerator(Generator):
         return generated
 
     def generate_all(
-        self,
-        orders: Iterable[Order],
-        setting: Decoding,
-        n_at_once: int | None = None,
+        self, orders: Iterable[Order], setting: Decoding, n_at_once: int | None = None
     ) -> PyGenerator[tuple[Order, Generated], None, None]:
         """Generates for all orders and yields them as they finish. Closed early, it cancels what runs.
 
         Args:
             n_at_once: Orders that are taken and not finished, at most; no more than n_parallel of them run. None: all.
-
-        Raises:
-            ValueError: the setting of an order drafts with something else, or is governed otherwise.
         """
         self.configure(setting)
         shares = Shares()
@@ -150,10 +139,8 @@ class ParallelGenerator(Generator):
         waiting = iter(orders)
         taken: dict[Job, Order] = {}
 
-        def begin(orders: Iterable[Order]) -> None:
-            for order in orders:
-                if order.setting is not None:
-                    self._require_alike(order.setting)
+        def begin(n: int | None) -> None:
+            for order in islice(waiting, n):
                 job = self._begin(lambda view, order=order: work(view, order), order.seed)  # type: ignore[misc]
                 taken[job] = order
                 job.future.add_done_callback(lambda _, job=job: finished.put(job))  # type: ignore[misc]
@@ -168,8 +155,6 @@ class ParallelGenerator(Generator):
                 seen, n_seconds = shares.prompt(seen, now - n_seconds), now
 
             view.on_prefill = see_prompt
-            if order.setting is not None:
-                decide_by(view, order.setting)
             try:
                 made = decode(view, order.prompt, order.max_tokens, order.temperature, see_prompt)
             finally:
@@ -178,26 +163,16 @@ class ParallelGenerator(Generator):
             return replace(made, seconds_prompt=n_seconds, decode_seconds=shares.share(first, last))
 
         try:
-            begin(islice(waiting, n_at_once))
+            begin(n_at_once)
             while taken:
                 job = finished.get()
-                order = taken.pop(job)
-                generated = job.future.result()
-                if order.then is not None:
-                    begin([order.then])
-                elif n_at_once is not None:
-                    begin(islice(waiting, 1))
+                order, generated = taken.pop(job), job.future.result()
+                if n_at_once is not None:
+                    begin(1)
                 yield order, generated
         finally:
             for job in taken:
                 job.stop("nobody wants it any more.")
-
-    def _require_alike(self, setting: Decoding) -> None:
-        wanted = self.drafters.of(setting)
-        if wanted is not None and (wanted != self.llm.drafter or bool(setting.adaptive) != self.llm.adaptive):
-            raise ValueError(
-                f"the setting {str(setting)!r} drafts otherwise than what runs beside it; generate with it separately."
-            )
 
     def _begin(self, function: Callable[[FlyLlama], Any], seed: int | None = None) -> Job:
         def start(on_text: Callable[[Text], None]) -> View:

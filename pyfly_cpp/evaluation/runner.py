@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -267,6 +268,8 @@ def _line(
         "detail": verdict.detail,
         "loop": find_loop(generated.tokens) is not None,
         "finish": generated.finish,
+        "drafted_rounds": sum(1 for one in generated.rounds if one.drafted),
+        "margins": _margins(generated),
         "decode_tokens": generated.decode_tokens,
         "decode_seconds": generated.decode_seconds,
         "seconds_prompt": generated.seconds_prompt,
@@ -275,6 +278,16 @@ def _line(
         "output": generated.text,
         "tokens": list(generated.tokens),
     }
+
+
+def _margins(generated: Generated) -> dict[str, list[float]]:
+    """Of a generation that was traced: the margins of what was accepted loosely, and of what a window took back."""
+    kinds = {"loose": "loose", "window": "taken back"}
+    margins: dict[str, list[float]] = {kind: [] for kind in kinds.values()}
+    for record in generated.records:
+        if record.reason in kinds and math.isfinite(record.margin):
+            margins[kinds[record.reason]].append(round(record.margin, 4))
+    return margins
 
 
 def _in_order(plan: Plan, lines: Sequence[Row]) -> list[Row]:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 
 class OutputError(ValueError):
@@ -22,19 +22,14 @@ class OutputError(ValueError):
 
 def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
     """Of a file's content, in hexadecimal; `report` is called with the bytes done."""
-    with open(path, "rb") as file:
-        return digest(file, report).hex()
-
-
-def digest(stream: IO[bytes], report: Callable[[int], None] | None = None) -> bytes:
-    """SHA-256 of what is left of a stream; `report` is called with the bytes done."""
     out, done = hashlib.sha256(), 0
-    while block := stream.read(1 << 20):
-        out.update(block)
-        done += len(block)
-        if report is not None:
-            report(done)
-    return out.digest()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            out.update(block)
+            done += len(block)
+            if report is not None:
+                report(done)
+    return out.hexdigest()
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

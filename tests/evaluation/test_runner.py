@@ -17,7 +17,6 @@ from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
 from pyfly_cpp.evaluation.gsm8k import Gsm8k
 from pyfly_cpp.evaluation.humaneval import HumanEval
-from pyfly_cpp.evaluation.parallel import Order
 from pyfly_cpp.evaluation.registry import get_task
 from pyfly_cpp.evaluation.sandbox import SandboxError
 from pyfly_cpp.machine.files import OutputError
@@ -58,6 +57,18 @@ def test_a_run(data, generator, tmp_path):
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["items.jsonl", "run.json"]
     again = runner.run(plan(data), generator, tmp_path / "run")
     assert again == lines, "a finished run is read, not repeated"
+
+
+def test_a_traced_run_keeps_margins_and_counts_rounds_that_drafted(data, generator, tmp_path, monkeypatch):
+    monkeypatch.setattr(generator.llm, "trace", True)
+    loose = [*SETTINGS[:2], Decoding.parse("margin:0.5")]
+    lines = runner.run(plan(data, n=6, settings=loose), generator, tmp_path)
+    for plain, _, line in zip(lines[::3], lines[1::3], lines[2::3]):
+        assert plain["drafted_rounds"] == 0 < line["drafted_rounds"] <= line["stats"]["rounds"]
+        margins = line["margins"]
+        assert len(margins["loose"]) == line["stats"]["loose_accepted"] and all(0 <= m < 0.5 for m in margins["loose"])
+        assert all(0 <= margin < 0.5 for margin in margins["taken back"])
+    assert any(line["margins"]["loose"] for line in lines)
 
 
 def test_turns_change_from_item_to_item(data, generator, tmp_path):
@@ -249,29 +260,6 @@ def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
         assert len(read_lines_so_far(tmp_path / "stopped" / "items.jsonl")[0]) == n
     lines = runner.run(wanted, parallel, tmp_path / "stopped")
     assert verdicts(lines) == verdicts(calm) and len(lines) == 12
-
-
-def test_orders_with_settings_of_their_own_follow_one_another(data, generators):
-    alone, parallel = generators
-    settings = [Decoding.parse(text) for text in ("exact k=4", "plain", "margin:0.5 k=2", "relaxed:4:0.2 k=3")]
-    prompts = [alone.render(get_task("gsm8k").messages(item)) for item in plan(data, n=5).items]
-    orders = []
-    for i, prompt in enumerate(prompts):
-        order = None
-        for setting in reversed(settings):
-            order = Order((i, str(setting)), prompt, 16, setting=setting, then=order)
-        orders.append(order)
-    made = {order.key: generated for order, generated in parallel.generate_all(orders, settings[0], n_at_once=2)}
-    assert len(made) == 20
-    for i, prompt in enumerate(prompts):
-        for setting in settings:
-            expected = alone.generate(prompt, setting, 16)
-            found = made[i, str(setting)]
-            assert found.tokens == expected.tokens
-            assert (found.stats.rounds, found.stats.drafted) == (expected.stats.rounds, expected.stats.drafted)
-    other = Order(0, prompts[0], 16, setting=Decoding.parse("exact lookup"))
-    with pytest.raises(ValueError, match="generate with it separately"):
-        list(parallel.generate_all([other], settings[0]))
 
 
 def test_the_seconds_of_several_at_once_are_shares_of_the_time_it_took(data, generators, tmp_path):

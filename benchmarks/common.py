@@ -1,0 +1,51 @@
+"""What the scripts of this folder share: the machine's line, prompts, tables."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyfly_cpp.evaluation.machine import describe_machine, disturbance
+from pyfly_cpp.evaluation.report import markdown_row
+from pyfly_cpp.machine.threads import physical_cores
+
+
+def print_machine() -> None:
+    """What the numbers below depend on."""
+    machine = describe_machine()
+    print(
+        f"machine: {machine['cpu']}, {machine['physical_cores']} physical cores, {platform.system()}; load before the "
+        f"run {machine['load_before']}\n"
+        f"software: pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python "
+        f"{machine['llama_cpp_python']}, Python {machine['python']}"
+    )
+    if (why := disturbance(machine)) is not None:
+        print(f"NOT IDLE: {why} The speeds below are not to be believed.")
+
+
+def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
+    """Options of a script that generates with one model; `n`: tokens of an answer where nothing is said."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("-n", type=int, default=n, help=f"tokens of an answer (default {n})")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    return parser
+
+
+def llama_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `Llama` that these options give."""
+    return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """Median and range; empty where there are none."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, the first column aligned to the left."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(map(markdown_row, lines))

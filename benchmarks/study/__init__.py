@@ -1,1 +1,0 @@
-"""What loose acceptance costs, item by item: the parts of benchmarks/fidelity.py."""
