@@ -149,6 +149,7 @@ def test_a_processor_outlives_the_request_that_failed(target):
         llm.set_seed(5)
         again = [t for _, t in zip(range(20), llm.generate(prompt, temp=0.7, logits_processor=processors))]
         assert again == first, (again, first)
+        gc.set_threshold(0)  # a collection that is due while CPython 3.12 ends crashes it
         print("fine")
     """
     assert in_child(code, target) == "fine\n"
