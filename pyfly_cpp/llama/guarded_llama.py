@@ -134,7 +134,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if why is not None:
                 raise ValueError(why) from error
             raise
-        if max(self.n_threads, self.n_threads_batch) > 1:
+        if max(self.n_threads, self.n_threads_batch) > 1 or llama_cpp.llama_supports_gpu_offload():
             self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
         self.vocabulary = Vocabulary(self._model.vocab)

@@ -8,8 +8,8 @@ from pyfly_cpp.errors import PyflyError
 
 
 class Process:
-    """The process that made an object with threads. A fork has the object and none of its threads, and whoever waited
-    for one of them would wait for ever."""
+    """The process that made an object with threads, or one beside a GPU. A fork has the object and none of its threads,
+    and whoever waited for one of them would wait for ever; what it asked of the GPU would end it."""
 
     def __init__(self, owner: str) -> None:
         """`owner`: the object's class, for people."""
@@ -25,6 +25,6 @@ class Process:
         """Raises PyflyError in another process."""
         if not self.is_current:
             raise PyflyError(
-                f"this {self._owner} was loaded by another process, whose threads are not in this fork of it; load the "
-                "model in this process."
+                f"this {self._owner} was loaded by another process, whose threads and GPU are not in this fork of it; "
+                "load the model in this process, which where there is a GPU must not be a fork (multiprocessing: spawn)."
             )

@@ -601,6 +601,7 @@ def test_a_fork_of_the_process(tiny_target):
     """It has none of the threads, and hears so from whatever would wait for them."""
     script = f"""
         import asyncio, gc, os, signal, sys, traceback
+        import llama_cpp
         from pyfly_cpp import FlyBatch, FlyLlama, PromptLookup, PyflyError
 
         def in_fork(check):
@@ -644,6 +645,10 @@ def test_a_fork_of_the_process(tiny_target):
             assert alone("Tom", max_tokens=5, temperature=0)["choices"] == expected
             alone.close()
 
+        def use_a_gpu():
+            refuses(lambda: beside("Tom"))
+            beside.close()
+
         options = {{"n_ctx": 256, "verbose": False, "adaptive": False}}
         batch = FlyBatch({tiny_target!r}, 2, n_threads=1, n_threads_batch=1, **options)
         ends = {{batch._crew.host.token_eos(): -100, batch._crew.host.token_bos(): -100}}
@@ -662,7 +667,11 @@ def test_a_fork_of_the_process(tiny_target):
 
         alone = FlyLlama({tiny_target!r}, n_threads=1, n_threads_batch=1, **options)
         expected = alone("Tom", max_tokens=5, temperature=0)["choices"]
-        in_fork(use_one_thread)
+        if not llama_cpp.llama_supports_gpu_offload():
+            in_fork(use_one_thread)
+        llama_cpp.llama_supports_gpu_offload = lambda: True
+        beside = FlyLlama({tiny_target!r}, n_threads=1, n_threads_batch=1, **options)
+        in_fork(use_a_gpu)
         print("fine")
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
