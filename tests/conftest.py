@@ -22,6 +22,9 @@ from pyfly_cpp.machine import extra_buffers, kernels
 settings.register_profile("no-deadline", settings(), deadline=None)
 settings.load_profile("no-deadline")
 
+LAYERS_ON_A_DEVICE = os.environ.get("PYFLY_TEST_GPU_LAYERS")
+"""How many layers of a test's model are on the GPU, where the test does not say; -1: all (tests/test_device.py)."""
+
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 
@@ -33,6 +36,10 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """What takes long, or a browser, runs where it is asked for: `-m "slow or fuzz"`, `-m archs`."""
+    if LAYERS_ON_A_DEVICE is not None:
+        for item in items:
+            if item.get_closest_marker("alike"):
+                item.add_marker(pytest.mark.skip(reason="kernels of GPUs round by the size of a batch"))
     for name in ("archs", "device", "fuzz", "page", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
@@ -64,13 +71,10 @@ def same_kernels_everywhere():
 
 @pytest.fixture(scope="session", autouse=True)
 def models_on_the_device():
-    """`PYFLY_TEST_GPU_LAYERS` is how many layers of a test's model are on the GPU, where the test does not say; -1: all
-    (tests/test_device.py)."""
-    n_layers = os.environ.get("PYFLY_TEST_GPU_LAYERS")
-    if n_layers is None:
-        return
-    for cls in (llama_cpp.Llama, GuardedLlama):
-        cls.__init__ = functools.partialmethod(_with_layers, cls.__init__, int(n_layers))
+    """`LAYERS_ON_A_DEVICE` for all models."""
+    if LAYERS_ON_A_DEVICE is not None:
+        for cls in (llama_cpp.Llama, GuardedLlama):
+            cls.__init__ = functools.partialmethod(_with_layers, cls.__init__, int(LAYERS_ON_A_DEVICE))
 
 
 def _with_layers(self, init, n_layers, *args, **kwargs):

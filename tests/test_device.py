@@ -1,7 +1,7 @@
 """The suites that load models, with all and with half of the tiny models' layers on a GPU.
 
 `pytest -m device -n 0` runs them where llama-cpp-python was built with a backend for one and there is one; other
-machines skip. Tests that hold only where our kernels compute everything skip themselves there.
+machines skip. Tests marked `alike` compare log-probabilities closely, or sampled texts, and are left out.
 """
 
 from __future__ import annotations

@@ -148,6 +148,7 @@ def test_a_prompt_longer_than_its_context(tiny_target, tiny_draft):
     assert fly.stats.drafted > 0
 
 
+@pytest.mark.alike
 def test_vocabularies_that_are_padded_differently(tiny_target, tiny_draft, plain, tmp_path):
     """As those of Qwen2.5's sizes are. The target's padding, in a prompt, does not disturb a draft without it; the
     draft's is never drafted."""

@@ -62,6 +62,7 @@ def drafter(request, tiny_draft):
 _base_results = {}
 
 
+@pytest.mark.alike
 def test_same_as_the_base_class(case_name, drafter, target, tmp_path, lora):
     function, options, only_base = CASES[case_name]
     options = {**OPTIONS, **options}
@@ -563,6 +564,7 @@ def greedy(path, tokens, n, **options):
     return out
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("add_bos", [False, True])
 def test_logprobs_with_echo(drafter, add_bos, target):
     """Every token is paired with the row before it. (Without BOS the base class pairs it with its own row.)"""

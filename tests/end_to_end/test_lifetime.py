@@ -167,6 +167,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()))
 def test_a_send_does_not_start_the_random_numbers_again(sampling, target, tiny_draft):
     """One sampler from the first token to the last: what the base class's own chain draws when it is kept."""

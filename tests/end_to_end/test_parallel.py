@@ -118,6 +118,7 @@ def test_a_model_without_a_graph_for_flash_attention(tmp_path):
             make(path, flash_attn=True, **OPTIONS)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("n_ctx", [256, 512])
 def test_rope_scaling_goes_by_the_size_of_one_text(n_ctx, tiny_target_f32, tmp_path):
     """A model with two scalings, for contexts up to 256 tokens and longer ones (LongRoPE)."""
@@ -185,6 +186,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.alike
 def test_requests_of_all_kinds_at_once(batch, alone):
     def ask(name):
         prompt, options = REQUESTS[name](batch)
@@ -239,6 +241,7 @@ def test_functions_of_their_own(batch, alone):
         batch.call(lambda llm: 1 / 0).result()
 
 
+@pytest.mark.alike
 def test_seeds_of_a_chain(tiny_target_f32):
     """Requests without a seed are as different as those of one FlyLlama, and the same."""
     options = {"temperature": 1.0, "max_tokens": 12}
@@ -276,6 +279,7 @@ def test_common_beginnings_are_evaluated_once(plain):
     assert handle.stats.prefilled <= 3
 
 
+@pytest.mark.alike
 def test_rows_of_a_common_beginning(batch, alone):
     """Whoever wants the rows of a prompt evaluates it."""
     prompts = [PROMPTS[0] * 3 + end for end in (" a", " b", " c")]

@@ -118,6 +118,7 @@ def test_states_and_caches(fly, fresh):
         assert ask(fly, prompt) == fresh(prompt), prompt
 
 
+@pytest.mark.alike
 def test_logprobs(fly, tiny_qwen35):
     base = llama_cpp.Llama(tiny_qwen35, logits_all=True, **OPTIONS)
     expected = ask(base, PROMPT, logprobs=2, max_tokens=12)[0]["logprobs"]

@@ -113,6 +113,7 @@ def test_batches_that_hold_fewer_snapshots(reference, tmp_path):
     assert error_in_subprocess(code, MODEL, short) == "no error"
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("n_snapshots", [3, 0])
 def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n_snapshots):
     """Every draft is wrong, every mismatch deferred, no window ever holds: the text is the plain one."""
@@ -166,6 +167,7 @@ def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
         llm.close()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (4, 0)])
 def test_states_that_are_saved_in_the_middle_of_a_round(reference, k, n_snapshots):
     script = Script(k)

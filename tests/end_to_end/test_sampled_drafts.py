@@ -148,6 +148,7 @@ def test_what_cannot_be_is_refused_and_the_object_goes_on(tiny_target, tiny_draf
     assert fly(PROMPT, max_tokens=4, temperature=1.0)["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.alike
 def test_a_seed_gives_the_text_without_drafts_where_kernels_round_alike(tiny_target_f32, tiny_draft):
     """Without truncation, too. In F16 a draw on the border of two tokens often gives the other one."""
     f32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "flash_attn": False}

@@ -95,6 +95,7 @@ def test_everything_is_measured_once(measured):
     assert begins[: len(SETTINGS)] == [str(s) for s in SETTINGS], "who begins changes from prompt to prompt"
 
 
+@pytest.mark.alike
 def test_summaries_are_totals(measured):
     plain, exact, *_, lookup = summarise(measured)
     mine = [m.result for m in measured if m.setting == "exact"]
@@ -141,6 +142,7 @@ def test_turns_share_one_history(generator):
     assert rows[2].n_prompt == rows[3].n_prompt > rows[0].n_prompt
 
 
+@pytest.mark.alike
 def test_several_at_once(generators):
     """Every prompt counts once for each setting and number, however many run again to keep the batch full."""
     _, parallel = generators

@@ -67,6 +67,7 @@ def test_seeds(server):
     assert texts(seed=-1, n=3) != texts(seed=-1, n=3)
 
 
+@pytest.mark.alike
 def test_log_probabilities(server, alone):
     expected = alone.create_completion(PROMPT, max_tokens=8, temperature=0, logprobs=3, echo=True)["choices"][0]
     got = server.post(PATH, prompt=PROMPT, max_tokens=8, logprobs=3, echo=True).json()["choices"][0]
