@@ -14,10 +14,11 @@ constexpr int32_t most_passes = 8;
 constexpr int64_t us_of_passes = 150'000; // no third pass when two have taken so long
 constexpr int64_t us_of_all = 6'000'000;  // from then on one pass is enough
 constexpr int64_t us_of_first_pass = 20'000'000;
-constexpr int32_t most_doubts = 4;      // further runs of a size that seems to cost more than a larger one
-constexpr int32_t n_prompt = 5;         // tokens of the texts that are drafted for
-constexpr size_t n_caught_up = 32;      // tokens that a drafter catches up with
-constexpr int32_t draft_most = 16;      // longest draft; longer ones go on in a line
+constexpr int32_t most_doubts = 4; // further runs of a size that seems to cost more than a larger one
+constexpr int32_t n_to_record = 2; // batches of one size, before the backend of a GPU has recorded it (CUDA's graphs)
+constexpr int32_t n_prompt = 5;    // tokens of the texts that are drafted for
+constexpr size_t n_caught_up = 32; // tokens that a drafter catches up with
+constexpr int32_t draft_most = 16; // longest draft; longer ones go on in a line
 constexpr int32_t draft_of_several = 4; // the same for several texts
 
 class Measuring {
@@ -145,7 +146,13 @@ class Measuring {
         for (int32_t n = 1, n_last = 0; n_last < n_most; n = next_size(n)) {
             n_last = std::min(n, n_most);
             sizes.push_back(n_last);
-            runs.emplace_back([this, n_last] { return evaluate(std::min(n_last, batch_.n_slots()), n_last); });
+            runs.emplace_back([this, n_last] {
+                // Single rows come in a row, drafts now and then.
+                for (int32_t i = 0; n_last == 1 && target_.is_faster_in_a_row() && i < n_to_record; i++) {
+                    evaluate(1, 1);
+                }
+                return evaluate(std::min(n_last, batch_.n_slots()), n_last);
+            });
         }
         const std::vector<int64_t> least = shortest(runs);
         for (size_t i = 0; i < least.size(); i++) {

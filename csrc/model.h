@@ -73,6 +73,9 @@ class Model {
     // Somebody else may use the memory now: it holds what the last truncate() left.
     virtual void settle(int32_t sequence) { (void) sequence; }
 
+    // Whether a batch takes less time behind others of its size: backends for GPUs record what they run.
+    virtual bool is_faster_in_a_row() const { return false; }
+
     // Whether sequences can share positions.
     virtual bool can_copy() const { return false; }
 

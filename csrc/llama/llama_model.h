@@ -26,6 +26,7 @@ class LlamaModel : public Model {
     int32_t n_vocab() const override { return n_vocab_; }
     int32_t n_ctx() const override { return static_cast<int32_t>(llama_n_ctx_seq(context_)); }
     int32_t n_batch() const override { return n_batch_; }
+    bool is_faster_in_a_row() const override { return llama_supports_gpu_offload(); }
     int32_t n_sequences() const override { return static_cast<int32_t>(sequences_.size()); }
     int64_t n_cells() const override { return static_cast<int64_t>(llama_n_ctx(context_)); }
     void evaluate(const std::vector<Span> & spans) override;

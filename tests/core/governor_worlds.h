@@ -28,6 +28,7 @@ struct Machine {
     double draft_slope = 0.15;             // how much more for each other text
     double draft_start = 0.3;              // of a step, that the first step of a draft takes in addition
     double catch_up = 0.0;                 // a token that the draft model has missed
+    double change = 0.0;                   // how much more for a batch whose size is not that of the one before
 
     // Of asked[i] tokens for the i-th text.
     double drafting(const std::vector<int32_t> & asked) const {
@@ -100,6 +101,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
     };
     std::vector<Slot> slots(n_slots);
     size_t n_begun = 0;
+    int32_t n_rows_before = 1;
     const int32_t n_at_once = static_cast<int32_t>(std::min(n_slots, texts.size()));
     while (true) {
         std::vector<Candidate> candidates;
@@ -159,8 +161,10 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             result.us += machine.drafting(asked);
             policy.observe_draft(model, asked, measured(machine.drafting(asked)));
         }
-        result.us += machine.target(n_rows);
-        policy.observe_target(n_rows, measured(machine.target(n_rows)));
+        const double us = machine.target(n_rows) + (n_rows == n_rows_before ? 0.0 : machine.change);
+        n_rows_before = n_rows;
+        result.us += us;
+        policy.observe_target(n_rows, measured(us));
         for (size_t i = 0; i < choices.size(); i++) {
             Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
             const Choice choice = choices[i];
