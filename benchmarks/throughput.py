@@ -58,7 +58,7 @@ class Ours:
         if kind == "plain":
             flash_attn = False if how == "no-flash" else None
         else:
-            drafter = PromptLookup() if kind == "lookup" else DraftModel(args.draft)
+            drafter = PromptLookup(memory=0) if kind == "lookup" else DraftModel(args.draft)
             adaptive = how == "governed"
             k = None if adaptive else int(how)
         self.batch = FlyBatch(
