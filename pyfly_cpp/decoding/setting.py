@@ -25,7 +25,7 @@ from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fi
 from pyfly_cpp.decoding.drafters import DRAFTERS, require_word
 from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
-from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate
+from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate, require_window_for
 from pyfly_cpp.decoding.windows import Window, require_window
 
 
@@ -38,7 +38,7 @@ class Decoding:
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 
     Raises:
-        ValueError: a field is out of range, or of another type.
+        ValueError: a field is out of range, or of another type, or the gate has no use for a window.
     """
 
     gate: Gate = Exact()  # noqa: RUF009 - frozen
@@ -56,7 +56,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", require_gate(self.gate))
-        object.__setattr__(self, "window", require_window(self.window))
+        object.__setattr__(self, "window", require_window_for(self.gate, require_window(self.window)))
         k = self.draft_max
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
             raise ValueError(f"draft_max must be an integer >= 0 or None, not {k!r}.")
@@ -74,8 +74,12 @@ class Decoding:
         return self.is_plain or self.gate.is_lossless
 
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds. Raises ValueError."""
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        """This, with what is given; None: nothing is said, so what this says holds, but for its window where the gate
+        that is given has no use for one. Raises ValueError."""
+        said = {name: value for name, value in given.items() if value is not None}
+        if "gate" in said and require_gate(said["gate"]).draws:
+            said.setdefault("window", None)
+        return replace(self, **said)
 
     def canonical(self) -> Decoding:
         """The same without what changes nothing: `PLAIN` where nothing is drafted; no window where the gate is lossless
