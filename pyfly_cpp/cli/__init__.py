@@ -65,7 +65,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
-            click.echo("Interrupted.", err=True)
+            click.echo(f"Interrupted. {ctx.meta.get(_INTERRUPTED, '')}".rstrip(), err=True)
             ctx.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +77,14 @@ class _Commands(click.Group):
                 raise
             click.echo(f"Error: {describe(error)}", err=True)
             sys.exit(1)
+
+
+_INTERRUPTED = "pyfly_cpp.interrupted"
+
+
+def if_interrupted(remedy: str) -> None:
+    """Lets the command that runs say this where Ctrl-C stops it."""
+    click.get_current_context().meta[_INTERRUPTED] = remedy
 
 
 def describe(error: BaseException) -> str:

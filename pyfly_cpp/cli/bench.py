@@ -15,16 +15,11 @@ from pyfly_cpp.bench.journal import Journal, place
 from pyfly_cpp.bench.measure import Key, Measured, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
-from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.kinds import Int, ParallelCounts
-from pyfly_cpp.cli.measuring import (
-    Models,
-    Session,
-    model_options,
-    one_sentence_errors,
-    require_outputs,
-    show_table,
-)
+from pyfly_cpp.cli import describe, if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand
+from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
+from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.measuring import Session, open_session, preset_settings, require_outputs, show_table
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names, written
@@ -47,7 +42,7 @@ on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures 
 first: a single busy one makes every number wrong."""
 
 
-@click.command("bench", help=HELP)
+@click.command("bench", cls=HeadedCommand, help=HELP)
 @click.option(
     "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
 )
@@ -62,7 +57,7 @@ first: a single busy one makes every number wrong."""
     "--parallel",
     "counts",
     metavar="N,N,...",
-    type=ParallelCounts(),
+    type=PARALLEL_COUNTS,
     help="Measure throughput and latency with that many texts at once, each of --n-ctx tokens, instead of one alone.",
 )
 @click.option(
@@ -89,59 +84,59 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
-        first = (EXACT,) if without_plain else (PLAIN, EXACT)
-        chosen = parse_settings(settings, (*first, *models.settings))
-        path = Path(prompt_file) if prompt_file else BUILT_IN
-        prompts = pick_prompts(read_prompts(path), limit)
-        require_outputs((output, markdown_file), force, plot_file)
-        if counts:
-            if plot_file:
-                raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
-            require_enough(prompts, counts)
-        session: Session[Any] = models.open_parallel(chosen, counts[-1]) if counts else models.open(chosen)
-        machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
-        asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
-                 "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
-        journal = _open_journal(output, {**session.models, **machine, **asked}, prompts, force)
-        what = Work(session, prompts, chosen, max_tokens, repeats, journal)
-        found = _measure_parallel(what, counts) if counts else _measure(what)
-        title = f"Speed of {Path(models.model).name}"
-        facts = [
-            f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
-            f"{max_tokens} tokens, greedy",
-            *found.facts,
-            *session.facts(),
-        ]
-        record = {
-            "format": 1,
-            "machine": session.machine,
-            "models": session.models,
-            "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
-            "max_tokens": max_tokens,
-            "repeats": repeats,
-            **found.record,
-            "measured": [m.as_dict() for m in found.measured],
-        }
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        try:
-            if output:
-                write_atomically(output, text)
-            if markdown_file:
-                write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
-            if plot_file:
-                write_atomically(plot_file, report.plot(found.measured, title))
-        finally:  # also where a file could not be written
-            if as_json:
-                write(text)
-            else:
-                for fact in facts:
-                    write(fact + "\n")
-                for table in found.tables:
-                    show_table("", *table)
-                click.echo(found.note)
-        if journal is not None:
-            journal.close()
+    if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
+    first = (EXACT,) if without_plain else (PLAIN, EXACT)
+    chosen = parse_settings(settings, (*first, *preset_settings(models)))
+    path = Path(prompt_file) if prompt_file else BUILT_IN
+    prompts = pick_prompts(read_prompts(path), limit)
+    require_outputs((output, markdown_file), force, plot_file)
+    if counts:
+        if plot_file:
+            raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
+        require_enough(prompts, counts)
+    session = open_session(models, chosen, counts[-1] if counts else None)
+    machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
+    asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
+             "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
+    journal = _open_journal(output, {**session.models, **machine, **asked}, prompts, force)
+    what = Work(session, prompts, chosen, max_tokens, repeats, journal)
+    found = _measure_parallel(what, counts) if counts else _measure(what)
+    title = f"Speed of {models.model.name}"
+    facts = [
+        f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
+        f"{max_tokens} tokens, greedy",
+        *found.facts,
+        *session.facts(),
+    ]
+    record = {
+        "format": 1,
+        "machine": session.machine,
+        "models": session.models,
+        "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
+        "max_tokens": max_tokens,
+        "repeats": repeats,
+        **found.record,
+        "measured": [m.as_dict() for m in found.measured],
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    try:
+        if output:
+            write_atomically(output, text)
+        if markdown_file:
+            write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
+        if plot_file:
+            write_atomically(plot_file, report.plot(found.measured, title))
+    finally:  # also where a file could not be written
+        if as_json:
+            write(text)
+        else:
+            for fact in facts:
+                write(fact + "\n")
+            for table in found.tables:
+                show_table("", *table)
+            click.echo(found.note)
+    if journal is not None:
+        journal.close()
 
 
 def _open_journal(
@@ -164,7 +159,7 @@ def _open_journal(
 class Work:
     """What is to be measured."""
 
-    session: Session[Any]
+    session: Session
     prompts: list[BenchPrompt]
     settings: list[Decoding]
     max_tokens: int

@@ -16,9 +16,8 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native
-from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.loading import RPC_OPTION, reasons_from, silence
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.cli.where import RPC_OPTION
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
@@ -50,11 +49,11 @@ _VOCABULARIES = {
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
 @RPC_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, draft: str | None, rpc: tuple[str, ...] | None, as_json: bool) -> None:
+def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool) -> None:
     """Show versions and devices, those of RPC servers too, and whether a model and a draft fit. Exit code 1 if they do
     not, or if a server is not there."""
     silence()
-    remote, problems = _remote_devices(rpc or ())
+    remote, problems = _remote_devices(rpc_servers or ())
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*devices(), *remote]}
     report["rpc_problems"] = problems
     embedded = embedded_model()

@@ -9,14 +9,11 @@ from typing import Any, get_args
 
 import click
 
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int, Real
-from pyfly_cpp.cli.measuring import (
-    Models,
-    model_options,
-    one_sentence_errors,
-    show_table,
-    terminal_width,
-)
+from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.measuring import open_session, preset_settings, show_table, terminal_width
 from pyfly_cpp.cli.options import TEMPERATURE_HELP
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
@@ -52,7 +49,7 @@ bubblewrap they are refused, unless you give --containment none. This contains a
 documentation."""
 
 
-@click.command("eval", help=HELP)
+@click.command("eval", cls=HeadedCommand, help=HELP)
 @click.argument("task_name", metavar="TASK")
 @click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, through the package `datasets`]")
 @click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
@@ -127,71 +124,71 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
-        task = get_task(task_name)
-        if isinstance(task, CodeTask):
-            task = type(task)(task.limits, containment)
-        first = (EXACT,) if without_plain else (PLAIN, EXACT)
-        chosen = parse_settings(settings, (*first, *models.settings))
-        require_repeatable(chosen)
-        runner.require_permission(task, allow_code_execution)
-        items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
-        worked, items, few_shot = _read_examples(task, items, examples, few_shot)
-        items = spread(items, limit, task.kind, lambda item: item.unit)
-        n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
-        if n_least < few_shot:
-            raise DataError(
-                f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
-                f"{n_least}."
-            )
-        n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
-        session = models.open(chosen) if n_parallel == 1 else models.open_parallel(chosen, n_parallel)
-        machine = session.machine
-        conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
-        conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
-        conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
-        if n_parallel > 1:
-            conditions["parallel"] = n_parallel
-        if task.name == "needle" and not data:
-            conditions.update(needle_words=needle_words, needle_values=needle_values)
-        plan = runner.Plan(
-            task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
-            allow_code_execution, tuple(conditions.items()),
-        )  # fmt: skip
-        if task.runs_code:
-            contained = "model code is contained by: bubblewrap, limits"
-            click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
-        folder = Path(output or f"pyfly-eval-{task.name}")
-        with progress_bar(len(items) * len(chosen), task.name) as advance:
+    if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
+    task = get_task(task_name)
+    if isinstance(task, CodeTask):
+        task = type(task)(task.limits, containment)
+    first = (EXACT,) if without_plain else (PLAIN, EXACT)
+    chosen = parse_settings(settings, (*first, *preset_settings(models)))
+    require_repeatable(chosen)
+    runner.require_permission(task, allow_code_execution)
+    items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
+    worked, items, few_shot = _read_examples(task, items, examples, few_shot)
+    items = spread(items, limit, task.kind, lambda item: item.unit)
+    n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
+    if n_least < few_shot:
+        raise DataError(
+            f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
+            f"{n_least}."
+        )
+    n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
+    session = open_session(models, chosen, None if n_parallel == 1 else n_parallel)
+    machine = session.machine
+    conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
+    conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
+    conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
+    if n_parallel > 1:
+        conditions["parallel"] = n_parallel
+    if task.name == "needle" and not data:
+        conditions.update(needle_words=needle_words, needle_values=needle_values)
+    plan = runner.Plan(
+        task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
+        allow_code_execution, tuple(conditions.items()),
+    )  # fmt: skip
+    if task.runs_code:
+        contained = "model code is contained by: bubblewrap, limits"
+        click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
+    folder = Path(output or f"pyfly-eval-{task.name}")
+    with progress_bar(len(items) * len(chosen), task.name) as advance:
 
-            def progress(done: int, _: int, line: Row) -> None:
-                advance(done, f"{line['item']} {line['setting']}")
+        def progress(done: int, _: int, line: Row) -> None:
+            advance(done, f"{line['item']} {line['setting']}")
 
-            lines = runner.run(plan, session.generator, folder, force, machine, progress)
-        table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
-        facts = [
-            f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
-            f"{plan.max_tokens} tokens; "
-            f"temperature {temperature:g}",
-            *session.facts(),
-        ]
-        if n_parallel > 1:
-            facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
-        page = report.markdown(table, facts)
-        text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(folder / runner.TABLE_JSON, text)
-        write_atomically(folder / runner.TABLE_MARKDOWN, page)
-        if as_json:
-            write(text)
-        else:
-            whole = report.cells(table)
-            together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
-            title = f"{table.title}, n = {table.n_complete}{together}"
-            for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
-                show_table(title, head, body)
-            for note in report.notes(table):
-                write(note + "\n")
-        click.echo(f"Written to {folder}.", err=True)
+        lines = runner.run(plan, session.generator, folder, force, machine, progress)
+    table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
+    facts = [
+        f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
+        f"{plan.max_tokens} tokens; "
+        f"temperature {temperature:g}",
+        *session.facts(),
+    ]
+    if n_parallel > 1:
+        facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
+    page = report.markdown(table, facts)
+    text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(folder / runner.TABLE_JSON, text)
+    write_atomically(folder / runner.TABLE_MARKDOWN, page)
+    if as_json:
+        write(text)
+    else:
+        whole = report.cells(table)
+        together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
+        title = f"{table.title}, n = {table.n_complete}{together}"
+        for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
+            show_table(title, head, body)
+        for note in report.notes(table):
+            write(note + "\n")
+    click.echo(f"Written to {folder}.", err=True)
 
 
 def _read_items(

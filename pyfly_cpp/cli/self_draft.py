@@ -11,11 +11,9 @@ from typing import Any
 import click
 
 from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
-from pyfly_cpp.cli.kinds import THREAD_COUNT
-from pyfly_cpp.cli.loading import reasons_from, silence
-from pyfly_cpp.cli.options import THREADS_HELP
+from pyfly_cpp.cli.kinds import Int
+from pyfly_cpp.cli.loading import GPU_LAYERS_HELP, N_THREADS_OPTION, reasons_from, silence
 from pyfly_cpp.cli.terminal import Bar, human, note
-from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.named import resolve_model
 
 
@@ -28,10 +26,8 @@ from pyfly_cpp.models.named import resolve_model
 @click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--n-gpu-layers", type=int, metavar="N", default=-1, help="Layers on the GPU.  [default: all, if there is one]"
-)
-@click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True, help=THREADS_HELP)
+@click.option("--n-gpu-layers", type=Int(min=-1), metavar="N", default=-1, help=GPU_LAYERS_HELP)
+@N_THREADS_OPTION
 def command(
     target: str,
     source: str | None,

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT
-from pyfly_cpp.cli.loading import load_batch, model_path
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.machine.threads import AUTO
@@ -170,12 +170,13 @@ def command(
         )
     bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
     try:
-        batch = load_batch(options, None if isinstance(parallel, str) else parallel)
+        n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
+        batch, _ = options.load(FlyBatch, n_parallel)
         with batch:
-            sampling = {k: v for k, v in options.sampling().items() if k not in ("seed", "max_tokens")}
+            sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
             settings = Settings(
-                name=alias or model_path(options.model).stem, host=host, keys=keys,
-                default_max_tokens=options.max_tokens, sampling=sampling,
+                name=alias or options.models.model.stem, host=host, keys=keys,
+                default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
                 limits=Limits(
                     max_tokens=most_tokens, max_seconds=most_seconds, max_waiting=most_waiting, max_texts=most_texts,
                     max_body=most_body,
@@ -187,8 +188,8 @@ def command(
             def tell() -> None:
                 with contextlib.suppress(OSError):  # a full disk
                     note(
-                        f"{settings.name} at {url}: {options.gate} verification, {batch.n_parallel} texts at once of "
-                        f"{batch.n_ctx} tokens each. Ctrl-C stops."
+                        f"{settings.name} at {url}: {batch.decoding.gate} verification, {batch.n_parallel} texts at "
+                        f"once of {batch.n_ctx} tokens each. Ctrl-C stops."
                     )
 
             serve(batch, settings, bound, tell)

@@ -15,14 +15,11 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.kinds import Int, Real
-from pyfly_cpp.cli.measuring import (
-    Models,
-    model_options,
-    one_sentence_errors,
-    require_outputs,
-    show_table,
-)
+from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import PLAIN, Decoding
@@ -48,7 +45,7 @@ MTP head, --draft, prompt lookup), or the one that --drafter names. `FlyLlama.fr
 file."""
 
 
-@click.command("tune", help=HELP)
+@click.command("tune", cls=HeadedCommand, help=HELP)
 @click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
 @click.option("--limit", metavar="N", type=Int(1), default=16, show_default=True, help="Take at most N of them.")
 @click.option("--agreement", metavar="X", type=Real(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
@@ -78,50 +75,50 @@ def command(
     models: Models,
 ) -> None:
     """See HELP."""
-    with one_sentence_errors("Nothing was written."):
-        prompts = pick_prompts(read_prompts(prompt_file), limit)
-        require_outputs((output,), force, plot_file)
-        drafters, _ = models.drafters()
-        words = [models.drafter] if models.drafter != AUTO else drafters.words()
-        k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
-        session = models.open([Decoding(drafter=word) for word in words], k)
-        budget = tuning.Budget(agreement, lost_answers)
-        with progress_bar(1, "tune") as bar:
-            stages: list[str] = []
+    if_interrupted("Nothing was written.")
+    prompts = pick_prompts(read_prompts(prompt_file), limit)
+    require_outputs((output,), force, plot_file)
+    drafters, _ = models.choose_drafters()
+    words = [models.drafter] if models.drafter != AUTO else drafters.words()
+    k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
+    session = open_session(models, [Decoding(drafter=word) for word in words], draft_max=k)
+    budget = tuning.Budget(agreement, lost_answers)
+    with progress_bar(1, "tune") as bar:
+        stages: list[str] = []
 
-            def progress(stage: str, done: int, n: int, what: str) -> None:
-                if stage not in stages:
-                    stages.append(stage)
-                    click.echo(f"stage {stage}: {n} generations", err=True)
-                bar(done, what, n)
+        def progress(stage: str, done: int, n: int, what: str) -> None:
+            if stage not in stages:
+                stages.append(stage)
+                click.echo(f"stage {stage}: {n} generations", err=True)
+            bar(done, what, n)
 
-            tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
-        fresh = summarise(tuned.confirmation)
-        chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
-        claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
-        preset = make_preset(tuned.chosen.setting, models.model, drafters)
-        facts = {
-            "sentence": claim,
-            "n_prompts": tuned.n_prompts,
-            "budget": dataclasses.asdict(budget),
-            "measured": tuned.chosen.as_dict(),
-            "confirmed": chosen.as_dict(),
-            "machine": session.machine,
-            "models": session.models,
-        }
-        preset = dataclasses.replace(preset, claim=facts)
-        if as_json:
-            record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
-            record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
-            write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        else:
-            show_table("", *candidate_cells(tuned, budget))
-            show_table("The choice, measured afresh", *report.speed_cells(fresh))
-            write(claim + "\n")
-        if plot_file:
-            write_atomically(plot_file, plot(tuned, budget))
-        save_preset(preset, output, force)
-        click.echo(f"Written to {output}.", err=True)
+        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
+    fresh = summarise(tuned.confirmation)
+    chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
+    claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
+    preset = make_preset(tuned.chosen.setting, models.model, drafters)
+    facts = {
+        "sentence": claim,
+        "n_prompts": tuned.n_prompts,
+        "budget": dataclasses.asdict(budget),
+        "measured": tuned.chosen.as_dict(),
+        "confirmed": chosen.as_dict(),
+        "machine": session.machine,
+        "models": session.models,
+    }
+    preset = dataclasses.replace(preset, claim=facts)
+    if as_json:
+        record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
+        record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
+        write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    else:
+        show_table("", *candidate_cells(tuned, budget))
+        show_table("The choice, measured afresh", *report.speed_cells(fresh))
+        write(claim + "\n")
+    if plot_file:
+        write_atomically(plot_file, plot(tuned, budget))
+    save_preset(preset, output, force)
+    click.echo(f"Written to {output}.", err=True)
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
@@ -175,7 +172,7 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     )
 
 
-def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
+def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Drafters) -> Preset:
     """The preset of a setting, with the models it was measured with."""
     model = os.path.abspath(model)
     if setting.is_plain:
@@ -184,7 +181,7 @@ def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
     for i, part in enumerate(parts):
         if part.file is not None:
             parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
-    window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
+    window = setting.effective_window  # what was measured, whatever a gate's own may be one day
     return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts)), model)
 
 

@@ -73,6 +73,11 @@ class Decoding:
         """Whether it is lossless (plain decoding included)."""
         return self.is_plain or self.gate.is_lossless
 
+    @property
+    def effective_window(self) -> Window:
+        """`window` with its default filled in."""
+        return self.window or self.gate.window
+
     def but(self, **given: Any) -> Decoding:
         """This, with what is given; None: nothing is said, so what this says holds, but for its window where the gate
         that is given has no use for one. Raises ValueError."""

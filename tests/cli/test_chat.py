@@ -52,12 +52,12 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
 
 
 def test_a_window_that_fits_in_no_round_is_told_once(run):
-    result = chat(run, "--draft-max", 3, "--window-rule", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
+    result = chat(run, "--draft-max", 3, "--window", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
     (line,) = [line for line in result.err.splitlines() if "never accepts" in line]
     assert "margin:0.3" in line and "agree:6" in line and "reconverge:6" in line, "what it is, and what to choose"
-    for fine in (["--gate", "exact"], ["--window", 2], ["--drafter", "none"]):
+    for fine in (["--gate", "exact"], ["--window", "agree:2"], ["--drafter", "none"]):
         draft = [] if "none" in fine else ["-d", DRAFT]
-        result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window-rule", "agree", *fine,
+        result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window", "agree", *fine,
                      stdin=f"{QUESTION}\n")  # fmt: skip
         assert "never accepts" not in result.err
 
@@ -262,7 +262,7 @@ def test_save_touches_no_other_file(run, tmp_path):
         lambda data: data["settings"].update(max_tokens=2**31),
         lambda data: data["settings"].update(temperature=float("nan")),
         lambda data: data["settings"].update(seed=-1),
-        lambda data: data["settings"].update(window_rule="none"),
+        lambda data: data["settings"].update(window="none"),
         lambda data: data.update(version=99),
     ],
 )
