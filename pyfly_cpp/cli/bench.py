@@ -24,6 +24,7 @@ from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names, written
 from pyfly_cpp.errors import counted
+from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import sha256, write_atomically
 
 HELP = f"""Measure the speed of plain, exact and loose decoding on the same prompts.
@@ -83,7 +84,6 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
     if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
     first = (EXACT,) if without_plain else (PLAIN, EXACT)
     chosen = parse_settings(settings, (*first, *preset_settings(models)))
@@ -219,10 +219,8 @@ def _measure(work: Work) -> Found:
         )
     record = {
         "memory_mib": {setting: asdict(size) for setting, size in memory.items()},
-        "summaries": [s.as_dict() for s in summarise(measured)],
-        "by_category": {
-            category: [s.as_dict() for s in summarise(measured, category)] for category in report.categories(measured)
-        },
+        "summaries": for_json(summarise(measured)),
+        "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
     return Found(measured, record, report.tables(measured, memory), report.NOTE)
 
@@ -240,5 +238,5 @@ def _measure_parallel(work: Work, counts: tuple[int, ...]) -> Found:
     facts = [f"{numbers} texts at once, in a context for {counts[-1]}"]
     if any(len(prompt.turns) > 1 for prompt in work.prompts):
         facts.append("of conversations, the first turn")
-    record = {"parallel": list(counts), "loads": [load.as_dict() for load in loads]}
+    record = {"parallel": list(counts), "loads": for_json(loads)}
     return Found(measured, record, tables, report.PARALLEL_NOTE, tuple(facts))

@@ -123,7 +123,6 @@ def command(
     as_json: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
     if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
     task = get_task(task_name)
     if isinstance(task, CodeTask):

@@ -59,7 +59,6 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
     if_interrupted("Nothing was written.")
     if gate is not None and setting_text is not None:
         raise click.UsageError("give either --gate or --setting, not both; a setting begins with its gate.")

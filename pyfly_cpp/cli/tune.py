@@ -28,6 +28,7 @@ from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval
+from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import write_atomically
 
 HELP = """Find the gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
@@ -74,7 +75,6 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
     if_interrupted("Nothing was written.")
     prompts = pick_prompts(read_prompts(prompt_file), limit)
     require_outputs((output,), force, plot_file)
@@ -102,7 +102,7 @@ def command(
         "n_prompts": tuned.n_prompts,
         "budget": dataclasses.asdict(budget),
         "measured": tuned.chosen.as_dict(),
-        "confirmed": chosen.as_dict(),
+        "confirmed": for_json(chosen),
         "machine": session.machine,
         "models": session.models,
     }

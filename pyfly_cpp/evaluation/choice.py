@@ -22,7 +22,6 @@ class ChoiceTask(Task):
     few_shot = 5
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
         choices, answer = where.texts("choices"), where.text("answer")
         if len(choices) != self.n_choices:
             raise where.error(f"the field 'choices' must have {self.n_choices} texts, not {len(choices)}.")
@@ -32,23 +31,19 @@ class ChoiceTask(Task):
         return Item(where.text("id"), {"question": where.text("question"), "choices": choices, "answer": answer})
 
     def question(self, item: Item) -> str:
-        """See Task."""
         choices = " ".join(f"({chr(ord('A') + i)}) {text}" for i, text in enumerate(item.fields["choices"]))
         return f"Q: {item.fields['question'].strip()}\n{choices}"
 
     def messages(self, item: Item, examples: Sequence[Item] = ()) -> list[dict[str, str]]:
-        """See Task."""
         messages = super().messages(item, examples)
         if not examples:
             messages[-1]["content"] += "\nThink step by step, then end with: The answer is (X)."
         return messages
 
     def worked_answer(self, item: Item) -> str:
-        """See Task."""
         return f"The answer is ({item.fields['answer']})."
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return ["</s>", "Q:", "<|im_end|>"]
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

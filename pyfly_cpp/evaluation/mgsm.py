@@ -42,13 +42,11 @@ class Mgsm(Task):
     hub = tuple(HubSplit("juletxara/mgsm", language, "test") for language in _LANGUAGES)
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         row = {"id": f"mgsm-{split.config}-{where.line - 1}", "language": split.config}
         row["gsm8k_test_id"] = f"gsm8k-test-{where.line - 1}"
         return {**row, "question": where.text("question"), "answer_number": str(where.integer("answer_number"))}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
         language = where.text("language")
         if language not in _LANGUAGES:
             raise where.error(f"the field 'language' must be one of {', '.join(_LANGUAGES)}, not {language!r}.")
@@ -63,12 +61,10 @@ class Mgsm(Task):
         return str(item.fields["language"])
 
     def question(self, item: Item) -> str:
-        """See Task."""
         language = _LANGUAGES[item.fields["language"]]
         return f"{language.question.format(item.fields['question'])}\n{language.answer}"
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return [_LANGUAGES[item.fields["language"]].stop, "</s>", "<|im_end|>"]
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

@@ -87,16 +87,13 @@ class Needle(Task):
         return items
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
         fields = {"input": where.text("input"), "query": where.text("query"), "outputs": where.texts("outputs")}
         return Item(where.text("id"), fields)
 
     def question(self, item: Item) -> str:
-        """See Task."""
         return str(item.fields["input"])
 
     def prefix(self, item: Item) -> str:
-        """See Task."""
         return f"The special magic numbers for {item.fields['query']} mentioned in the provided text are"
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +35,19 @@ class Interval:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float | None]:
-        """Fit for JSON; NaN and infinity become None."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+
+def for_json(value: Any) -> Any:
+    """What JSON has for a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
+    finite."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: for_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [for_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
@@ -105,6 +116,21 @@ def ratio(sums: Floats) -> Floats:
 def ratio_of_ratios(sums: Floats) -> Floats:
     """(column 0 / column 1) / (column 2 / column 3): a speedup of tokens over seconds."""
     return np.asarray((sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3]))
+
+
+Timed = Sequence[tuple[float, float]]
+"""Tokens and seconds of each item."""
+
+
+def speed(items: Timed, groups: Sequence[str]) -> Interval:
+    """Tokens per second, as `bootstrap` has it."""
+    return bootstrap(np.reshape(items, (-1, 2)), ratio, groups)
+
+
+def speedup(items: Timed, others: Timed, groups: Sequence[str]) -> Interval:
+    """Tokens per second over those of `others`, which are of the same items in the same order."""
+    pairs = np.hstack([np.reshape(items, (-1, 2)), np.reshape(others, (-1, 2))])
+    return bootstrap(pairs, ratio_of_ratios, groups)
 
 
 def mcnemar_exact(n_harmful: int, n_helpful: int) -> float:
