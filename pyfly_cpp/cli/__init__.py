@@ -106,7 +106,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 @click.command(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True},
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf",
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")

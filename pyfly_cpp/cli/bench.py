@@ -16,7 +16,7 @@ from pyfly_cpp.bench.measure import Key, Measured, measure, measure_memory, summ
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.cli import describe, if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import Session, open_session, preset_settings, require_outputs, show_table
@@ -43,31 +43,28 @@ on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures 
 first: a single busy one makes every number wrong."""
 
 
+_OPTIONS = [
+    click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
+                 help="A setting to measure; can be repeated."),
+    click.option("--without-plain", is_flag=True, help="Leave plain decoding out."),
+    click.option("--prompts", "prompt_file", metavar="FILE",
+                 help="Prompts, JSONL.  [default: twelve that come with it]"),
+    number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
+    number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    number("--repeats", kind=Int(1), default=1, help="Passes over the prompts."),
+    number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
+           "that many texts at once, each of --n-ctx tokens, instead of one alone."),
+    click.option("-o", "--output", metavar="FILE",
+                 help="Write every measurement, with machine, versions and hashes, as JSON."),
+    click.option("--json", "as_json", is_flag=True, help="Print that, in place of the tables."),
+    click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables."),
+    click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
+    click.option("--force", is_flag=True, help="Overwrite files that exist, and start over."),
+]  # fmt: skip
+
+
 @click.command("bench", cls=HeadedCommand, help=HELP)
-@click.option(
-    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to measure; can be repeated."
-)
-@click.option("--without-plain", is_flag=True, help="Leave plain decoding out.")
-@click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts, JSONL.  [default: twelve that come with it]")
-@click.option("--limit", metavar="N", type=Int(1), help="Take N prompts, spread evenly over categories.")
-@click.option(
-    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
-)
-@click.option("--repeats", metavar="N", type=Int(1), default=1, show_default=True, help="Passes over the prompts.")
-@click.option(
-    "--parallel",
-    "counts",
-    metavar="N,N,...",
-    type=PARALLEL_COUNTS,
-    help="Measure throughput and latency with that many texts at once, each of --n-ctx tokens, instead of one alone.",
-)
-@click.option(
-    "-o", "--output", metavar="FILE", help="Write every measurement, with machine, versions and hashes, as JSON."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print that, in place of the tables.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables.")
-@click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib).")
-@click.option("--force", is_flag=True, help="Overwrite files that exist, and start over.")
+@declares(_OPTIONS)
 @model_options
 def command(
     settings: tuple[str, ...],

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import click
 
 from pyfly_cpp.cli import if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int, Real
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import open_session, preset_settings, show_table, terminal_width
-from pyfly_cpp.cli.options import TEMPERATURE_HELP
+from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import EXACT, PLAIN, parse_settings, require_repeatable, written
@@ -49,58 +49,39 @@ bubblewrap they are refused, unless you give --containment none. This contains a
 documentation."""
 
 
+_OPTIONS = [
+    click.option("--data", metavar="FILE",
+                 help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
+    click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
+    number("--few-shot", kind=Int(0), help="Worked examples before an item.  [default: the task's convention with "
+           "--examples, else 0]"),
+    click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
+                 help="A setting to compare; can be repeated."),
+    click.option("--without-plain", is_flag=True,
+                 help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties."),
+    number("--limit", kind=Int(1),
+           help="Take N items, spread evenly over the task's prompts, subjects or languages."),
+    click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
+    click.option("--force", is_flag=True, help="Start over: delete the run in the folder."),
+    number("-n", "--max-tokens", kind=Int(1), help="Longest answer in tokens.  [default: the task's]"),
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling and of needle."),
+    number("--parallel", kind=PARALLEL_COUNT, default=1,
+           help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
+           "most. The speeds are then the throughput of all."),
+    click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes."),
+    click.option("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
+                 help="What contains these programs; none: only limits on time and memory, so they can read and change "
+                 "your files, and reach the network."),
+    number("--needle-words", kind=Int(1), default=800, help="Length of a haystack."),
+    number("--needle-values", kind=Int(1), default=4, help="Values hidden in it."),
+    click.option("--json", "as_json", is_flag=True, help="Print the table as JSON."),
+]  # fmt: skip
+
+
 @click.command("eval", cls=HeadedCommand, help=HELP)
 @click.argument("task_name", metavar="TASK")
-@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, through the package `datasets`]")
-@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
-@click.option(
-    "--few-shot",
-    metavar="N",
-    type=Int(0),
-    help="Worked examples before an item.  [default: the task's convention with --examples, else 0]",
-)
-@click.option(
-    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
-)
-@click.option(
-    "--without-plain",
-    is_flag=True,
-    help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties.",
-)
-@click.option(
-    "--limit",
-    metavar="N",
-    type=Int(1),
-    help="Take N items, spread evenly over the task's prompts, subjects or languages.",
-)
-@click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
-@click.option("--force", is_flag=True, help="Start over: delete the run in the folder.")
-@click.option("-n", "--max-tokens", metavar="N", type=Int(1), help="Longest answer in tokens.  [default: the task's]")
-@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
-@click.option(
-    "--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling and of needle."
-)
-@click.option(
-    "--parallel",
-    metavar="N",
-    type=PARALLEL_COUNT,
-    default=1,
-    show_default=True,
-    help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "
-    "speeds are then the throughput of all.",
-)
-@click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
-@click.option(
-    "--containment",
-    type=click.Choice(get_args(Containment)),
-    default="bubblewrap",
-    show_default=True,
-    help="What contains these programs; none: only limits on time and memory, so they can read and change your files, "
-    "and reach the network.",
-)
-@click.option("--needle-words", metavar="N", type=Int(1), default=800, show_default=True, help="Length of a haystack.")
-@click.option("--needle-values", metavar="N", type=Int(1), default=4, show_default=True, help="Values hidden in it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@declares(_OPTIONS)
 @model_options
 def command(
     task_name: str,

@@ -8,11 +8,11 @@ import click
 import llama_cpp
 
 from pyfly_cpp.cli import if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.kinds import GATE, SEED, Int, Real
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.kinds import GATE, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
-from pyfly_cpp.cli.options import TEMPERATURE_HELP
+from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import Decoding
@@ -32,20 +32,22 @@ Every token is coloured by how it was accepted; pointing at it shows entropy, ma
 drafts are struck through. The page is one file, without scripts, and loads nothing."""
 
 
+_OPTIONS = [
+    click.option("-s", "--setting", "setting_text", metavar="TEXT",
+                 help="How to decode.  [default: the preset's, or margin:0.3]"),
+    click.option("--gate", type=GATE, help="A gate, in place of a --setting that says nothing else."),
+    click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
+    number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling."),
+    click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
+    click.option("--force", is_flag=True, help="Overwrite a file that exists."),
+]  # fmt: skip
+
+
 @click.command("explain", cls=HeadedCommand, help=HELP)
 @click.argument("prompt", type=TEXT)
-@click.option(
-    "-s", "--setting", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
-)
-@click.option("--gate", type=GATE, help="A gate, in place of a --setting that says nothing else.")
-@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option(
-    "-n", "--max-tokens", metavar="N", type=Int(1), default=256, show_default=True, help="Longest answer in tokens."
-)
-@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
-@click.option("--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling.")
-@click.option("-o", "--output", default="explain.html", show_default=True, metavar="FILE", help="The page to write.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@declares(_OPTIONS)
 @model_options
 def command(
     prompt: str,

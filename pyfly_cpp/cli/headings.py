@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
+
+from pyfly_cpp.cli.kinds import Real
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = Callable[[Any], Any]
+"""An option, as `click.option` makes it."""
 
 _FIRST, *_OTHERS = _HEADINGS = ("Options", "Drafting", "Acceptance", "Sampling", "Model and machine")
 
@@ -20,6 +27,24 @@ drafting, acceptance, sampling, machine = (
     functools.partial(click.option, cls=_HeadedOption, heading=heading) for heading in _OTHERS
 )
 """As `click.option`, for options that stand under a heading in the help of a `HeadedCommand`."""
+
+
+def number(*names: str, kind: Any, declare: Any = click.option, **given: Any) -> Callable[[Function], Function]:
+    """An option that takes a number of this kind."""
+    declared: Callable[[Function], Function]
+    declared = declare(*names, type=kind, **{"metavar": "X" if isinstance(kind, Real) else "N", **given})
+    return declared
+
+
+def declares(options: Sequence[Declared]) -> Callable[[Function], Function]:
+    """Gives a command these options, in this order."""
+
+    def declare(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return declare
 
 
 class HeadedCommand(click.Command):

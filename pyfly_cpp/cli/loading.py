@@ -15,7 +15,7 @@ import click
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.cli.headings import drafting, machine
+from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
 from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
@@ -44,7 +44,6 @@ T = TypeVar("T")
 
 DEFAULT_N_CTX = 4096
 NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
-GPU_LAYERS_HELP = "Layers on the GPU.  [default: all, if llama-cpp-python was built for one]"
 
 _DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 _OF_MEMORY = [option for option in PromptLookup.options if option.field in ("memory", "memory_file")]
@@ -222,52 +221,53 @@ def _flag(option: AnyOption) -> str:
     return f"--{option.name.replace('_', '-')}"
 
 
-def _drafter_option(option: AnyOption) -> Callable[[Any], Any]:
-    given: dict[str, Any] = {"metavar": "PATH", "multiple": isinstance(option, PathOption) and option.is_many}
-    text = option.help
+def _drafter_option(option: AnyOption) -> Declared:
+    if isinstance(option, PathOption):
+        return drafting(_flag(option), option.name, metavar="PATH", multiple=option.is_many, help=option.help)
     if isinstance(option, NamesOption):
-        given = {"metavar": "NAME,...", "type": NAMES}
-    elif not isinstance(option, PathOption):
-        is_share = isinstance(option.default, float)
-        high = None if option.high is None else int(option.high)
-        given = {"metavar": "X" if is_share else "N"}
-        given["type"] = Real(option.low, option.high) if is_share else Int(int(option.low), high)
-        text += "" if option.default is None else f"  [default: {option.default}]"
-    return drafting(_flag(option), option.name, help=text, **given)
+        return drafting(_flag(option), option.name, metavar="NAME,...", type=NAMES, help=option.help)
+    is_share = isinstance(option.default, float)
+    high = None if option.high is None else int(option.high)
+    return number(
+        _flag(option), declare=drafting, kind=Real(option.low, option.high) if is_share else Int(int(option.low), high),
+        help=option.help + ("" if option.default is None else f"  [default: {option.default}]"),
+    )  # fmt: skip
 
 
 RPC_OPTION = machine(
     "--rpc", "rpc_servers", metavar="HOST:PORT,...", type=SERVERS,
     help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
 )  # fmt: skip
-N_THREADS_OPTION = click.option(
-    "-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO_THREADS, show_default=True,
-    help="Threads; auto: the physical cores, fewer while other programs use some.",
+N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
+                          help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
+N_GPU_LAYERS_OPTION = number(
+    "--n-gpu-layers", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
+    help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
 )  # fmt: skip
 MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
 """For commands whose prompts are not answered again and again."""
 
-_WHAT: list[Callable[[Any], Any]] = [
+_WHAT: list[Declared] = [
     click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                  "[default: the preset's, or the demo model]"),
     click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file "
                  "of `pyfly-cpp tune`: its models, drafter, gate and window; options override it."),
     click.option("-d", "--draft", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
-    click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO, show_default=True,
+    click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"What proposes tokens: {written_drafters()} (--draft may give its file, too), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft, else a fitting file on this machine (see "
                  "`models pair`), else prompt lookup."),
 ]  # fmt: skip
 
-_HOW: dict[str, Callable[[Any], Any]] = {
-    "n_ctx": click.option("-c", "--n-ctx", metavar="N", type=SIZE, help="Context in tokens; 0: the model's.  "
-                          f"[default: {DEFAULT_N_CTX}, or the model's if less]"),
+_HOW: dict[str, Declared] = {
+    "n_ctx": number("-c", "--n-ctx", kind=SIZE, help="Context in tokens; 0: the model's.  "
+                    f"[default: {DEFAULT_N_CTX}, or the model's if less]"),
     "n_threads": N_THREADS_OPTION,
     "chat_format": machine("--chat-format", metavar="NAME", type=CHAT_FORMAT,
                            help="Chat format.  [default: the model's own template]"),
-    "n_batch": machine("--n-batch", metavar="N", type=COUNT, help="Largest batch in tokens.  [default: 512]"),
-    "n_gpu_layers": machine("--n-gpu-layers", metavar="N", type=Int(min=-1), default=-1, help=GPU_LAYERS_HELP),
+    "n_batch": number("--n-batch", declare=machine, kind=COUNT, help="Largest batch in tokens.  [default: 512]"),
+    "n_gpu_layers": N_GPU_LAYERS_OPTION,
     "rpc_servers": RPC_OPTION,
     "devices": machine("--devices", metavar="NAME,...", type=NAMES, help="Put the model on these devices alone: names "
                        "of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and the "
@@ -314,10 +314,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )  # fmt: skip
         return command(models=models, **given)
 
-    decorated: Any = with_models
-    for option in reversed([*_WHAT, *_HOW.values(), *of_drafters]):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return declares([*_WHAT, *_HOW.values(), *of_drafters])(with_models)
 
 
 def _model_path(text: str | None) -> Path:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from pyfly_cpp.cli.headings import acceptance, drafting, sampling
+from pyfly_cpp.cli.headings import Declared, acceptance, declares, drafting, number, sampling
 from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Real
 from pyfly_cpp.cli.loading import MEMORY_OPTIONS, Models, model_options
 from pyfly_cpp.decoding import Decoding
@@ -19,7 +19,6 @@ from pyfly_cpp.decoding.gates import Gate, examples
 
 T = TypeVar("T")
 
-TEMPERATURE_HELP = "0 takes the most probable token; more is more varied (0.7 is usual)."
 _SEEDS = 2**32 - 1  # the largest 32-bit number asks llama.cpp for a seed of its own
 
 
@@ -30,7 +29,7 @@ class _Sampling(NamedTuple):
 
 
 _SAMPLING = {
-    "temperature": _Sampling(Real(min=0), 0.0, TEMPERATURE_HELP),
+    "temperature": _Sampling(Real(min=0), 0.0, "0 takes the most probable token; more is more varied (0.7 is usual)."),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
     "max_tokens": _Sampling(SIZE, 1024, "Longest answer in tokens; 0: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
@@ -141,17 +140,16 @@ def _read(name: str, value: Any) -> Any:
         raise ValueError(f"{name} cannot be {f'{value}'[:60]!r}: {message}.") from None
 
 
-def _sampling_option(name: str) -> Callable[[Any], Any]:
+def _sampling_option(name: str) -> Declared:
     option = _SAMPLING[name]
+    names = ["-n"] * (name == "max_tokens") + [f"--{name.replace('_', '-')}"]
     declare = click.option if name in ("temperature", "seed", "max_tokens") else sampling
-    short = ["-n"] if name == "max_tokens" else []
-    return declare(
-        *short, f"--{name.replace('_', '-')}", metavar="X" if isinstance(option.kind, Real) else "N", type=option.kind,
-        default=option.default, show_default=option.default is not None, help=option.help,
-    )  # fmt: skip
+    return number(*names, declare=declare, kind=option.kind, default=option.default, help=option.help)
 
 
-_OPTIONS: list[Callable[[Any], Any]] = [
+TEMPERATURE_OPTION = _sampling_option("temperature")
+
+_OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
                  help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain decoding. With "
                  "guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8).  [default: the preset's, or exact]"),
@@ -178,7 +176,4 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         of_sampling = {name: given.pop(name) for name in _SAMPLING}
         return function(options=Options(models, gate, window, draft_max, adaptive, of_sampling), **given)
 
-    decorated: Any = with_options
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return model_options(decorated)
+    return model_options(declares(_OPTIONS)(with_options))

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
-from pyfly_cpp.cli.kinds import Int
-from pyfly_cpp.cli.loading import GPU_LAYERS_HELP, N_THREADS_OPTION, reasons_from, silence
+from pyfly_cpp.cli.loading import N_GPU_LAYERS_OPTION, N_THREADS_OPTION, reasons_from, silence
 from pyfly_cpp.cli.terminal import Bar, human, note
 from pyfly_cpp.models.named import resolve_model
 
@@ -21,12 +20,12 @@ from pyfly_cpp.models.named import resolve_model
 @click.argument("target")
 @click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
-@click.option("--types", default=",".join(KINDS), show_default=True, metavar="TYPE,...", help="Types to try.")
+@click.option("--types", default=",".join(KINDS), metavar="TYPE,...", help="Types to try.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
 @click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--n-gpu-layers", type=Int(min=-1), metavar="N", default=-1, help=GPU_LAYERS_HELP)
+@N_GPU_LAYERS_OPTION
 @N_THREADS_OPTION
 def command(
     target: str,

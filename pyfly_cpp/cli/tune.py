@@ -16,7 +16,7 @@ from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli import if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import Int, Real
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
@@ -46,22 +46,21 @@ MTP head, --draft, prompt lookup), or the one that --drafter names. `FlyLlama.fr
 file."""
 
 
+_OPTIONS = [
+    click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL."),
+    number("--limit", kind=Int(1), default=16, help="Take at most N of them."),
+    number("--agreement", kind=Real(0, 1), default=0.8, help="Least mean agreement."),
+    number("--lost-answers", kind=Int(0), default=0, help="Most answers that may be lost."),
+    number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    click.option("-o", "--output", default="pyfly-preset.json", metavar="FILE", help="The preset to write."),
+    click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib)."),
+    click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON."),
+    click.option("--force", is_flag=True, help="Overwrite files that exist."),
+]
+
+
 @click.command("tune", cls=HeadedCommand, help=HELP)
-@click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
-@click.option("--limit", metavar="N", type=Int(1), default=16, show_default=True, help="Take at most N of them.")
-@click.option("--agreement", metavar="X", type=Real(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
-@click.option(
-    "--lost-answers", metavar="N", type=Int(0), default=0, show_default=True, help="Most answers that may be lost."
-)
-@click.option(
-    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
-)
-@click.option(
-    "-o", "--output", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
-)
-@click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@declares(_OPTIONS)
 @model_options
 def command(
     prompt_file: str,

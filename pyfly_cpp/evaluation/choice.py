@@ -22,13 +22,14 @@ class ChoiceTask(Task):
     few_shot = 5
 
     def parse(self, where: Where) -> Item:
-        choices, answer = where.texts("choices"), where.text("answer")
+        fields = {**where.fields("question", "answer"), "choices": where.texts("choices")}
+        choices, answer = fields["choices"], fields["answer"]
         if len(choices) != self.n_choices:
             raise where.error(f"the field 'choices' must have {self.n_choices} texts, not {len(choices)}.")
         letters = [chr(ord("A") + i) for i in range(len(choices))]
         if answer not in letters:
             raise where.error(f"the field 'answer' must be a letter of {letters[0]}..{letters[-1]}, not {answer!r}.")
-        return Item(where.text("id"), {"question": where.text("question"), "choices": choices, "answer": answer})
+        return where.item(fields)
 
     def question(self, item: Item) -> str:
         choices = " ".join(f"({chr(ord('A') + i)}) {text}" for i, text in enumerate(item.fields["choices"]))

@@ -30,10 +30,7 @@ class Gsm8k(Task):
         return {**where.row, "id": f"gsm8k-{split.split}-{where.line - 1}", "answer_number": number}
 
     def parse(self, where: Where) -> Item:
-        fields = {"question": where.text("question"), "answer_number": where.text("answer_number")}
-        if "answer" in where.row:
-            fields["answer"] = where.text("answer")
-        return Item(where.text("id"), fields)
+        return where.item(where.fields("question", "answer_number", optional=["answer"]))
 
     def question(self, item: Item) -> str:
         return f"Question: {item.fields['question']}\nAnswer:"

@@ -24,11 +24,10 @@ class HumanEval(CodeTask):
         return {**where.row, "id": where.text("task_id")}
 
     def parse(self, where: Where) -> Item:
-        entry_point = where.text("entry_point")
-        if not entry_point.isidentifier():
-            raise where.error(f"the field 'entry_point' must be a function's name, not {entry_point!r}.")
-        fields = {"prompt": where.text("prompt"), "entry_point": entry_point, "test": where.text("test")}
-        return Item(where.text("id"), fields)
+        fields = where.fields("prompt", "entry_point", "test")
+        if not fields["entry_point"].isidentifier():
+            raise where.error(f"the field 'entry_point' must be a function's name, not {fields['entry_point']!r}.")
+        return where.item(fields)
 
     def question(self, item: Item) -> str:
         return (

@@ -29,15 +29,8 @@ class Mbpp(CodeTask):
         return {**where.row, "id": f"mbpp-{where.integer('task_id')}", "original_split": split.split}
 
     def parse(self, where: Where) -> Item:
-        fields: dict[str, object] = {
-            "prompt": where.text("prompt"),
-            "test_list": where.texts("test_list"),
-            "test_imports": where.texts("test_imports", empty=True),
-        }
-        for name in ("code", "original_split"):
-            if name in where.row:
-                fields[name] = where.text(name)
-        return Item(where.text("id"), fields)
+        tests = {"test_list": where.texts("test_list"), "test_imports": where.texts("test_imports", empty=True)}
+        return where.item({**where.fields("prompt", optional=["code", "original_split"]), **tests})
 
     def question(self, item: Item) -> str:
         tests = "\n".join(item.fields["test_list"])

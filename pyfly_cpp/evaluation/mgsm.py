@@ -47,14 +47,11 @@ class Mgsm(Task):
         return {**row, "question": where.text("question"), "answer_number": str(where.integer("answer_number"))}
 
     def parse(self, where: Where) -> Item:
-        language = where.text("language")
-        if language not in _LANGUAGES:
-            raise where.error(f"the field 'language' must be one of {', '.join(_LANGUAGES)}, not {language!r}.")
-        return Item(
-            where.text("id"),
-            {"language": language, "question": where.text("question"), "answer_number": where.text("answer_number")},
-            where.text("gsm8k_test_id") if "gsm8k_test_id" in where.row else "",
-        )
+        fields = where.fields("language", "question", "answer_number")
+        if fields["language"] not in _LANGUAGES:
+            known = ", ".join(_LANGUAGES)
+            raise where.error(f"the field 'language' must be one of {known}, not {fields['language']!r}.")
+        return where.item(fields, group="gsm8k_test_id")
 
     def kind(self, item: Item) -> str:
         """Its language."""

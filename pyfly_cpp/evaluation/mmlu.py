@@ -26,8 +26,7 @@ class Mmlu(ChoiceTask):
         return {**where.row, "id": f"mmlu-{split.split}-{where.line - 1}", "answer": letter}
 
     def parse(self, where: Where) -> Item:
-        item = super().parse(where)
-        return Item(item.id, {**item.fields, "subject": where.text("subject")})
+        return where.item({**super().parse(where).fields, **where.fields("subject")})
 
     def kind(self, item: Item) -> str:
         """Its subject."""

@@ -20,8 +20,7 @@ class Writing(Task):
     criterion = "intact"
 
     def parse(self, where: Where) -> Item:
-        group = where.text("prompt_id") if "prompt_id" in where.row else ""
-        return Item(where.text("id"), {"prompt": where.text("prompt")}, group)
+        return where.item(where.fields("prompt"), group="prompt_id")
 
     def question(self, item: Item) -> str:
         return str(item.fields["prompt"])
