@@ -46,6 +46,11 @@ class Measured:
         """Tokens and seconds of decoding."""
         return self.result.decode_tokens, self.result.decode_seconds
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; 0 where nothing was decoded after the first round."""
+        return self.result.decode_tokens / self.result.decode_seconds if self.result.decode_seconds > 0 else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
         result = self.result

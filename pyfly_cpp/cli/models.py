@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from pyfly_cpp.cli.self_draft import command as draft
 from pyfly_cpp.cli.terminal import Bar, human, write
@@ -69,7 +70,7 @@ def fetch(names: tuple[str, ...]) -> None:
             here = models.resolve_model(name)  # says what is wrong with another name
             raise ValueError(f"{name!r} is here already ({here}); fetch takes names of the hub, hf:OWNER/REPO:TYPE.")
     for name in names:
-        with Bar(download=True) as bar:
+        with Bar(DownloadColumn(), TimeRemainingColumn()) as bar:
             path = fetch_model(name, bar.update)
         click.echo(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.decoding.presets import Preset, save_preset
-from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import write_atomically
@@ -115,7 +113,7 @@ def command(
         show_table("The choice, measured afresh", *report.speed_cells(fresh))
         write(claim + "\n")
     if plot_file:
-        write_atomically(plot_file, plot(tuned, budget))
+        write_atomically(plot_file, report.plot_frontier(tuned, budget))
     save_preset(preset, output, force)
     click.echo(f"Written to {output}.", err=True)
 
@@ -182,43 +180,3 @@ def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Draf
             parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
     window = setting.effective_window  # what was measured, whatever a gate's own may be one day
     return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts)), model)
-
-
-def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
-    """A PNG of speed against agreement."""
-    import io
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(9, 6))
-    best = tuning.frontier(tuned.candidates)
-    for c in tuned.candidates:
-        color = "C2" if c.within(budget) else "C3"
-        axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
-        if math.isfinite(c.speedup.low):
-            axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
-    axis.plot([c.agreement.estimate for c in best], [c.speedup.estimate for c in best], "-", color="grey")
-    for c in best:
-        axis.annotate(
-            str(c.setting),
-            (c.agreement.estimate, c.speedup.estimate),
-            fontsize=8,
-            xytext=(4, 4),
-            textcoords="offset points",
-        )
-    chosen = tuned.chosen
-    axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
-    axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
-    axis.set_xlabel("agreement with the exact output")
-    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
-    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
-    axis.set_title(counted(tuned.n_prompts, "prompt"))
-    axis.legend()
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    pyplot.close(figure)
-    return buffer.getvalue()
