@@ -9,7 +9,7 @@ import llama_cpp
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
-from pyfly_cpp.cli.kinds import GATE, SEED, Int
+from pyfly_cpp.cli.kinds import SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
@@ -17,7 +17,7 @@ from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
-from pyfly_cpp.decoding.gates import Gate, Margin
+from pyfly_cpp.decoding.gates import Margin
 from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.machine.files import require_free, write_atomically
 
@@ -33,9 +33,8 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 
 
 _OPTIONS = [
-    click.option("-s", "--setting", "setting_text", metavar="TEXT",
-                 help="How to decode.  [default: the preset's, or margin:0.3]"),
-    click.option("--gate", type=GATE, help="A gate, in place of a --setting that says nothing else."),
+    click.option("-s", "--setting", "--gate", "setting_text", metavar="TEXT",
+                 help="How to decode: a gate, and other words of a setting.  [default: the preset's, or margin:0.3]"),
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
     TEMPERATURE_OPTION,
@@ -52,7 +51,6 @@ _OPTIONS = [
 def command(
     prompt: str,
     setting_text: str | None,
-    gate: Gate | None,
     system: str | None,
     max_tokens: int,
     temperature: float,
@@ -62,12 +60,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted("Nothing was written.")
-    if gate is not None and setting_text is not None:
-        raise click.UsageError("give either --gate or --setting, not both; a setting begins with its gate.")
-    if gate is not None:
-        setting = Decoding(gate)
-    else:
-        setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), Decoding(Margin(0.3)))[0]
+    setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), Decoding(Margin(0.3)))[0]
     if not prompt.strip():
         raise ValueError("the prompt is empty; give a text.")
     require_free(output, force)
