@@ -10,7 +10,7 @@ from typing import Any
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.engine.stats import Round
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, rotated
 from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.statistics import Interval, Timed, speed, speedup
 
@@ -145,8 +145,7 @@ def measure(
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})
                 rendered = render(generator, prompt, messages, max_tokens)
-                begin = (i + repeat) % len(settings)
-                turns_of = [*settings[begin:], *settings[:begin]]
+                turns_of = rotated(settings, i + repeat)
                 there = [(known or {}).get((prompt.id, turn, repeat, str(setting), 1)) for setting in turns_of]
                 n_held = generator.hold(rendered, settings) if None in there else 0
                 for setting, earlier in zip(turns_of, there):

@@ -18,6 +18,7 @@ import numpy as np
 from pyfly_cpp.bench.measure import Key, Measured, Summary, render, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.evaluation.generation import rotated
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.statistics import Interval, for_json, speedup
 
@@ -73,8 +74,7 @@ def measure_parallel(
             pass
     measured: list[Measured] = []
     for i, (repeat, block) in enumerate(itertools.product(range(repeats), blocks)):
-        begin = i % len(cells)
-        for n, setting in [*cells[begin:], *cells[:begin]]:
+        for n, setting in rotated(cells, i):
             keys = [(prompts[order.key].id, 0, repeat, str(setting), n) for order in block if order.key is not None]
             if known is not None and all(key in known for key in keys):
                 measured += [known[key] for key in keys]

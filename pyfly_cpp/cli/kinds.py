@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from pyfly_cpp.decoding.drafters import require_word
 from pyfly_cpp.decoding.drafting import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.machine.rpc import split_address
 from pyfly_cpp.machine.threads import AUTO
 
@@ -44,9 +44,9 @@ def _window(text: str) -> str:
 def _chat_format(text: str) -> str:
     known = LlamaChatCompletionHandlerRegistry()._chat_handlers
     if text not in known and not text.startswith("chat_template."):  # those of the model itself
-        near = difflib.get_close_matches(text, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no chat format {text!r}.{hint} The formats are {', '.join(known)}.")
+        raise ValueError(
+            f"there is no chat format {text!r}.{did_you_mean(text, known)} The formats are {', '.join(known)}."
+        )
     return text
 
 

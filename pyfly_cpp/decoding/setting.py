@@ -12,7 +12,6 @@ those of the tables in gates/, windows.py and drafters/.)
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,6 +26,7 @@ from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate, require_window_for
 from pyfly_cpp.decoding.windows import Window, require_window
+from pyfly_cpp.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,4 @@ def _words(text: str) -> list[str]:
 
 def _hint(name: str) -> str:
     words = [*windows.WORDS, *_ADAPTIVE, *DRAFTER_WORDS, "k="]
-    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
-    known = f" The words are {', '.join(words)}."
-    return (f" Did you mean {near[0]!r}?" if near else "") + known
+    return f"{did_you_mean(name, words, 0.5)} The words are {', '.join(words)}."

@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 LEVEL = 0.95
 """Of every interval."""
 
+_Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+
 MIN_GROUPS = 5
 """Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
 
@@ -50,16 +52,15 @@ def for_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Wilson's score interval of a share (Wilson 1927): good also for small n and shares near 0 or 1."""
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be in 0..{n}, not {successes}.")
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
-    z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    centre = (share + _Z * _Z / (2 * n)) / (1 + _Z * _Z / n)
+    half = _Z / (1 + _Z * _Z / n) * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
@@ -67,7 +68,6 @@ def bootstrap(
     columns: npt.ArrayLike,
     statistic: Callable[[Floats], Floats],
     groups: Sequence[str] | None = None,
-    level: float = LEVEL,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
@@ -104,7 +104,7 @@ def bootstrap(
     values = values[np.isfinite(values)]
     if len(values) < 0.9 * n_resamples:
         return Interval(estimate, math.nan, math.nan)
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(estimate, float(low), float(high))
 
 
@@ -187,14 +187,13 @@ def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[s
     return bootstrap(np.column_stack([other, baseline]), ratio, groups)
 
 
-def paired_difference(counts: Flips, level: float = LEVEL) -> Interval:
+def paired_difference(counts: Flips) -> Interval:
     """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min
     2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
-    n = counts.harmful + counts.helpful + counts.both_right + counts.both_wrong
+    n = counts.n
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
     harmful, helpful, m = counts.harmful + 0.5, counts.helpful + 0.5, n + 2
     centre = (helpful - harmful) / m
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    half = z * math.sqrt(harmful + helpful - (helpful - harmful) ** 2 / m) / m
+    half = _Z * math.sqrt(harmful + helpful - (helpful - harmful) ** 2 / m) / m
     return Interval((counts.helpful - counts.harmful) / n, max(-1.0, centre - half), min(1.0, centre + half))
