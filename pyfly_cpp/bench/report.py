@@ -22,16 +22,8 @@ Cells = tuple[list[str], list[list[str]]]
 
 def speed_cells(summaries: Sequence[Summary]) -> Cells:
     """Head and body of the table of speeds."""
-    head = [
-        "setting",
-        "tokens/s [95 %]",
-        "x plain [95 %]",
-        "x exact [95 %]",
-        "tokens/round",
-        "accepted",
-        "loose",
-        "same text",
-    ]
+    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose",
+            "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
     body = [
         [

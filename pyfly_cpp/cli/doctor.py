@@ -24,6 +24,7 @@ from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.metadata import metadata, open_metadata
@@ -211,7 +212,7 @@ def _show(report: dict[str, Any]) -> None:
         ("kernels", machine["kernels"]),
     ]
     for device in report["devices"]:
-        memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"
+        memory = f"{in_words(device['memory_free'])} of {in_words(device['memory_total'])} free"
         rows.append((f"device {device['name']}", f"{device['kind']}, {device['description']}, {memory}"))
     rows += [(f"server {name}", problem) for name, problem in report["rpc_problems"].items()]
     embedded = report["embedded_model"] or "not installed (pip install 'pyfly-cpp[demo]')"
@@ -242,14 +243,10 @@ def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("  name", model["name"] or "-"),
         ("  architecture", f"{model['architecture']}, {model['n_layer']} layers, {model['n_layer_mtp']} MTP layers"),
-        ("  size", f"{_gb(model['size'])}, {n_params} parameters, {model['quantisation']}"),
+        ("  size", f"{in_words(model['size'])}, {n_params} parameters, {model['quantisation']}"),
         ("  context", f"{model['n_ctx_train']} tokens"),
         ("  vocabulary", f"{model['n_vocab']} tokens, {model['vocab_type']}"),
         ("  protected tokens", "-" if n_protected is None else str(n_protected)),
         ("  chat template", "yes" if model["chat_template"] else "no"),
         ("  speculation", speculates),
     ]
-
-
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"

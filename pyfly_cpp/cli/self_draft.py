@@ -12,7 +12,8 @@ import click
 
 from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
 from pyfly_cpp.cli.loading import N_GPU_LAYERS_OPTION, N_THREADS_OPTION, reasons_from, silence
-from pyfly_cpp.cli.terminal import Bar, human, note
+from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
 
 
@@ -62,7 +63,7 @@ def command(
 
 def _ask(plan: Plan, yes: bool) -> None:
     names = ", ".join(kind.name for kind in plan.kinds)
-    what = f"Up to {human(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
+    what = f"Up to {in_words(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
     if plan.is_quantised:
         note(
             f"{plan.source.name} is quantised already: a draft of it has the errors of both types. Where you have the "
@@ -97,7 +98,7 @@ def _show(plan: Plan, found: Found) -> None:
 def _row(trial: Trial) -> tuple[str, ...]:
     right = " ".join(f"{share:.2f}" for share in trial.acceptance) or "-"
     return (
-        trial.kind, human(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
+        trial.kind, in_words(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
         f"{trial.gain:.2f}x",
     )  # fmt: skip
 

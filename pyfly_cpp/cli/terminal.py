@@ -49,11 +49,6 @@ def warn(text: str) -> None:
     click.secho(shown(text, sys.stderr), fg="yellow", err=True)
 
 
-def human(n_bytes: int) -> str:
-    """A size, for people."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
 class Bar:
     """A progress bar on stderr; nothing at all where stderr is no terminal."""
 

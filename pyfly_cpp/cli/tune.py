@@ -127,16 +127,8 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
         mark = "*" if c.setting in on_frontier else ""
         mark = "chosen" if c.setting == tuned.chosen.setting else mark
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
-        body.append(
-            [
-                mark,
-                str(c.setting),
-                interval(c.speedup),
-                interval(c.agreement),
-                answers,
-                "yes" if c.within(budget) else "no",
-            ]
-        )
+        is_within = "yes" if c.within(budget) else "no"
+        body.append([mark, str(c.setting), interval(c.speedup), interval(c.agreement), answers, is_within])
     return head, body
 
 
