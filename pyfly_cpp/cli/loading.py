@@ -158,7 +158,7 @@ class Models:
         given: int | None = self.arguments.get("n_ctx")
         return min(DEFAULT_N_CTX, self._trained or DEFAULT_N_CTX) if given is None else given
 
-    @property
+    @functools.cached_property
     def _trained(self) -> int | None:
         """The context that the model was trained on; None where that is not known."""
         try:
@@ -308,8 +308,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if arguments["lora_path"] is not None:
             require_gguf(arguments["lora_path"], "LoRA adapter")
         models = Models(
-            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded,
-            said,
+            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said,
             {name: value for name, value in arguments.items() if value is not None},
         )  # fmt: skip
         return command(models=models, **given)

@@ -98,7 +98,8 @@ class Options:
     def saved(self) -> dict[str, Any]:
         """Gate, window and sampling, fit for JSON."""
         decoding = self.decoding
-        window = None if decoding.window is None else str(decoding.window)
+        words = [str(part) for part in (self.models.setting.window, self.window) if part is not None]
+        window = None if decoding.window is None else " ".join(words)
         return {"gate": str(decoding.gate), "window": window, **self.sampling}
 
     def restored(self, path: Path, settings: Mapping[str, Any]) -> Options:

@@ -70,6 +70,9 @@ def test_the_window_follows_the_gate(run, tmp_path):
     assert len(gates) == 5 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
     result = chat(run, "--window", 3, stdin="/gate entropy:0.4\n")
     assert "gate: margin:0.3, window: reconverge:3" in result.err and "window: agree:3" in result.err
+    assert json.loads(file.read_text())["settings"]["window"] is None
+    result = chat(run, "--window", 3, stdin=f"/save {file}\n/gate stochastic\n/load {file}\n/gate entropy:0.4\n")
+    assert "has no use for the window agree:3" in result.err and "gate: entropy:0.4, window: agree:3\n" in result.err
 
 
 def test_exact_equals_plain(run):
