@@ -6,6 +6,7 @@ so that saved outputs can be scored again.
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -15,7 +16,6 @@ from heapq import heappop, heapreplace
 from typing import Any, Protocol, TypeVar
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
-from pyfly_cpp.evaluation.files import field as required_field
 from pyfly_cpp.evaluation.hub import HubSplit, load_rows
 
 Message = dict[str, str]
@@ -70,12 +70,18 @@ class Where:
     row: Row
 
     def text(self, name: str, empty: bool = False) -> str:
-        """A required text."""
-        return str(required_field(self.path, self.line, self.row, name, str, empty))
+        """A required text, which may be empty if `empty`. Raises DataError, as the others do."""
+        value = self._value(name, str, "a text")
+        if not (empty or value.strip()):
+            raise self.error(f"the field {name!r} is empty.")
+        return str(value)
 
     def texts(self, name: str, empty: bool = False) -> list[str]:
         """A required list of texts."""
-        return list(required_field(self.path, self.line, self.row, name, list, empty))
+        value = self._value(name, list, "a list of texts")
+        if not (empty or value):
+            raise self.error(f"the field {name!r} is empty.")
+        return list(value)
 
     def fields(self, *names: str, optional: Sequence[str] = ()) -> dict[str, Any]:
         """Required texts by their names, and those of others that are there."""
@@ -87,7 +93,16 @@ class Where:
 
     def integer(self, name: str) -> int:
         """A required integer."""
-        return int(required_field(self.path, self.line, self.row, name, int))
+        return int(self._value(name, int, "an integer"))
+
+    def _value(self, name: str, kind: type, words: str) -> Any:
+        if name not in self.row:
+            raise self.error(f"the field {name!r} is missing (it has {', '.join(sorted(self.row)) or 'none'}).")
+        value = self.row[name]
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or (kind is list and not all(isinstance(entry, str) for entry in value)):
+            raise self.error(f"the field {name!r} must be {words}, not {json.dumps(value)[:60]}.")
+        return value
 
     def error(self, what: str) -> DataError:
         """The error that says `what` is wrong with this row."""
