@@ -20,10 +20,10 @@ from pyfly_cpp.cli import describe, if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
 from pyfly_cpp.cli.loading import Models, model_options
-from pyfly_cpp.cli.measuring import open_session, preset_settings, require_outputs, show_table
+from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outputs, show_table
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names, written
+from pyfly_cpp.decoding import Decoding, short_names, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import sha256, write_atomically
@@ -83,8 +83,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
-    first = (EXACT,) if without_plain else (PLAIN, EXACT)
-    chosen = parse_settings(settings, (*first, *preset_settings(models)))
+    chosen = choose_settings(models, settings, without_plain)
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     require_outputs((output, markdown_file), force, plot_file)
@@ -93,10 +92,9 @@ def command(
             raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
         require_enough(prompts, counts)
     session = open_session(models, chosen, counts[-1] if counts else None)
-    machine = {name: session.machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python")}
     asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
              "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
-    journal = _open_journal(output, {**session.models, **machine, **asked}, prompts, force)
+    journal = _open_journal(output, {**session.conditions(), **asked}, prompts, force)
     known, keep = _keeping(journal, chosen)
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)

@@ -59,15 +59,12 @@ def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] |
     report["rpc_problems"] = problems
     embedded = embedded_model()
     report["embedded_model"] = None if embedded is None else str(embedded)
-    model_path = None if model is None else _gguf(model, "model")
-    draft_path = None if draft is None else _gguf(draft, "draft model")
-    if model_path is not None:
-        report["model"] = _model(model_path)
-    if draft_path is not None:
-        report["draft"] = _model(draft_path)
+    given = (("model", model, "model"), ("draft", draft, "draft model"))
+    paths = {title: _gguf(text, what) for title, text, what in given if text is not None}
+    report.update({title: _model(path) for title, path in paths.items()})
     problem = None
-    if model_path is not None and draft_path is not None:
-        report["draft_word"], problem = _fit(model_path, draft_path)
+    if len(paths) == 2:
+        report["draft_word"], problem = _fit(paths["model"], paths["draft"])
         report["draft_fits"] = problem is None
         report["draft_problem"] = problem
     if as_json:

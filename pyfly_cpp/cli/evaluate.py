@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -13,11 +13,11 @@ from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options
-from pyfly_cpp.cli.measuring import open_session, preset_settings, show_table, terminal_width
+from pyfly_cpp.cli.measuring import choose_settings, open_session, show_table, terminal_width
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.decoding import EXACT, PLAIN, parse_settings, require_repeatable, written
+from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -108,8 +108,7 @@ def command(
     task = get_task(task_name)
     if isinstance(task, CodeTask):
         task = type(task)(task.limits, containment)
-    first = (EXACT,) if without_plain else (PLAIN, EXACT)
-    chosen = parse_settings(settings, (*first, *preset_settings(models)))
+    chosen = choose_settings(models, settings, without_plain)
     require_repeatable(chosen)
     runner.require_permission(task, allow_code_execution)
     items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
@@ -123,10 +122,8 @@ def command(
         )
     n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
     session = open_session(models, chosen, None if n_parallel == 1 else n_parallel)
-    machine = session.machine
-    conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
+    conditions = {**session.conditions(), "data_sha256": _sha256(data, items)}
     conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
-    conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
     if n_parallel > 1:
         conditions["parallel"] = n_parallel
     if task.name == "needle" and not data:
@@ -144,7 +141,7 @@ def command(
         def progress(done: int, _: int, line: Row) -> None:
             advance(done, f"{line['item']} {line['setting']}")
 
-        lines = runner.run(plan, session.generator, folder, force, machine, progress)
+        lines = runner.run(plan, session.generator, folder, force, session.machine, progress)
     table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
     facts = [
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "

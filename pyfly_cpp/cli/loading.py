@@ -125,11 +125,12 @@ class Models:
         said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
         return replace(said, drafter="none") if self.drafter == "none" else said
 
-    def drafters(self, settings: Sequence[Decoding]) -> tuple[Drafters, str]:
-        """As `choose_drafters`, for these settings; raises UsageError, too, if they have no use for a file that was
-        given."""
+    def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
+        """As `choose_drafters`; raises UsageError, too, if neither the default drafter nor those of these settings have
+        a use for a file that was given."""
         drafters, why = self.choose_drafters()
-        self.require_use([part for setting in settings for part in require_drafters(drafters.of(setting))])
+        parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
+        self.require_use(parts)
         return drafters, why
 
     def choose_drafters(self) -> tuple[Drafters, str]:

@@ -13,15 +13,13 @@ import click
 import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
-from pyfly_cpp.cli.loading import Models, reasons_from, silence
+from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import shown, write
-from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS, require_drafters
-from pyfly_cpp.evaluation.drafting import files_of, load_batch, load_target
-from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.drafting import files_of, load_generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
-from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.machine.files import require_free
 
 
@@ -43,6 +41,11 @@ class Session:
     """Files with hashes, the default drafter, and what else decoding depends on: `_ALWAYS`, and what was given."""
     drafter: str
     """The default drafter, and why, for people."""
+
+    def conditions(self) -> dict[str, Any]:
+        """What must be equal for measurements to stand in one table."""
+        names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")
+        return {**self.models, **{name: self.machine[name] for name in names}}
 
     def facts(self) -> list[str]:
         """The conditions of a measurement, for people."""
@@ -76,6 +79,12 @@ def preset_settings(models: Models) -> tuple[Decoding, ...]:
     return () if models.preset is None else (replace(models.setting, adaptive=None).canonical(),)
 
 
+def choose_settings(models: Models, written: Sequence[str], without_plain: bool) -> list[Decoding]:
+    """What is measured: plain and exact decoding, the preset, and what is written. Raises ValueError."""
+    first = (EXACT,) if without_plain else (PLAIN, EXACT)
+    return parse_settings(tuple(written), (*first, *preset_settings(models)))
+
+
 def open_session(
     models: Models, settings: Sequence[Decoding], n_parallel: int | None = None, draft_max: int = 0
 ) -> Session:
@@ -92,13 +101,7 @@ def open_session(
     if (why := disturbance(machine)) is not None:
         click.echo(f"warning: {why} The speeds cannot be trusted.", err=True)
     drafters, reason = models.drafters(settings)
-    generator: Generator
-    if n_parallel is None:
-        generator = Generator(models.load(load_target, drafters, settings, draft_max), drafters)
-    else:
-        generator = ParallelGenerator(models.load(load_batch, drafters, settings, n_parallel), drafters)
-    with reasons_from(silence()):
-        generator.require(settings)
+    generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
     llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
     said = {**models.arguments, **models.drafting}
     n_gpu_layers = said.pop("n_gpu_layers")
@@ -122,13 +125,6 @@ def require_outputs(files: Sequence[str | None], force: bool, plot: str | None =
             require_free(file, force)
     if plot:
         require_matplotlib()
-
-
-def warn_of_load(machine: dict[str, Any]) -> None:
-    """Says on stderr if other programs were busy: then no speed is to be believed."""
-    why = disturbance(machine)
-    if why is not None:
-        click.echo(f"warning: {why} The speeds cannot be trusted.", err=True)
 
 
 def terminal_width() -> int:

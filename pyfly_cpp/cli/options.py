@@ -81,7 +81,7 @@ class Options:
             self.models.require_use([])
             reason = "--drafter none" if self.models.drafter == "none" else "the preset says so"
         else:
-            drafters, reason = self.models.drafters([Decoding()])
+            drafters, reason = self.models.drafters()
             default = drafters.default
         arguments = {**vars(decoding), "drafter": default, **arguments}
         return self.models.load(kind, *first, **arguments), reason

@@ -26,8 +26,8 @@ from pyfly_cpp.decoding import PLAIN, Decoding, require_repeatable
 from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
 from pyfly_cpp.engine.output import Logprobs
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.evaluation.drafting import load_batch, load_target
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.drafting import load_generator
+from pyfly_cpp.evaluation.generation import Generated, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
@@ -83,17 +83,10 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
         n_ctx = int(n_ctx if max_length is None else max_length)
         n_parallel = choose_parallel(model, n_ctx) if parallel == AUTO else _number_of_texts(parallel)
-        loading: dict[str, Any] = {
-            "n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "n_gpu_layers": int(gpu_layers),
-            "verbose": False,
-        }  # fmt: skip
-        self.generator: Generator
-        if n_parallel == 1:
-            self.generator = Generator(load_target(model, drafters, [self.setting], **loading), drafters)
-        else:
-            batch = load_batch(model, drafters, [self.setting], n_parallel, **loading)
-            self.generator = ParallelGenerator(batch, drafters)
-        self.generator.require([self.setting])
+        self.generator = load_generator(
+            model, drafters, [self.setting], None if n_parallel == 1 else n_parallel, n_ctx=n_ctx, n_threads=n_threads,
+            n_threads_batch=n_threads, n_gpu_layers=int(gpu_layers), verbose=False,
+        )  # fmt: skip
         self._max_gen_toks = int(max_gen_toks)
 
     # ---- What the harness asks of a model ----------------------------------------------------------------------------
