@@ -45,11 +45,10 @@ from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation import runner
 from pyfly_cpp.evaluation.code import CodeTask
-from pyfly_cpp.evaluation.drafting import files_of, load_batch, load_target
+from pyfly_cpp.evaluation.drafting import files_of, load_generator
 from pyfly_cpp.evaluation.files import DataError, Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
-from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.evaluation.registry import TASKS
 from pyfly_cpp.evaluation.report import SettingResult, interval, summarise
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio_of_ratios, wilson
@@ -201,12 +200,8 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     print(f"drafts: {drafters.default} ({reason})", file=sys.stderr)
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     options = {"n_ctx": args.ctx, "verbose": False, "trace": True, "n_gpu_layers": args.gpu_layers, **threads}
-    if args.parallel > 1:
-        batch = load_batch(args.model, drafters, settings, args.parallel, **options)
-        generator: Generator = ParallelGenerator(batch, drafters)
-    else:
-        generator = Generator(load_target(args.model, drafters, settings, **options), drafters)
-    return generator, {
+    n_parallel = args.parallel if args.parallel > 1 else None
+    return load_generator(args.model, drafters, settings, n_parallel, **options), {
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
         "drafter": str(drafters.default),

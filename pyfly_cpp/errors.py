@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PyflyError(RuntimeError):
     """Base of what goes wrong at run time; bad arguments are plain `ValueError`."""
@@ -41,3 +44,9 @@ class BusyError(PyflyError):
 def counted(n: int, one: str, many: str = "") -> str:
     """A number with its noun, as sentences have it: `1 answer`, `3 answers`; `many` where an s is not enough."""
     return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """` Did you mean 'this'?`, the end of a message about a name that is not known; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -101,6 +101,7 @@ def test_what_is_given_goes_before_what_was_said(first, then):
         ({"draft_max": -1}, "draft_max must be an integer >= 0"),
         ({"draft_max": True}, "draft_max must be an integer >= 0"),
         ({"adaptive": "yes"}, "adaptive must be True, False or None"),
+        ({"gate": "stochastic", "window": {"size": 3}}, "has no use for the window agree:3; leave it at None"),
         ({"drafter": []}, "'kind' must be one of draft"),
         ({"drafter": {"kind": "draft"}}, "needs 'model_path'"),
     ],
@@ -128,6 +129,7 @@ def test_errors_of_fields(data, message):
         ("exact eagle3:", "write eagle3:FILE, or eagle3 alone"),
         ("exact lookup:x.gguf", "which takes no file"),
         ("exact 'draft:x y.gguf", "quote is not closed"),
+        ("stochastic agree:3", "has no use for the window agree:3"),
     ],
 )
 def test_errors(text, message):

@@ -160,7 +160,7 @@ def test_the_command(target, short, run, monkeypatch):
     code, out, err = run("models", "draft", target, "--types", "q4_0", "--yes", "-t", 1)
     assert code == 0, err
     assert f"pyfly-cpp chat -m {target} -d {target.with_name('target.draft-q4_0.gguf')}" in out
-    assert "Up to 3 MB in" in err and "quantised already" not in err
+    assert "Up to 3.4 MB in" in err and "quantised already" not in err
     draft = target.with_name("target.draft-q4_0.gguf")
     code, out, err = run("models", "draft", draft, "--types", "q2_k", "--yes", "-t", 1, "--json", "--from", target)
     assert code == 0, err

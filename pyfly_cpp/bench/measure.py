@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.engine.stats import Round
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, rotated
 from pyfly_cpp.evaluation.machine import resident_mib
-from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.evaluation.statistics import Interval, Timed, speed, speedup
 
 SPLIT = ("draft", "verify", "gate", "python")
 """Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
@@ -42,6 +40,16 @@ class Measured:
     def key(self) -> Key:
         """Which generation of a measurement it is."""
         return self.prompt.id, self.turn, self.repeat, self.setting, self.n_parallel
+
+    @property
+    def timed(self) -> tuple[float, float]:
+        """Tokens and seconds of decoding."""
+        return self.result.decode_tokens, self.result.decode_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; 0 where nothing was decoded after the first round."""
+        return self.result.decode_tokens / self.result.decode_seconds if self.result.decode_seconds > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -137,8 +145,7 @@ def measure(
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})
                 rendered = render(generator, prompt, messages, max_tokens)
-                begin = (i + repeat) % len(settings)
-                turns_of = [*settings[begin:], *settings[:begin]]
+                turns_of = rotated(settings, i + repeat)
                 there = [(known or {}).get((prompt.id, turn, repeat, str(setting), 1)) for setting in turns_of]
                 n_held = generator.hold(rendered, settings) if None in there else 0
                 for setting, earlier in zip(turns_of, there):
@@ -194,14 +201,6 @@ class Summary:
     split: dict[str, float]
     """Shares of decoding time."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
-        out: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            value = value.as_dict() if isinstance(value, Interval) else value
-            out[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-        return out
-
 
 def summarise(measured: Sequence[Measured], category: str | None = None) -> list[Summary]:
     """A summary for each setting, in the order they first occur in the settings; of one category, or of all (None)."""
@@ -218,14 +217,11 @@ def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Meas
     groups = [mine[key].prompt.unit for key in keys]
     results = [mine[key].result for key in keys]
 
-    def speeds(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        theirs = [by_setting[name][key].result for key in keys]
-        return np.array([[r.decode_tokens, r.decode_seconds] for r in theirs], dtype=np.float64)
+    def timed(name: str) -> Timed:
+        return [by_setting[name][key].timed for key in keys]
 
-    def speedup(other: str) -> Interval | None:
-        if other == setting or other not in by_setting:
-            return None
-        return bootstrap(np.hstack([speeds(setting), speeds(other)]), ratio_of_ratios, groups)
+    def over(other: str) -> Interval | None:
+        return None if other == setting or other not in by_setting else speedup(timed(setting), timed(other), groups)
 
     stats = [r.stats for r in results]
     committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
@@ -234,9 +230,9 @@ def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Meas
     return Summary(
         setting=setting,
         n_prompts=len(set(groups)),
-        tokens_per_second=bootstrap(speeds(setting), ratio, groups),
-        speedup_plain=speedup("plain"),
-        speedup_exact=speedup("exact") if setting != "plain" else None,
+        tokens_per_second=speed(timed(setting), groups),
+        speedup_plain=over("plain"),
+        speedup_exact=over("exact") if setting != "plain" else None,
         mean_accepted=committed / rounds if rounds else math.nan,
         loose_rate=sum(s.loose_accepted for s in stats) / committed if committed else math.nan,
         acceptance=sum(s.matched + s.loose_accepted for s in stats) / drafted if drafted else math.nan,

@@ -18,8 +18,9 @@ import numpy as np
 from pyfly_cpp.bench.measure import Key, Measured, Summary, render, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.evaluation.generation import rotated
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
-from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio_of_ratios
+from pyfly_cpp.evaluation.statistics import Interval, for_json, speedup
 
 _BLOCK = 2
 """Prompts in a block, for each of the most texts at once, at least: so often does a place become free."""
@@ -73,8 +74,7 @@ def measure_parallel(
             pass
     measured: list[Measured] = []
     for i, (repeat, block) in enumerate(itertools.product(range(repeats), blocks)):
-        begin = i % len(cells)
-        for n, setting in [*cells[begin:], *cells[:begin]]:
+        for n, setting in rotated(cells, i):
             keys = [(prompts[order.key].id, 0, repeat, str(setting), n) for order in block if order.key is not None]
             if known is not None and all(key in known for key in keys):
                 measured += [known[key] for key in keys]
@@ -117,19 +117,16 @@ class Load:
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-
-        def quantiles(values: tuple[float, float]) -> dict[str, float | None]:
-            return {name: v if math.isfinite(v) else None for name, v in zip(("p50", "p95"), values)}
-
-        speed = self.prompt_tokens_per_second
-        return {
+        quantiles = ("p50", "p95")
+        said = {
             "n_parallel": self.n_parallel,
-            **self.summary.as_dict(),
-            "times_fewest": None if self.times_fewest is None else self.times_fewest.as_dict(),
-            "prompt_tokens_per_second": speed if math.isfinite(speed) else None,
-            "seconds_first_token": quantiles(self.first_token),
-            "seconds_between_tokens": quantiles(self.between_tokens),
+            **vars(self.summary),
+            "times_fewest": self.times_fewest,
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "seconds_first_token": dict(zip(quantiles, self.first_token)),
+            "seconds_between_tokens": dict(zip(quantiles, self.between_tokens)),
         }
+        return {name: for_json(value) for name, value in said.items()}
 
 
 def summarise_loads(measured: Sequence[Measured]) -> list[Load]:
@@ -150,11 +147,8 @@ def _load(n: int, summary: Summary, by_count: dict[int, list[Measured]], fewest:
     results = [m.result for m in rows]
     times_fewest = None
     if n != fewest:
-        pairs = [
-            [a.result.decode_tokens, a.result.decode_seconds, b.result.decode_tokens, b.result.decode_seconds]
-            for a, b in zip(rows, mine(fewest))
-        ]
-        times_fewest = bootstrap(pairs, ratio_of_ratios, [m.prompt.unit for m in rows])
+        groups = [m.prompt.unit for m in rows]
+        times_fewest = speedup([m.timed for m in rows], [m.timed for m in mine(fewest)], groups)
     seconds = sum(r.seconds_prompt for r in results)
     return Load(
         n,

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyfly_cpp.evaluation.files import DataError, field, read_jsonl
-from pyfly_cpp.evaluation.task import spread
+from pyfly_cpp.evaluation.files import read_jsonl
+from pyfly_cpp.evaluation.task import Where, spread, unique
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Twelve prompts of six kinds, written for this package."""
@@ -40,33 +40,28 @@ class BenchPrompt:
 
 def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
     """All prompts of a file, in its order. Raises DataError with file, line and field; never skips a row."""
-    prompts = []
-    seen: dict[str, int] = {}
-    for line, row in read_jsonl(path):
-        if "turns" in row:
-            turns = tuple(field(path, line, row, "turns", list))
-            if not all(turn.strip() for turn in turns):
-                raise DataError(f"{os.fspath(path)}, line {line}: the field 'turns' has an empty text.")
-        elif "prompt" in row:
-            turns = (field(path, line, row, "prompt"),)
-        else:
-            raise DataError(
-                f"{os.fspath(path)}, line {line}: neither 'prompt' nor 'turns' is there (it has "
-                f"{', '.join(sorted(row)) or 'no fields'})."
-            )
-        name = (
-            str(field(path, line, row, "id", type(row["id"]) if type(row["id"]) is int else str))
-            if "id" in row
-            else f"{line}"
-        )
-        if name in seen:
-            raise DataError(f"{os.fspath(path)}, line {line}: the id {name!r} is that of line {seen[name]} already.")
-        seen[name] = line
-        category = field(path, line, row, "category", empty=True) if row.get("category") is not None else ""
-        answer = field(path, line, row, "answer", empty=True) if row.get("answer") is not None else ""
-        group = field(path, line, row, "prompt_id", empty=True) if row.get("prompt_id") is not None else ""
-        prompts.append(BenchPrompt(name, category, turns, answer, group))
-    return prompts
+    rows = [Where(os.fspath(path), line, row) for line, row in read_jsonl(path)]
+    return unique((where, _read(where)) for where in rows)
+
+
+def _read(where: Where) -> BenchPrompt:
+    row = where.row
+    if "turns" in row:
+        turns = where.texts("turns")
+        if not all(turn.strip() for turn in turns):
+            raise where.error("the field 'turns' has an empty text.")
+    elif "prompt" in row:
+        turns = [where.text("prompt")]
+    else:
+        raise where.error(f"neither 'prompt' nor 'turns' is there (it has {', '.join(sorted(row)) or 'no fields'}).")
+    name = f"{where.line}"
+    if "id" in row:
+        name = f"{where.integer('id')}" if type(row["id"]) is int else where.text("id")
+    more = [where.text(name, empty=True) if row.get(name) is not None else "" for name in _OPTIONAL]
+    return BenchPrompt(name, more[0], tuple(turns), *more[1:])
+
+
+_OPTIONAL = ("category", "answer", "prompt_id")
 
 
 def pick_prompts(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:

@@ -7,11 +7,14 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
+from pyfly_cpp.bench.tune import Budget, Tuned, frontier
 from pyfly_cpp.decoding import short_names
 from pyfly_cpp.decoding.gates import THRESHOLDS
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
 
 Cells = tuple[list[str], list[list[str]]]
@@ -19,16 +22,8 @@ Cells = tuple[list[str], list[list[str]]]
 
 def speed_cells(summaries: Sequence[Summary]) -> Cells:
     """Head and body of the table of speeds."""
-    head = [
-        "setting",
-        "tokens/s [95 %]",
-        "x plain [95 %]",
-        "x exact [95 %]",
-        "tokens/round",
-        "accepted",
-        "loose",
-        "same text",
-    ]
+    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose",
+            "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
     body = [
         [
@@ -156,12 +151,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
     overall = {s.setting: s for s in summarise(measured)}
     curves = _by_threshold(list(overall))
@@ -201,10 +191,48 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
         axis.set_ylabel(f"tokens/s{', 95 % interval' if has_intervals else ''}")
         axis.legend(fontsize="small")
     figure.suptitle(title, y=0.99)
+    return _png(figure)
+
+
+def plot_frontier(tuned: Tuned, budget: Budget) -> bytes:
+    """A PNG: speed against agreement of what was tuned. Raises ValueError as `plot` does."""
+    figure, axis = _pyplot().subplots(figsize=(9, 6))
+    best = frontier(tuned.candidates)
+    for c in tuned.candidates:
+        color = "C2" if c.within(budget) else "C3"
+        axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
+        if math.isfinite(c.speedup.low):
+            axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
+    axis.plot([c.agreement.estimate for c in best], [c.speedup.estimate for c in best], "-", color="grey")
+    for c in best:
+        place = c.agreement.estimate, c.speedup.estimate
+        axis.annotate(str(c.setting), place, fontsize=8, xytext=(4, 4), textcoords="offset points")
+    chosen = tuned.chosen
+    axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
+    axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
+    axis.set_xlabel("agreement with the exact output")
+    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
+    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
+    axis.set_title(counted(tuned.n_prompts, "prompt"))
+    axis.legend()
+    return _png(figure)
+
+
+def _pyplot() -> Any:
+    require_matplotlib()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _png(figure: Any) -> bytes:
     figure.tight_layout()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    pyplot.close(figure)
+    _pyplot().close(figure)
     return buffer.getvalue()
 
 

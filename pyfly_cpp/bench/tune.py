@@ -24,7 +24,7 @@ from pyfly_cpp.decoding.gates import Entropy, Gate, Margin
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, ratio, ratio_of_ratios
+from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, for_json, ratio, speed, speedup
 
 MIN_PROMPTS = MIN_GROUPS
 """With fewer there is no interval, and without one nothing lossy is ever shown to be faster."""
@@ -80,9 +80,9 @@ class Candidate:
         """Fit for JSON."""
         return {
             "setting": str(self.setting),
-            "speedup_over_exact": self.speedup.as_dict(),
-            "tokens_per_second": self.tokens_per_second.as_dict(),
-            "agreement": self.agreement.as_dict(),
+            "speedup_over_exact": for_json(self.speedup),
+            "tokens_per_second": for_json(self.tokens_per_second),
+            "agreement": for_json(self.agreement),
             "answers": {"known": self.n_answers, "given": self.n_answered, "lost": self.n_lost},
         }
 
@@ -122,17 +122,14 @@ def assess(measured: Sequence[Measured], setting: Decoding, reference: Decoding 
     mine = sorted(by_setting[str(setting)], key=key)
     theirs = sorted(by_setting[str(reference)], key=key)
     groups = [m.prompt.unit for m in mine]
-    speeds = [
-        [a.result.decode_tokens, a.result.decode_seconds, b.result.decode_tokens, b.result.decode_seconds]
-        for a, b in zip(mine, theirs)
-    ]
+    timed = [m.timed for m in mine]
     shares = [[agreement(a.result.tokens, b.result.tokens), 1.0] for a, b in zip(mine, theirs)]
     known = [(a, b) for a, b in zip(mine, theirs) if a.prompt.answer and a.turn == len(a.prompt.turns) - 1]
     right = [(m_right(a), m_right(b)) for a, b in known]
     return Candidate(
         setting,
-        bootstrap(speeds, ratio_of_ratios, groups),
-        bootstrap(speeds, ratio, groups),
+        speedup(timed, [m.timed for m in theirs], groups),
+        speed(timed, groups),
         bootstrap(shares, ratio, groups),
         sum(a for a, _ in right),
         sum(b and not a for a, b in right),
@@ -176,8 +173,7 @@ def _fits(generator: Generator, setting: Decoding) -> bool:
 
 def _can_defer(generator: Generator, setting: Decoding) -> bool:
     """Whether it can be looser than exact; one that cannot is exact under another name."""
-    window = setting.window or setting.gate.window
-    return setting.is_exact or window.n_strict < _draft_max(generator, setting)
+    return setting.is_exact or setting.effective_window.n_strict < _draft_max(generator, setting)
 
 
 def _draft_max(generator: Generator, setting: Decoding) -> int:
@@ -189,7 +185,7 @@ def _draft_max(generator: Generator, setting: Decoding) -> int:
 def _spelled_out(generator: Generator, setting: Decoding) -> object:
     """Equal for settings that do the same under different names."""
     drafter = generator.drafters.of(setting)
-    return setting.gate, setting.window or setting.gate.window, drafter, _draft_max(generator, setting)
+    return setting.gate, setting.effective_window, drafter, _draft_max(generator, setting)
 
 
 def decide(
@@ -254,8 +250,7 @@ def tune(
     drafter = generator.drafters.of(leader)
     around = [replace(leader, draft_max=s.draft_max) for s in first if generator.drafters.of(s) == drafter]
     if not leader.is_exact:
-        window = leader.window or leader.gate.window
-        around += [replace(leader, window=replace(window, size=size)) for size in SIZES]
+        around += [replace(leader, window=replace(leader.effective_window, size=size)) for size in SIZES]
     run("3/3 window and K", [s for s in once(around) if s not in candidates and _can_defer(generator, s)])
     fastest = best(list(candidates))
     lossless = best([setting for setting in candidates if setting.is_exact])

@@ -6,7 +6,6 @@ traceback back), 2 wrong usage.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import click
 
 from pyfly_cpp import __version__
+from pyfly_cpp.errors import did_you_mean
 
 _COMMANDS = {
     "chat": ("chat", "Talk to a model."),
@@ -56,8 +56,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(_COMMANDS)}."
+            hint = did_you_mean(args[0], _COMMANDS) or f" Commands: {', '.join(_COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -65,7 +64,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
-            click.echo("Interrupted.", err=True)
+            click.echo(f"Interrupted. {ctx.meta.get(_INTERRUPTED, '')}".rstrip(), err=True)
             ctx.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +76,14 @@ class _Commands(click.Group):
                 raise
             click.echo(f"Error: {describe(error)}", err=True)
             sys.exit(1)
+
+
+_INTERRUPTED = "pyfly_cpp.interrupted"
+
+
+def if_interrupted(remedy: str) -> None:
+    """Lets the command that runs say this where Ctrl-C stops it."""
+    click.get_current_context().meta[_INTERRUPTED] = remedy
 
 
 def describe(error: BaseException) -> str:
@@ -98,7 +105,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 @click.command(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True},
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf",
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")

@@ -15,11 +15,10 @@ import click
 from pyfly_cpp import __version__
 from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.chat_settings import changed, options_of, settings_of
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
 from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.loading import context_words, load, reading
+from pyfly_cpp.cli.loading import reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
@@ -62,7 +61,8 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
 
     Answers are those of plain decoding unless you accept others: --preset balanced, --preset fast, or --gate.
     """
-    llm = load(options, trace=show_drafts)
+    llm, reason = options.load(FlyLlama, trace=show_drafts)
+    llm.drafter_reason = reason
     try:
         chat = Chat(llm, options, Conversation(system), make_reader(), show_drafts)
         n_failed = chat.run()
@@ -140,7 +140,7 @@ class Chat:
             how = "; it drafts only what pays" if llm.adaptive else ""
             note(f"drafter: {names} ({reason}{how})")
         self._show_gate()
-        if options.chat_format is None and "tokenizer.chat_template" not in llm.metadata:
+        if "chat_format" not in options.models.arguments and "tokenizer.chat_template" not in llm.metadata:
             warn("this model has no chat template and may not be made for chat; --chat-format names one")
         if self._show_drafts:
             click.echo(legend(self._colour), err=True, color=self._colour or None)
@@ -152,7 +152,7 @@ class Chat:
         if gate.is_lossless:
             note(f"gate: {gate}, " + ("as likely" if gate.draws else "the same") + " answers as plain decoding")
             return
-        windows = gate.windows(self._options.make_window(gate))
+        windows = gate.windows(self._llm.decoding.window)
         names = {"at once" if window.size == 0 else str(window) for window in windows}
         note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
@@ -176,7 +176,7 @@ class Chat:
         interrupted, finish_reason = False, None
         view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
         try:
-            chunks: Any = llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.sampling())
+            chunks: Any = llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.request())
             with reading(llm) as bar, contextlib.closing(chunks):
                 for chunk in chunks:
                     bar.stop()
@@ -223,13 +223,13 @@ class Chat:
         def count(text: str) -> int:
             return len(llm.tokenize(text.encode("utf-8"), add_bos=False))
 
-        wanted = self._options.max_tokens or n_ctx
+        wanted = self._options.sampling["max_tokens"] or n_ctx
         n_room = n_ctx - min(wanted, n_ctx // 4)
         message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
             raise ValueError(
                 f"the message has {count(message)} tokens and the context holds "
-                f"{context_words(llm, self._options.n_ctx)}; shorten it, or raise --n-ctx."
+                f"{self._options.models.room(llm)}; shorten it, or raise --n-ctx."
             )
         n_turns = turn.shorten(n_room, count)
         if n_turns:
@@ -248,7 +248,7 @@ class Chat:
             click.echo(HELP, err=True)
         elif name == "/regenerate":
             before, message = self._conversation.without_last_turn()
-            if self._options.temperature == 0 or self._options.seed is not None:
+            if self._options.sampling["temperature"] == 0 or self._options.sampling["seed"] is not None:
                 note("(with temperature 0, or a seed, it is likely to be the same one; /set changes that)")
             self._answer(before, message)
         elif name == "/undo":
@@ -261,7 +261,7 @@ class Chat:
                 self._conversation.system = None if rest in ('""', "''") else rest
             note(f"(system prompt: {self._conversation.system or 'none'})")
         elif name == "/set":
-            self._options, what = changed(rest, self._options, command.params)
+            self._options, what = self._options.changed(rest)
             note(f"({what})")
         elif name == "/reset":
             self._conversation.messages, self._read = [], ""
@@ -270,13 +270,12 @@ class Chat:
             self._show_stats()
         elif name == "/gate":
             if rest:
-                gate = parse_gate(rest)
-                self._llm.gate = gate
-                self._llm.window = self._options.make_window(gate)
+                self._decode_as(replace(self._options, gate=parse_gate(rest)))
             self._show_gate()
         elif name == "/save":
             path = file_named(name, rest)
-            conversations.save(path, self._conversation, settings_of(self._llm, self._options))
+            settings = {"model": Path(self._llm.model_path).name, **self._options.saved()}
+            conversations.save(path, self._conversation, settings)
             note(f"(saved {counted(len(self._conversation.messages), 'message')} in {path})")
         elif name == "/load":
             self._load(file_named(name, rest))
@@ -284,6 +283,10 @@ class Chat:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
             raise ValueError(f"there is no command {name!r}. {hint} (To begin a message with a slash, write //.)")
+
+    def _decode_as(self, options: Options) -> None:
+        self._llm.decoding = options.decoding
+        self._options = options
 
     def _read_file(self, path: Path) -> None:
         text = file_text(path).rstrip("\n")
@@ -314,12 +317,8 @@ class Chat:
     def _load(self, path: Path) -> None:
         """Everything is read and checked before anything is changed."""
         conversation, settings = conversations.load(path)
-        known = options_of(path, settings, command.params)
-        gate = known.get("gate", self._llm.gate)
-        options = replace(self._options, **known)
-        window = options.make_window(gate)
-        self._llm.gate, self._llm.window = gate, window
-        self._options, self._conversation = options, conversation
+        self._decode_as(self._options.restored(path, settings))
+        self._conversation = conversation
         note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
         if isinstance(model, str) and model != Path(self._llm.model_path).name:

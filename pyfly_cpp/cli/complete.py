@@ -11,10 +11,11 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.loading import context_words, load, reading
+from pyfly_cpp.cli.loading import Models, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import TEXT, file_text, piped_text
+from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -62,12 +63,12 @@ def command(
     if not prompt:
         raise click.UsageError("the prompt is empty; give a PROMPT, a --file, or pipe text in.")
     rules = _grammar(grammar, json_schema)
-    llm = load(options)
+    llm, _ = options.load(FlyLlama)
     try:
         if prompt_cache is not None:
-            cache.load(Path(prompt_cache), llm, options)
-        request = {**options.sampling(), "stop": list(stop), "grammar": rules}
-        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json, options.n_ctx)
+            cache.load(Path(prompt_cache), llm)
+        request = {**options.request(), "stop": list(stop), "grammar": rules}
+        text, finish_reason, usage = _run(llm, prompt, system, chat, request, as_json, options.models)
         if as_json:
             result = {
                 "text": text,
@@ -80,7 +81,7 @@ def command(
         elif not text.endswith("\n"):
             click.echo()
         if prompt_cache is not None:
-            cache.save(Path(prompt_cache), llm, options)
+            cache.save(Path(prompt_cache), llm)
         if show_stats:
             seed = "" if request["seed"] is None else f"; seed {request['seed']}"
             note(f"{llm.stats.summary()}{seed}")
@@ -89,7 +90,7 @@ def command(
 
 
 def _run(
-    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, n_ctx: int | None
+    llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, models: Models
 ) -> tuple[str, str, dict[str, int]]:
     """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
     complete: Any = llm.create_completion
@@ -115,22 +116,24 @@ def _run(
             if error.n_prompt is None:
                 raise
             raise ValueError(
-                f"the prompt has {error.n_prompt} tokens and the context holds {context_words(llm, n_ctx)}; shorten "
-                "it, or raise --n-ctx."
+                f"the prompt has {error.n_prompt} tokens and the context holds {models.room(llm)}; shorten it, or "
+                "raise --n-ctx."
             ) from error
     return "".join(texts), choice["finish_reason"], {}
 
 
 def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
+    drafters = require_drafters(llm.drafter)
     return {
-        **options.as_dict(),
+        **options.models.arguments,
+        **options.sampling,
         "model": llm.model_path,
-        "drafter": [str(drafter) for drafter in require_drafters(llm.drafter)],
+        "drafter": [str(drafter) for drafter in drafters],
+        "drafters": [drafter_as_data(drafter) for drafter in drafters],
         "draft_max": llm.draft_max,
-        "window": llm.window.size,
-        "window_rule": llm.window.rule,
-        "window_tail": llm.window.tail,
-        "across_rounds": llm.window.outlives_round,
+        "adaptive": llm.adaptive,
+        "gate": str(llm.gate),
+        "window": str(llm.window),
         "n_ctx": llm.n_ctx(),
         "n_threads": llm.n_threads,
         "chat": chat,

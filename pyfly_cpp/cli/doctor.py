@@ -16,15 +16,15 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native
-from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.loading import RPC_OPTION, reasons_from, silence
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.cli.where import RPC_OPTION
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.metadata import metadata, open_metadata
@@ -50,24 +50,21 @@ _VOCABULARIES = {
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
 @RPC_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, draft: str | None, rpc: tuple[str, ...] | None, as_json: bool) -> None:
+def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool) -> None:
     """Show versions and devices, those of RPC servers too, and whether a model and a draft fit. Exit code 1 if they do
     not, or if a server is not there."""
     silence()
-    remote, problems = _remote_devices(rpc or ())
+    remote, problems = _remote_devices(rpc_servers or ())
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*devices(), *remote]}
     report["rpc_problems"] = problems
     embedded = embedded_model()
     report["embedded_model"] = None if embedded is None else str(embedded)
-    model_path = None if model is None else _gguf(model, "model")
-    draft_path = None if draft is None else _gguf(draft, "draft model")
-    if model_path is not None:
-        report["model"] = _model(model_path)
-    if draft_path is not None:
-        report["draft"] = _model(draft_path)
+    given = (("model", model, "model"), ("draft", draft, "draft model"))
+    paths = {title: _gguf(text, what) for title, text, what in given if text is not None}
+    report.update({title: _model(path) for title, path in paths.items()})
     problem = None
-    if model_path is not None and draft_path is not None:
-        report["draft_word"], problem = _fit(model_path, draft_path)
+    if len(paths) == 2:
+        report["draft_word"], problem = _fit(paths["model"], paths["draft"])
         report["draft_fits"] = problem is None
         report["draft_problem"] = problem
     if as_json:
@@ -212,7 +209,7 @@ def _show(report: dict[str, Any]) -> None:
         ("kernels", machine["kernels"]),
     ]
     for device in report["devices"]:
-        memory = f"{_gb(device['memory_free'])} of {_gb(device['memory_total'])} free"
+        memory = f"{in_words(device['memory_free'])} of {in_words(device['memory_total'])} free"
         rows.append((f"device {device['name']}", f"{device['kind']}, {device['description']}, {memory}"))
     rows += [(f"server {name}", problem) for name, problem in report["rpc_problems"].items()]
     embedded = report["embedded_model"] or "not installed (pip install 'pyfly-cpp[demo]')"
@@ -243,14 +240,10 @@ def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("  name", model["name"] or "-"),
         ("  architecture", f"{model['architecture']}, {model['n_layer']} layers, {model['n_layer_mtp']} MTP layers"),
-        ("  size", f"{_gb(model['size'])}, {n_params} parameters, {model['quantisation']}"),
+        ("  size", f"{in_words(model['size'])}, {n_params} parameters, {model['quantisation']}"),
         ("  context", f"{model['n_ctx_train']} tokens"),
         ("  vocabulary", f"{model['n_vocab']} tokens, {model['vocab_type']}"),
         ("  protected tokens", "-" if n_protected is None else str(n_protected)),
         ("  chat template", "yes" if model["chat_template"] else "no"),
         ("  speculation", speculates),
     ]
-
-
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"

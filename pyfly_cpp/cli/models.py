@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from pyfly_cpp.cli.self_draft import command as draft
-from pyfly_cpp.cli.terminal import Bar, human, write
+from pyfly_cpp.cli.terminal import Bar, write
 from pyfly_cpp.decoding.auto import own_head
 from pyfly_cpp.decoding.companions import companions
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.fetching import fetch as fetch_model
@@ -50,7 +52,7 @@ def list_models(as_json: bool) -> None:
         return
     width = max((len(one.name) for one in found), default=0)
     for one in found:
-        click.echo(f"{one.name:{width}}  {human(one.size):>7}")
+        click.echo(f"{one.name:{width}}  {in_words(one.size):>7}")
     if not found:
         click.echo("no model is here")
     click.echo("More: pyfly-cpp models fetch hf:OWNER/REPO:TYPE, and pyfly-cpp models pair.", err=True)
@@ -69,7 +71,7 @@ def fetch(names: tuple[str, ...]) -> None:
             here = models.resolve_model(name)  # says what is wrong with another name
             raise ValueError(f"{name!r} is here already ({here}); fetch takes names of the hub, hf:OWNER/REPO:TYPE.")
     for name in names:
-        with Bar(download=True) as bar:
+        with Bar(DownloadColumn(), TimeRemainingColumn()) as bar:
             path = fetch_model(name, bar.update)
         click.echo(path)
 
@@ -106,7 +108,7 @@ def _show_families(as_json: bool) -> None:
         click.echo(json.dumps([asdict(one) for one in PAIRS], indent=2))
         return
     for one in PAIRS:
-        what = one.note if one.draft is None else f"{one.draft}, {human(one.size)}, {one.licence}"
+        what = one.note if one.draft is None else f"{one.draft}, {in_words(one.size)}, {one.licence}"
         click.echo(f"{one.family}: {what}")
         for repo in one.targets:
             click.echo(f"  for hf:{repo}")
@@ -118,7 +120,7 @@ def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
         return
     for what, offer in (("target", target), ("draft", draft)):
         if offer is not None:
-            facts = [human(offer.model.size), offer.licence or "licence not said"]
+            facts = [in_words(offer.model.size), offer.licence or "licence not said"]
             if len(offer.model.files) > 1:
                 facts.append(f"{len(offer.model.files)} files")
             if offer.is_gated:
@@ -155,7 +157,7 @@ def _show_companions(path: Path, as_json: bool) -> None:
     width = max((len(one.path.name) for one in here), default=0)
     for i, one in enumerate(here):
         mark = "*" if i == 0 and own is None else " "
-        click.echo(f"{mark} {one.path.name:{width}}  {human(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
+        click.echo(f"{mark} {one.path.name:{width}}  {in_words(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
     if own is None and not here:
         click.echo("no file on this machine could draft for it")
     if published is None:
@@ -163,7 +165,7 @@ def _show_companions(path: Path, as_json: bool) -> None:
     elif published.draft is None:
         click.echo(f"{published.family}: {published.note}", err=True)
     else:
-        size = human(published.size)
+        size = in_words(published.size)
         click.echo(f"published for {published.family}, {size}, {published.licence}:", err=True)
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
     if own is not None or here:

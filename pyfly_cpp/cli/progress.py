@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from pyfly_cpp.cli.terminal import note, shown
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pyfly_cpp.cli.terminal import Bar, note
 
 EVERY = 30.0
 """Seconds between lines."""
@@ -17,7 +19,7 @@ EVERY = 30.0
 class Advance(Protocol):
     """Moves a progress bar."""
 
-    def __call__(self, done: int, description: str, n_total: int | None = None) -> None:
+    def __call__(self, done: int, description: str, new_total: int | None = None, /) -> None:
         """`done` of the total; a new total begins a new bar."""
 
 
@@ -29,38 +31,18 @@ def progress_bar(n_total: int, what: str, lines: bool = True) -> Iterator[Advanc
         what: Of which something is done.
         lines: Where stderr is no terminal, how far it is stands in a line every half minute.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        handle = bar.add_task(what, total=n_total)
-        total = n_total
-        begun = -1  # what an earlier, interrupted run has done must not look like speed
+    with Bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+        bar.update(what, 0, n_total)
+        total, begun = 0, 0
         said = time.monotonic()
 
-        def advance(done: int, description: str, n_total: int | None = None) -> None:
-            nonlocal begun, total, said
-            if begun < 0 or (n_total is not None and n_total != total):
-                total = total if n_total is None else n_total
-                begun = done - 1
-                bar.reset(handle, total=total - begun)
-            bar.update(handle, completed=done - begun, description=shown(description, sys.stderr))
-            if lines and not console.is_terminal and time.monotonic() - said >= EVERY:
+        def advance(done: int, description: str, new_total: int | None = None) -> None:
+            nonlocal total, begun, said
+            if total != (wanted := new_total or total or n_total):
+                bar.stop()  # what an earlier, interrupted run has done must not look like speed
+                total, begun = wanted, done - 1
+            bar.update(description, done - begun, total - begun)
+            if lines and not sys.stderr.isatty() and time.monotonic() - said >= EVERY:
                 said = time.monotonic()
                 note(f"{what}: {done} of {total}")
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from llama_cpp.llama import LlamaState
 
-from pyfly_cpp.cli.options import Options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import is_stream, write_atomically
@@ -22,7 +21,7 @@ _FORMAT = "pyfly-cpp prompt cache"
 _MAX_HEADER = 64 << 20
 
 
-def load(path: Path, llm: FlyLlama, options: Options) -> None:
+def load(path: Path, llm: FlyLlama) -> None:
     """Brings back what the file keeps, if it is of this model and these settings; else a note says that it is not.
 
     Raises:
@@ -31,7 +30,7 @@ def load(path: Path, llm: FlyLlama, options: Options) -> None:
     if not path.exists():
         return
     header, state = _read(path)
-    if header.get("of") != _identity(llm, options):
+    if header.get("of") != _identity(llm):
         note(f"({path} keeps the prompt of another model or of other settings; it will be written anew)")
         return
     tokens = np.array(header["tokens"], dtype=np.intc)
@@ -40,30 +39,31 @@ def load(path: Path, llm: FlyLlama, options: Options) -> None:
     )
 
 
-def save(path: Path, llm: FlyLlama, options: Options) -> None:
+def save(path: Path, llm: FlyLlama) -> None:
     """Keeps all that the model has read and written; raises ValueError as `load` does, OutputError."""
     if path.exists():
         _read(path)
     state = llm.save_state()
     header = {
         "format": _FORMAT,
-        "of": _identity(llm, options),
+        "of": _identity(llm),
         "tokens": state.input_ids[: state.n_tokens].tolist(),
         "sha256": hashlib.sha256(state.llama_state).hexdigest(),
     }
     write_atomically(path, json.dumps(header).encode() + b"\n" + state.llama_state)
 
 
-def _identity(llm: FlyLlama, options: Options) -> dict[str, Any]:
+def _identity(llm: FlyLlama) -> dict[str, Any]:
     """What the state depends on, without reading the model's file."""
     status = Path(llm.model_path).stat()
-    settings = {name: getattr(options, name) for name in ("lora", "cache_type_k", "cache_type_v")}
+    params = llm.context_params
     return {
         "size": status.st_size,
         "changed": status.st_mtime_ns,
         "n_ctx": llm.n_ctx(),
-        "flash_attn": int(llm.context_params.flash_attn_type),
-        **settings,
+        "flash_attn": int(params.flash_attn_type),
+        "caches": [int(params.type_k), int(params.type_v)],
+        "lora": llm.lora_path,
     }
 
 

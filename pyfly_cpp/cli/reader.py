@@ -41,7 +41,6 @@ class PipeReader:
         self._stdin = open_stdin()
 
     def read(self) -> str:
-        """See Reader."""
         lines: list[str] = []
         while True:
             line = self._stdin.readline()
@@ -77,7 +76,6 @@ class TerminalReader:
         )
 
     def read(self) -> str:
-        """See Reader."""
         return repaired(self._session.prompt("> "), "the message")
 
 

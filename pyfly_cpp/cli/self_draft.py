@@ -11,11 +11,9 @@ from typing import Any
 import click
 
 from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
-from pyfly_cpp.cli.kinds import THREAD_COUNT
-from pyfly_cpp.cli.loading import reasons_from, silence
-from pyfly_cpp.cli.options import THREADS_HELP
-from pyfly_cpp.cli.terminal import Bar, human, note
-from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.cli.loading import N_GPU_LAYERS_OPTION, N_THREADS_OPTION, reasons_from, silence
+from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
 
 
@@ -23,15 +21,13 @@ from pyfly_cpp.models.named import resolve_model
 @click.argument("target")
 @click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
-@click.option("--types", default=",".join(KINDS), show_default=True, metavar="TYPE,...", help="Types to try.")
+@click.option("--types", default=",".join(KINDS), metavar="TYPE,...", help="Types to try.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
 @click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--n-gpu-layers", type=int, metavar="N", default=-1, help="Layers on the GPU.  [default: all, if there is one]"
-)
-@click.option("-t", "--n-threads", metavar="N", type=THREAD_COUNT, default=AUTO, show_default=True, help=THREADS_HELP)
+@N_GPU_LAYERS_OPTION
+@N_THREADS_OPTION
 def command(
     target: str,
     source: str | None,
@@ -67,7 +63,7 @@ def command(
 
 def _ask(plan: Plan, yes: bool) -> None:
     names = ", ".join(kind.name for kind in plan.kinds)
-    what = f"Up to {human(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
+    what = f"Up to {in_words(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
     if plan.is_quantised:
         note(
             f"{plan.source.name} is quantised already: a draft of it has the errors of both types. Where you have the "
@@ -102,7 +98,7 @@ def _show(plan: Plan, found: Found) -> None:
 def _row(trial: Trial) -> tuple[str, ...]:
     right = " ".join(f"{share:.2f}" for share in trial.acceptance) or "-"
     return (
-        trial.kind, human(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
+        trial.kind, in_words(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
         f"{trial.gain:.2f}x",
     )  # fmt: skip
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.kinds import PARALLEL_COUNT
-from pyfly_cpp.cli.loading import load_batch, model_path
+from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT, Real
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.machine.threads import AUTO
@@ -19,7 +19,44 @@ from pyfly_cpp.serve.settings import Limits, Settings
 
 _MOST_KEYS_BYTES = 2**16
 _KEY = "PYFLY_API_KEY"
-_LIMITS = Limits()
+
+
+_MOST = {
+    "tokens": (click.IntRange(1), "Longest answer in tokens, whatever a request asks for."),
+    "seconds": (Real(0.1), "Longest time for an answer, seconds."),
+    "waiting": (click.IntRange(0), "Texts that wait for their turn; more are turned away."),
+    "texts": (click.IntRange(1), "Most texts of a request: prompts times n."),
+    "body": (click.IntRange(1024), "Largest request in bytes."),
+}
+"""Options `--most-...` for the fields `max_...` of `Limits`."""
+
+_OPTIONS = [
+    click.option("--host", default="127.0.0.1", metavar="ADDRESS",
+                 help="Address to listen on; others than this machine's own need a key or --no-auth."),
+    number("--port", kind=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: any that is free."),
+    number("--parallel", kind=PARALLEL_COUNT, default=AUTO,
+           help="Texts at once; auto: as many as fit well in memory, 8 at most."),
+    click.option("--embeddings", is_flag=True,
+                 help="Serve vectors of texts, too, at /v1/embeddings; takes the memory of one more text."),
+    click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]"),
+    click.option("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
+                 f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
+    click.option("--api-key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+                 help="File of keys, one on each line."),
+    click.option("--no-auth", is_flag=True, help="Serve other machines without a key."),
+    click.option("--cors", "origins", multiple=True, metavar="ORIGIN",
+                 help="Web pages of this origin may send requests; can be repeated; *: all."),
+    click.option("--allow-host", "hosts", multiple=True, metavar="NAME",
+                 help="Host name that clients use, besides addresses and localhost; can be repeated; *: any."),
+    click.option("--log", type=click.Choice(["none", "requests", "texts"]), default="none",
+                 help="Lines on stderr: one for each request, without or with its prompt and answer."),
+    number("--grace", kind=Real(0, 3600), metavar="SECONDS", default=10.0,
+           help="How long running answers may go on when the server is stopped."),
+    *(
+        number(f"--most-{name}", kind=kind, default=getattr(Limits(), f"max_{name}"), help=text)
+        for name, (kind, text) in _MOST.items()
+    ),
+]  # fmt: skip
 
 
 @click.command(
@@ -28,118 +65,7 @@ _LIMITS = Limits()
     short_help="Serve a model to programs that speak the OpenAI protocol.",
     epilog="Example: pyfly-cpp serve --model target.gguf --draft draft.gguf --parallel 4",
 )
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on; others than this machine's own need a key or --no-auth.",
-)
-@click.option(
-    "--port",
-    metavar="N",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port to listen on; 0: any that is free.",
-)
-@click.option(
-    "--parallel",
-    type=PARALLEL_COUNT,
-    default=AUTO,
-    show_default=True,
-    metavar="N",
-    help="Texts at once; auto: as many as fit well in memory, 8 at most.",
-)
-@click.option(
-    "--embeddings",
-    is_flag=True,
-    help="Serve vectors of texts, too, at /v1/embeddings; takes the memory of one more text.",
-)
-@click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]")
-@click.option(
-    "--api-key",
-    multiple=True,
-    metavar="KEY",
-    help=f"Key that clients must send; can be repeated. Other users see it in the list of processes; better: "
-    f"--api-key-file, or {_KEY} in the environment.",
-)
-@click.option(
-    "--api-key-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="File of keys, one on each line.",
-)
-@click.option("--no-auth", is_flag=True, help="Serve other machines without a key.")
-@click.option(
-    "--cors",
-    "origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Web pages of this origin may send requests; can be repeated; *: all.",
-)
-@click.option(
-    "--allow-host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Host name that clients use, besides addresses and localhost; can be repeated; *: any.",
-)
-@click.option(
-    "--log",
-    type=click.Choice(["none", "requests", "texts"]),
-    default="none",
-    show_default=True,
-    help="Lines on stderr: one for each request, without or with its prompt and answer.",
-)
-@click.option(
-    "--grace",
-    metavar="SECONDS",
-    type=click.FloatRange(0, 3600),
-    default=10.0,
-    show_default=True,
-    help="How long running answers may go on when the server is stopped.",
-)
-@click.option(
-    "--most-tokens",
-    metavar="N",
-    type=click.IntRange(1),
-    default=_LIMITS.max_tokens,
-    show_default=True,
-    help="Longest answer in tokens, whatever a request asks for.",
-)
-@click.option(
-    "--most-seconds",
-    metavar="SECONDS",
-    type=click.FloatRange(0.1),
-    default=_LIMITS.max_seconds,
-    show_default=True,
-    help="Longest time for an answer.",
-)
-@click.option(
-    "--most-waiting",
-    metavar="N",
-    type=click.IntRange(0),
-    default=_LIMITS.max_waiting,
-    show_default=True,
-    help="Texts that wait for their turn; more are turned away.",
-)
-@click.option(
-    "--most-texts",
-    metavar="N",
-    type=click.IntRange(1),
-    default=_LIMITS.max_texts,
-    show_default=True,
-    help="Most texts of a request: prompts times n.",
-)
-@click.option(
-    "--most-body",
-    metavar="N",
-    type=click.IntRange(1024),
-    default=_LIMITS.max_body,
-    show_default=True,
-    help="Largest request in bytes.",
-)
+@declares(_OPTIONS)
 @shared_options
 def command(
     options: Options,
@@ -150,12 +76,7 @@ def command(
     api_key: tuple[str, ...],
     api_key_file: str | None,
     no_auth: bool,
-    most_tokens: int,
-    most_seconds: float,
-    most_waiting: int,
-    most_texts: int,
-    most_body: int,
-    **rest: Any,
+    **given: Any,
 ) -> None:
     """Serve a model at http://ADDRESS:PORT/v1, as OpenAI's clients ask for it."""
     try:
@@ -163,6 +84,7 @@ def command(
         from pyfly_cpp.serve.server import open_socket, serve
     except ModuleNotFoundError as error:
         raise ValueError(f"serve needs {error.name}: pip install 'pyfly-cpp[server]'.") from error
+    limits = Limits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):
         raise click.UsageError(
@@ -170,16 +92,14 @@ def command(
         )
     bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
     try:
-        batch = load_batch(options, None if isinstance(parallel, str) else parallel)
+        n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
+        batch, _ = options.load(FlyBatch, n_parallel)
         with batch:
-            sampling = {k: v for k, v in options.sampling().items() if k not in ("seed", "max_tokens")}
+            sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
             settings = Settings(
-                name=alias or model_path(options.model).stem, host=host, keys=keys,
-                default_max_tokens=options.max_tokens, sampling=sampling,
-                limits=Limits(
-                    max_tokens=most_tokens, max_seconds=most_seconds, max_waiting=most_waiting, max_texts=most_texts,
-                    max_body=most_body,
-                ), **rest,
+                name=alias or options.models.model.stem, host=host, keys=keys,
+                default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
+                limits=limits, **given,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{bound.getsockname()[1]}/v1"
@@ -187,8 +107,8 @@ def command(
             def tell() -> None:
                 with contextlib.suppress(OSError):  # a full disk
                     note(
-                        f"{settings.name} at {url}: {options.gate} verification, {batch.n_parallel} texts at once of "
-                        f"{batch.n_ctx} tokens each. Ctrl-C stops."
+                        f"{settings.name} at {url}: {batch.decoding.gate} verification, {batch.n_parallel} texts at "
+                        f"once of {batch.n_ctx} tokens each. Ctrl-C stops."
                     )
 
             serve(batch, settings, bound, tell)

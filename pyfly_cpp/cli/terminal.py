@@ -8,11 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n\t"}
@@ -49,17 +49,16 @@ def warn(text: str) -> None:
     click.secho(shown(text, sys.stderr), fg="yellow", err=True)
 
 
-def human(n_bytes: int) -> str:
-    """A size, for people."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
 class Bar:
     """A progress bar on stderr; nothing at all where stderr is no terminal."""
 
-    def __init__(self, download: bool = False) -> None:
-        self._columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=30)]
-        self._columns += [DownloadColumn(), TimeRemainingColumn()] if download else [TextColumn("{task.fields[count]}")]
+    def __init__(self, *columns: ProgressColumn) -> None:
+        """`columns`: what stands behind text and bar; nothing: the `count` of `update`."""
+        self._columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            *(columns or [TextColumn("{task.fields[count]}")]),
+        )
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,19 @@ from pyfly_cpp.bench import report
 from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import Int, Real
-from pyfly_cpp.cli.measuring import (
-    Models,
-    model_options,
-    one_sentence_errors,
-    require_outputs,
-    show_table,
-)
+from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.decoding.presets import Preset, save_preset
-from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval
+from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import write_atomically
 
 HELP = """Find the gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
@@ -48,22 +44,21 @@ MTP head, --draft, prompt lookup), or the one that --drafter names. `FlyLlama.fr
 file."""
 
 
-@click.command("tune", help=HELP)
-@click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL.")
-@click.option("--limit", metavar="N", type=Int(1), default=16, show_default=True, help="Take at most N of them.")
-@click.option("--agreement", metavar="X", type=Real(0, 1), default=0.8, show_default=True, help="Least mean agreement.")
-@click.option(
-    "--lost-answers", metavar="N", type=Int(0), default=0, show_default=True, help="Most answers that may be lost."
-)
-@click.option(
-    "-n", "--max-tokens", metavar="N", type=Int(2), default=128, show_default=True, help="Longest answer in tokens."
-)
-@click.option(
-    "-o", "--output", default="pyfly-preset.json", show_default=True, metavar="FILE", help="The preset to write."
-)
-@click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib).")
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+_OPTIONS = [
+    click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL."),
+    number("--limit", kind=Int(1), default=16, help="Take at most N of them."),
+    number("--agreement", kind=Real(0, 1), default=0.8, help="Least mean agreement."),
+    number("--lost-answers", kind=Int(0), default=0, help="Most answers that may be lost."),
+    number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    click.option("-o", "--output", default="pyfly-preset.json", metavar="FILE", help="The preset to write."),
+    click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib)."),
+    click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON."),
+    click.option("--force", is_flag=True, help="Overwrite files that exist."),
+]
+
+
+@click.command("tune", cls=HeadedCommand, help=HELP)
+@declares(_OPTIONS)
 @model_options
 def command(
     prompt_file: str,
@@ -77,51 +72,50 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    """See HELP."""
-    with one_sentence_errors("Nothing was written."):
-        prompts = pick_prompts(read_prompts(prompt_file), limit)
-        require_outputs((output,), force, plot_file)
-        drafters, _ = models.drafters()
-        words = [models.drafter] if models.drafter != AUTO else drafters.words()
-        k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
-        session = models.open([Decoding(drafter=word) for word in words], k)
-        budget = tuning.Budget(agreement, lost_answers)
-        with progress_bar(1, "tune") as bar:
-            stages: list[str] = []
+    if_interrupted("Nothing was written.")
+    prompts = pick_prompts(read_prompts(prompt_file), limit)
+    require_outputs((output,), force, plot_file)
+    drafters, _ = models.choose_drafters()
+    words = [models.drafter] if models.drafter != AUTO else drafters.words()
+    k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
+    session = open_session(models, [Decoding(drafter=word) for word in words], draft_max=k)
+    budget = tuning.Budget(agreement, lost_answers)
+    with progress_bar(1, "tune") as bar:
+        stages: list[str] = []
 
-            def progress(stage: str, done: int, n: int, what: str) -> None:
-                if stage not in stages:
-                    stages.append(stage)
-                    click.echo(f"stage {stage}: {n} generations", err=True)
-                bar(done, what, n)
+        def progress(stage: str, done: int, n: int, what: str) -> None:
+            if stage not in stages:
+                stages.append(stage)
+                click.echo(f"stage {stage}: {n} generations", err=True)
+            bar(done, what, n)
 
-            tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
-        fresh = summarise(tuned.confirmation)
-        chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
-        claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
-        preset = make_preset(tuned.chosen.setting, models.model, drafters)
-        facts = {
-            "sentence": claim,
-            "n_prompts": tuned.n_prompts,
-            "budget": dataclasses.asdict(budget),
-            "measured": tuned.chosen.as_dict(),
-            "confirmed": chosen.as_dict(),
-            "machine": session.machine,
-            "models": session.models,
-        }
-        preset = dataclasses.replace(preset, claim=facts)
-        if as_json:
-            record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
-            record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
-            write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        else:
-            show_table("", *candidate_cells(tuned, budget))
-            show_table("The choice, measured afresh", *report.speed_cells(fresh))
-            write(claim + "\n")
-        if plot_file:
-            write_atomically(plot_file, plot(tuned, budget))
-        save_preset(preset, output, force)
-        click.echo(f"Written to {output}.", err=True)
+        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
+    fresh = summarise(tuned.confirmation)
+    chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
+    claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
+    preset = make_preset(tuned.chosen.setting, models.model, drafters)
+    facts = {
+        "sentence": claim,
+        "n_prompts": tuned.n_prompts,
+        "budget": dataclasses.asdict(budget),
+        "measured": tuned.chosen.as_dict(),
+        "confirmed": for_json(chosen),
+        "machine": session.machine,
+        "models": session.models,
+    }
+    preset = dataclasses.replace(preset, claim=facts)
+    if as_json:
+        record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
+        record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
+        write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    else:
+        show_table("", *candidate_cells(tuned, budget))
+        show_table("The choice, measured afresh", *report.speed_cells(fresh))
+        write(claim + "\n")
+    if plot_file:
+        write_atomically(plot_file, report.plot_frontier(tuned, budget))
+    save_preset(preset, output, force)
+    click.echo(f"Written to {output}.", err=True)
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
@@ -133,16 +127,8 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
         mark = "*" if c.setting in on_frontier else ""
         mark = "chosen" if c.setting == tuned.chosen.setting else mark
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
-        body.append(
-            [
-                mark,
-                str(c.setting),
-                interval(c.speedup),
-                interval(c.agreement),
-                answers,
-                "yes" if c.within(budget) else "no",
-            ]
-        )
+        is_within = "yes" if c.within(budget) else "no"
+        body.append([mark, str(c.setting), interval(c.speedup), interval(c.agreement), answers, is_within])
     return head, body
 
 
@@ -175,7 +161,7 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     )
 
 
-def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
+def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Drafters) -> Preset:
     """The preset of a setting, with the models it was measured with."""
     model = os.path.abspath(model)
     if setting.is_plain:
@@ -184,45 +170,5 @@ def make_preset(setting: Decoding, model: str, drafters: Drafters) -> Preset:
     for i, part in enumerate(parts):
         if part.file is not None:
             parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
-    window = setting.window or setting.gate.window  # what was measured, whatever a gate's own may be one day
+    window = setting.effective_window  # what was measured, whatever a gate's own may be one day
     return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts)), model)
-
-
-def plot(tuned: tuning.Tuned, budget: tuning.Budget) -> bytes:
-    """A PNG of speed against agreement."""
-    import io
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(9, 6))
-    best = tuning.frontier(tuned.candidates)
-    for c in tuned.candidates:
-        color = "C2" if c.within(budget) else "C3"
-        axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
-        if math.isfinite(c.speedup.low):
-            axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
-    axis.plot([c.agreement.estimate for c in best], [c.speedup.estimate for c in best], "-", color="grey")
-    for c in best:
-        axis.annotate(
-            str(c.setting),
-            (c.agreement.estimate, c.speedup.estimate),
-            fontsize=8,
-            xytext=(4, 4),
-            textcoords="offset points",
-        )
-    chosen = tuned.chosen
-    axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
-    axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
-    axis.set_xlabel("agreement with the exact output")
-    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
-    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
-    axis.set_title(counted(tuned.n_prompts, "prompt"))
-    axis.legend()
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    pyplot.close(figure)
-    return buffer.getvalue()

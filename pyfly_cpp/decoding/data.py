@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.decoding.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
 from pyfly_cpp.decoding.drafters.drafter import field_names
+from pyfly_cpp.errors import did_you_mean
 
 
 def drafter_as_data(drafter: Any) -> Any:
@@ -80,7 +80,6 @@ def require_fields(what: str, data: Any, known: Iterable[str]) -> dict[str, Any]
     known = list(known)
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, known)
             raise ValueError(f"{what} has no field {key!r}.{hint} The fields are {', '.join(known)}.")
     return data

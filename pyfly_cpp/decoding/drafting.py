@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyfly_cpp.decoding.auto import choose_drafter, own_head
@@ -36,6 +36,8 @@ class Drafters:
     where there is none."""
     default: AnyDrafter | None = None
     """Of a setting without a word; None: the draft model if there is one, else prompt lookup."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What holds of drafters that are made of words, by the names of `OwnDrafter.options`."""
 
     def words(self) -> list[str]:
         """The words that stand for something here: heads first, what needs nothing last."""
@@ -62,16 +64,16 @@ class Drafters:
         """What a drafter's word stands for; `who` begins the message of the ValueError."""
         name, _, written = word.partition(":")
         if written:
-            return as_given([kind.make(resolve_model(written)) for kind in WORDS[name]])
+            return as_given([_made(kind, resolve_model(written), self.options) for kind in WORDS[name]])
         parts: list[Drafter] = []
         for kind in WORDS[name]:
             drafter = self._first(kind)
             draft = self._first(DraftModel) if kind.takes_draft else None
             if drafter is None and draft is not None:
-                drafter = kind.make(draft.model_path)  # type: ignore[attr-defined]
+                drafter = _made(kind, draft.file, self.options)
             if drafter is None and kind.needs_file:
                 raise ValueError(f"{who} needs {kind.noun}; write {kind.word}:FILE, or give it with --draft.")
-            parts.append(drafter or kind.make())
+            parts.append(drafter or _made(kind, None, self.options))
         return as_given(parts)
 
     def _first(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
@@ -93,7 +95,7 @@ def choose_drafters(
     draft: str | os.PathLike[str] | None = None,
     word: str = AUTO,
     preset: Sequence[Drafter] = (),
-    make: Callable[..., Any] = lambda kind, file=None: kind.make(file),
+    options: Mapping[str, Any] = {},
 ) -> tuple[Drafters, str]:
     """What the words stand for, and a sentence without its full stop on why the default is what it is.
 
@@ -105,34 +107,38 @@ def choose_drafters(
         draft: Path of the draft model; of the head if `word` names one without a file.
         word: The default drafter, as in a setting, or `auto`.
         preset: A preset's drafters.
-        make: Makes a drafter of its kind and, if there is one, its file.
+        options: What holds of all but the preset's, by the names of `OwnDrafter.options`.
 
     Raises:
         ValueError: the model is no usable GGUF file, or the word is unknown or needs a file that is not given.
     """
     require_gguf(os.fspath(model))
     if word != AUTO:
-        return _drafters_of_word(word, draft, make), f"--drafter {word}"
+        return _drafters_of_word(word, draft, options), f"--drafter {word}"
     head = own_head(model)
-    heads = () if head is None else (head,)
+    heads = () if head is None else (_made(type(head), None, options),)
     parts = with_draft(preset, draft)
     if parts:
-        return Drafters((*parts, *heads), as_given(parts)), "the preset says so"
-    given = () if draft is None else (make(DraftModel, draft),)
+        return Drafters((*parts, *heads), as_given(parts), options), "the preset says so"
+    given = () if draft is None else (_made(DraftModel, draft, options),)
     default, reason = choose_drafter(model, *given)
-    if isinstance(default, PromptLookup):
-        default = make(PromptLookup)
-    return Drafters((*given, *heads), default), reason
+    if isinstance(default, OwnDrafter):
+        default = _made(type(default), default.file, options)
+    return Drafters((*given, *heads), default, options), reason
 
 
-def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, make: Callable[..., Any]) -> Drafters:
+def _made(kind: type[OwnDrafter], file: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Any:
+    return kind.make(file, **kind.fields_of(options))
+
+
+def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Drafters:
     name, _, written = require_word(word).partition(":")
     kinds = WORDS[name]
     file: str | os.PathLike[str] | None = resolve_model(written) if written else None
     if file is None and any(kind.takes_file for kind in kinds):
         file, draft = draft, None
-    given = [make(kind, file) for kind in kinds if file is not None or not kind.needs_file]
+    given = [_made(kind, file, options) for kind in kinds if file is not None or not kind.needs_file]
     if draft is not None:
-        given.append(make(DraftModel, draft))
-    drafters = Drafters(tuple(given))
+        given.append(_made(DraftModel, draft, options))
+    drafters = Drafters(tuple(given), None, options)
     return replace(drafters, default=drafters.of_word(name, f"the drafter {name}"))

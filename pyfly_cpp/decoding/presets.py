@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,18 @@ class Preset:
         """Those that it names."""
         return () if self.leaves_drafter else require_drafters(self.decoding.drafter)
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `FlyLlama`, with a drafter without the governor, as it was measured; `model_path` is among them
-        if the preset names a model, `n_gpu_layers` if the claim says how many it was measured with."""
+    def setting(self, is_drafted: bool = False) -> Decoding:
+        """How to decode, whatever drafts: with the drafter `"none"` where the preset names no drafter and nobody else
+        does (`is_drafted`), else with None. A drafter is without the governor, as it was measured."""
         said = Decoding(adaptive=self.leaves_drafter).but(**vars(self.decoding))
-        out = {**vars(said), "drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
+        if said.drafter != "none":
+            return replace(said, drafter=None)
+        return replace(said, draft_max=None, drafter=None if is_drafted else "none")
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
+        says how many it was measured with."""
+        out = {**vars(self.setting()), "drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
         if self.model is not None:
             out["model_path"] = self.model
         models = self.claim.get("models")

@@ -12,7 +12,6 @@ those of the tables in gates/, windows.py and drafters/.)
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,8 +24,9 @@ from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fi
 from pyfly_cpp.decoding.drafters import DRAFTERS, require_word
 from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
-from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate
+from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate, require_window_for
 from pyfly_cpp.decoding.windows import Window, require_window
+from pyfly_cpp.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Decoding:
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 
     Raises:
-        ValueError: a field is out of range, or of another type.
+        ValueError: a field is out of range, or of another type, or the gate has no use for a window.
     """
 
     gate: Gate = Exact()  # noqa: RUF009 - frozen
@@ -56,7 +56,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", require_gate(self.gate))
-        object.__setattr__(self, "window", require_window(self.window))
+        object.__setattr__(self, "window", require_window_for(self.gate, require_window(self.window)))
         k = self.draft_max
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
             raise ValueError(f"draft_max must be an integer >= 0 or None, not {k!r}.")
@@ -73,9 +73,18 @@ class Decoding:
         """Whether it is lossless (plain decoding included)."""
         return self.is_plain or self.gate.is_lossless
 
+    @property
+    def effective_window(self) -> Window:
+        """`window` with its default filled in."""
+        return self.window or self.gate.window
+
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds. Raises ValueError."""
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        """This, with what is given; None: nothing is said, so what this says holds, but for its window where the gate
+        that is given has no use for one. Raises ValueError."""
+        said = {name: value for name, value in given.items() if value is not None}
+        if "gate" in said and require_gate(said["gate"]).draws:
+            said.setdefault("window", None)
+        return replace(self, **said)
 
     def canonical(self) -> Decoding:
         """The same without what changes nothing: `PLAIN` where nothing is drafted; no window where the gate is lossless
@@ -244,6 +253,4 @@ def _words(text: str) -> list[str]:
 
 def _hint(name: str) -> str:
     words = [*windows.WORDS, *_ADAPTIVE, *DRAFTER_WORDS, "k="]
-    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
-    known = f" The words are {', '.join(words)}."
-    return (f" Did you mean {near[0]!r}?" if near else "") + known
+    return f"{did_you_mean(name, words, 0.5)} The words are {', '.join(words)}."

@@ -98,6 +98,16 @@ class Window:
             return replace(self, across_rounds=word == "across")
         return None
 
+    def but_written(self, text: str) -> Window:
+        """This window with what the words of a written one say; a number alone is the size. Raises ValueError."""
+        window = self
+        for word in text.split():
+            changed = window.with_word(f"window={word}" if word.isdecimal() else word)
+            if changed is None:
+                raise ValueError(f"unknown word {word!r} of a window; the words are {', '.join(WORDS)} and a size.")
+            window = changed
+        return window
+
     def __str__(self) -> str:
         words = [f"{self.rule}:{self.size}"]
         if self.tail is not None:

@@ -22,33 +22,29 @@ class ChoiceTask(Task):
     few_shot = 5
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        choices, answer = where.texts("choices"), where.text("answer")
+        fields = {**where.fields("question", "answer"), "choices": where.texts("choices")}
+        choices, answer = fields["choices"], fields["answer"]
         if len(choices) != self.n_choices:
             raise where.error(f"the field 'choices' must have {self.n_choices} texts, not {len(choices)}.")
         letters = [chr(ord("A") + i) for i in range(len(choices))]
         if answer not in letters:
             raise where.error(f"the field 'answer' must be a letter of {letters[0]}..{letters[-1]}, not {answer!r}.")
-        return Item(where.text("id"), {"question": where.text("question"), "choices": choices, "answer": answer})
+        return where.item(fields)
 
     def question(self, item: Item) -> str:
-        """See Task."""
         choices = " ".join(f"({chr(ord('A') + i)}) {text}" for i, text in enumerate(item.fields["choices"]))
         return f"Q: {item.fields['question'].strip()}\n{choices}"
 
     def messages(self, item: Item, examples: Sequence[Item] = ()) -> list[dict[str, str]]:
-        """See Task."""
         messages = super().messages(item, examples)
         if not examples:
             messages[-1]["content"] += "\nThink step by step, then end with: The answer is (X)."
         return messages
 
     def worked_answer(self, item: Item) -> str:
-        """See Task."""
         return f"The answer is ({item.fields['answer']})."
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return ["</s>", "Q:", "<|im_end|>"]
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

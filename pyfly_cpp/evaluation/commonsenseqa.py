@@ -18,7 +18,6 @@ class CommonsenseQa(ChoiceTask):
     hub_examples = HubSplit("tau/commonsense_qa", None, "train")
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         choices = where.row.get("choices")
         if not isinstance(choices, dict) or list(choices.get("label", ())) != list("ABCDE"):
             raise where.error("the field 'choices' must have the labels A to E and their texts.")

@@ -1,4 +1,4 @@
-"""A target that is loaded so that the drafters of all settings can draft for it."""
+"""A target that is loaded so that the drafters of all settings can draft for it, and what decodes with it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,39 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head, require_drafters
 from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.engine.arguments import draft_max_of
+from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 
-def load_target(
+def load_generator(
     model: str | os.PathLike[str],
     drafters: Drafters,
     settings: Sequence[Decoding],
+    n_parallel: int | None = None,
     draft_max: int = 0,
     **arguments: Any,
-) -> FlyLlama:
-    """The target, with its own MTP head if a setting drafts with it, and with room to roll back as deep as any drafts.
+) -> Generator:
+    """Loads a target, with its own MTP head if a setting drafts with it, and with room to roll back as deep as any
+    drafts; and, to see that they fit, all that drafts.
 
     Args:
+        n_parallel: Texts at once, on a `ParallelGenerator`; None: one after the other.
         draft_max: A K for which there shall be room, too.
         **arguments: Of `FlyLlama`.
+
+    Raises:
+        ValueError, PyflyError: as of `FlyLlama`, `FlyBatch` and `Generator.require`.
     """
-    drafter = _first_drafter(model, drafters, settings, draft_max)
-    return FlyLlama(model, drafter=drafter, adaptive=False, **arguments)
-
-
-def load_batch(
-    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding], n_parallel: int, **arguments: Any
-) -> FlyBatch:
-    """The same for n_parallel texts at once."""
-    drafter = _first_drafter(model, drafters, settings, 0)
-    return FlyBatch(model, n_parallel, drafter=drafter, adaptive=False, **arguments)
+    first = _first_drafter(model, drafters, settings, draft_max)
+    arguments = {"drafter": first, "adaptive": False, **arguments}
+    generator: Generator
+    if n_parallel is None:
+        generator = Generator(FlyLlama(model, **arguments), drafters)
+    else:
+        generator = ParallelGenerator(FlyBatch(model, n_parallel, **arguments), drafters)
+    generator.require(settings)
+    return generator
 
 
 def _first_drafter(

@@ -9,8 +9,8 @@ import codecs
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -37,46 +37,8 @@ _FINISH = {
 }
 
 
-@dataclass(frozen=True)
-class Token:
-    """One token of the page, as the template needs it."""
-
-    text: str | None
-    """What it adds to the answer; None where its bytes are part of a character that a later token completes."""
-    shown: str
-    """Its own bytes, with white space made visible."""
-    origin: str
-    special: bool
-    what: str
-    choice: str
-    probability: str
-    entropy: str
-    margin: str
-    round: int
-    depth: int
-    begins_round: bool
-    rejected: tuple[str, ...]
-    rejected_shown: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """Everything that the template shows."""
-
-    model: str
-    drafter: str
-    setting: str
-    lossless: bool
-    prompt: str
-    tokens: tuple[Token, ...]
-    finish: str
-    n_matched: int
-    n_loose: int
-    n_target: int
-    n_rejected: int
-    numbers: tuple[tuple[str, str], ...]
-    version: str
+Page = dict[str, Any]
+"""What the template shows, by the names that it has there."""
 
 
 def make_page(
@@ -113,21 +75,19 @@ def make_page(
     ]  # fmt: skip
     if generated.decode_seconds > 0:
         numbers.append(("tokens per second", _number(generated.decode_tokens / generated.decode_seconds, 1)))
-    return Page(
-        model=Path(model).name,
-        drafter=drafter,
-        setting=str(setting),
-        lossless=setting.is_exact,
-        prompt=prompt,
-        tokens=tuple(_tokens(records, detokenize, is_special)),
-        finish=_FINISH[generated.finish],
-        n_matched=origins.count("matched"),
-        n_loose=origins.count("loose"),
-        n_target=origins.count("target"),
-        n_rejected=sum(len(record.rejected) for record in records),
-        numbers=tuple(numbers),
-        version=__version__,
-    )
+    return {
+        "model": Path(model).name,
+        "drafter": drafter,
+        "setting": str(setting),
+        "lossless": setting.is_exact,
+        "prompt": prompt,
+        "tokens": _tokens(records, detokenize, is_special),
+        "finish": _FINISH[generated.finish],
+        **{f"n_{origin}": origins.count(origin) for origin in ("matched", "loose", "target")},
+        "n_rejected": sum(len(record.rejected) for record in records),
+        "numbers": numbers,
+        "version": __version__,
+    }
 
 
 def render(page: Page) -> str:
@@ -140,34 +100,34 @@ def render(page: Page) -> str:
 
 def _tokens(
     records: tuple[Record, ...], detokenize: Callable[[list[int]], bytes], is_special: Callable[[int], bool]
-) -> list[Token]:
+) -> list[dict[str, Any]]:
+    """What the template shows of each token. `text`: what it adds to the answer; None where its bytes are part of a
+    character that a later token completes. `shown`: its own bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     out = []
     last_round = records[0].round if records else 0
     for i, record in enumerate(records):
         piece = detokenize([record.token])
         text = decoder.decode(piece, final=i == len(records) - 1)
-        # A line break of a rejected draft must not break the lines of the answer.
-        rejected = tuple(detokenize([token]).decode("utf-8", "replace").replace("\n", "↵") for token in record.rejected)
-        out.append(
-            Token(
-                text=text if text or not piece else None,
-                shown=visible(piece),
-                origin=record.origin,
-                special=is_special(record.token),
-                what=_what(record),
-                choice=visible(detokenize([record.choice])),
-                probability=_probability(record.probability),
-                entropy=_number(record.entropy),
-                margin=_number(record.margin),
-                round=record.round + 1,
-                depth=record.depth,
-                begins_round=record.round != last_round,
-                rejected=rejected,
-                rejected_shown=tuple(visible(detokenize([token])) for token in record.rejected),
-                why=_WHY.get(record.reason, record.reason),
-            )
-        )
+        rejected = [detokenize([token]) for token in record.rejected]
+        out.append({
+            "text": text if text or not piece else None,
+            "shown": visible(piece),
+            "origin": record.origin,
+            "special": is_special(record.token),
+            "what": _what(record),
+            "choice": visible(detokenize([record.choice])),
+            "probability": _probability(record.probability),
+            "entropy": _number(record.entropy),
+            "margin": _number(record.margin),
+            "round": record.round + 1,
+            "depth": record.depth,
+            "begins_round": record.round != last_round,
+            # A line break of a rejected draft must not break the lines of the answer.
+            "rejected": [draft.decode("utf-8", "replace").replace("\n", "↵") for draft in rejected],
+            "rejected_shown": [visible(draft) for draft in rejected],
+            "why": _WHY.get(record.reason, record.reason),
+        })  # fmt: skip
         last_round = record.round
     return out
 

@@ -54,33 +54,6 @@ def _parse(name: str, number: int, line: bytes) -> Row:
     return row
 
 
-_KINDS = {str: "a text", int: "an integer", list: "a list of texts"}
-
-
-def field(path: str | os.PathLike[str], number: int, row: Row, name: str, kind: type = str, empty: bool = False) -> Any:
-    """The value of a required field.
-
-    Args:
-        kind: `str`, `int`, or `list` for a list of strings.
-        empty: Whether an empty string or list is allowed.
-
-    Raises:
-        DataError: the field is missing, of another type, or empty.
-    """
-    where = f"{os.fspath(path)}, line {number}"
-    if name not in row:
-        raise DataError(f"{where}: the field {name!r} is missing (it has {', '.join(sorted(row)) or 'none'}).")
-    value = row[name]
-    good = isinstance(value, kind) and not isinstance(value, bool)
-    if kind is list:
-        good = good and all(isinstance(entry, str) for entry in value)
-    if not good:
-        raise DataError(f"{where}: the field {name!r} must be {_KINDS[kind]}, not {json.dumps(value)[:60]}.")
-    if not empty and kind is not int and not (value.strip() if kind is str else value):
-        raise DataError(f"{where}: the field {name!r} is empty.")
-    return value
-
-
 def read_lines_so_far(path: Path) -> tuple[list[Row], int]:
     """The complete rows of a JSONL file that was being appended to, and the length in bytes of what they take.
 

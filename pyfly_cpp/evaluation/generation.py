@@ -188,6 +188,12 @@ class Generator:
         return decode(self.llm, prompt, max_tokens, temperature)
 
 
+def rotated(entries: Sequence[T], i: int) -> list[T]:
+    """Entries in the order in which they take their i-th turn: another one begins each time."""
+    first = i % len(entries)
+    return [*entries[first:], *entries[:first]]
+
+
 def decode(
     llm: Any,
     prompt: Prompt,

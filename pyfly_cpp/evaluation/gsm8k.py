@@ -25,24 +25,17 @@ class Gsm8k(Task):
     hub_examples = HubSplit("openai/gsm8k", "main", "train")
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         answer = where.text("answer")
         number = answer.rpartition("####")[2].strip().replace(",", "")
         return {**where.row, "id": f"gsm8k-{split.split}-{where.line - 1}", "answer_number": number}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        fields = {"question": where.text("question"), "answer_number": where.text("answer_number")}
-        if "answer" in where.row:
-            fields["answer"] = where.text("answer")
-        return Item(where.text("id"), fields)
+        return where.item(where.fields("question", "answer_number", optional=["answer"]))
 
     def question(self, item: Item) -> str:
-        """See Task."""
         return f"Question: {item.fields['question']}\nAnswer:"
 
     def messages(self, item: Item, examples: Sequence[Item] = ()) -> list[dict[str, str]]:
-        """See Task."""
         messages = super().messages(item, examples)
         if not examples:
             form = "Think step by step, then write the answer on a line of its own as #### and the number."
@@ -50,13 +43,11 @@ class Gsm8k(Task):
         return messages
 
     def worked_answer(self, item: Item) -> str:
-        """See Task."""
         if "answer" not in item.fields:
             return super().worked_answer(item)
         return str(item.fields["answer"])
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return ["Question:", "</s>", "<|im_end|>"]
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

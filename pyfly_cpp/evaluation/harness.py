@@ -1,7 +1,7 @@
 """The model `pyfly` of lm-evaluation-harness: its tasks, decoded by a FlyLlama.
 
     lm_eval --model pyfly \\
-        --model_args model=target.gguf,draft=draft.gguf,gate=margin:0.3 --tasks gsm8k
+        --model_args model=target.gguf,draft=draft.gguf,setting=margin:0.3 --tasks gsm8k
 
 finds it through the entry point `lm_eval.models` in releases with plug-ins (after 0.4.13). Up to 0.4.13 models have no
 entry points, and a process must import this module before it asks for `pyfly`: `python -m pyfly_cpp.evaluation.harness`
@@ -22,31 +22,19 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry, register_model
 from tqdm import tqdm
 
-from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, require_repeatable
+from pyfly_cpp.decoding import PLAIN, Decoding, require_repeatable
 from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
 from pyfly_cpp.engine.output import Logprobs
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.evaluation.drafting import load_batch, load_target
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.drafting import load_generator
+from pyfly_cpp.evaluation.generation import Generated, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
 
 _OPTIONS = (
-    "model",
-    "draft",
-    "setting",
-    "gate",
-    "window",
-    "k",
-    "drafter",
-    "n_ctx",
-    "max_length",
-    "threads",
-    "gpu_layers",
-    "max_gen_toks",
-    "parallel",
-)
+    "model", "draft", "setting", "drafter", "n_ctx", "max_length", "threads", "gpu_layers", "max_gen_toks", "parallel",
+)  # fmt: skip
 
 
 class PyflyLM(TemplateLM):  # type: ignore[misc]
@@ -56,10 +44,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         self,
         model: str = "",
         draft: str | None = None,
-        setting: str | None = None,
-        gate: str = "exact",
-        window: str = "",
-        k: int | str | None = None,
+        setting: str = "exact",
         drafter: str | None = None,
         n_ctx: int | str = 4096,
         max_length: int | str | None = None,
@@ -73,11 +58,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         Args:
             model: Path of the target.
             draft: Path of the draft model, or of the head that `drafter` names.
-            setting: A whole setting as in `pyfly-cpp eval`, with `;` or spaces between its words; in place of the next
-                three.
-            gate: As it is written on the command line.
-            window: `agree`, `agree:W`, `reconverge` or `reconverge:W`; else the gate's own.
-            k: Tokens drafted in a round.
+            setting: As in `pyfly-cpp eval`, with `;` or spaces between its words: `margin:0.3;k=8`.
             drafter: `lookup`, `draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark` (these with `:FILE`, or the file in
                 `draft`), `both` or `none`; else the model's MTP head, or the draft model, or prompt lookup.
             gpu_layers: Layers on the GPU, -1 for all.
@@ -96,26 +77,16 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
             raise ValueError(f"the model pyfly has no argument {unknown[0]!r}; it has {', '.join(_OPTIONS)}.")
         if not model:
             raise ValueError("the model pyfly needs model=FILE, the path of a GGUF file, in --model_args.")
-        if setting is None:
-            words = ["plain"] if drafter == "none" else [gate, window, f"k={k}" if k else ""]
-            setting = " ".join(words)
-        self.setting: Decoding = Decoding.parse(setting.replace(";", " ")) if setting else EXACT
+        self.setting = PLAIN if drafter == "none" else Decoding.parse(setting.replace(";", " "))
         require_repeatable([self.setting])
         n_threads = AUTO_THREADS if threads is None or threads == AUTO_THREADS else int(threads)
         drafters, _ = choose_drafters(model, draft, AUTO if drafter in (None, "none") else drafter)
         n_ctx = int(n_ctx if max_length is None else max_length)
         n_parallel = choose_parallel(model, n_ctx) if parallel == AUTO else _number_of_texts(parallel)
-        loading: dict[str, Any] = {
-            "n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "n_gpu_layers": int(gpu_layers),
-            "verbose": False,
-        }  # fmt: skip
-        self.generator: Generator
-        if n_parallel == 1:
-            self.generator = Generator(load_target(model, drafters, [self.setting], **loading), drafters)
-        else:
-            batch = load_batch(model, drafters, [self.setting], n_parallel, **loading)
-            self.generator = ParallelGenerator(batch, drafters)
-        self.generator.require([self.setting])
+        self.generator = load_generator(
+            model, drafters, [self.setting], None if n_parallel == 1 else n_parallel, n_ctx=n_ctx, n_threads=n_threads,
+            n_threads_batch=n_threads, n_gpu_layers=int(gpu_layers), verbose=False,
+        )  # fmt: skip
         self._max_gen_toks = int(max_gen_toks)
 
     # ---- What the harness asks of a model ----------------------------------------------------------------------------

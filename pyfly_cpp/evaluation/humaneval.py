@@ -21,33 +21,26 @@ class HumanEval(CodeTask):
     hub = (HubSplit("openai/openai_humaneval", None, "test"),)
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         return {**where.row, "id": where.text("task_id")}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        entry_point = where.text("entry_point")
-        if not entry_point.isidentifier():
-            raise where.error(f"the field 'entry_point' must be a function's name, not {entry_point!r}.")
-        fields = {"prompt": where.text("prompt"), "entry_point": entry_point, "test": where.text("test")}
-        return Item(where.text("id"), fields)
+        fields = where.fields("prompt", "entry_point", "test")
+        if not fields["entry_point"].isidentifier():
+            raise where.error(f"the field 'entry_point' must be a function's name, not {fields['entry_point']!r}.")
+        return where.item(fields)
 
     def question(self, item: Item) -> str:
-        """See Task."""
         return (
             "Write a solution to the following problem and make sure that it passes the tests:\n"
             f"```python\n{item.fields['prompt']}\n```\n"
         )
 
     def prefix(self, item: Item) -> str:
-        """See Task."""
         return f"Here is the completed function:\n```python\n{item.fields['prompt']}\n"
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "```"]
 
     def program(self, item: Item, completion: str) -> str:
-        """See CodeTask."""
         fields = item.fields
         return f"{fields['prompt']}{completion}\n{fields['test']}\ncheck({fields['entry_point']})\n"

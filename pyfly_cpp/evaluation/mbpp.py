@@ -26,23 +26,13 @@ class Mbpp(CodeTask):
     hub_examples = HubSplit("google-research-datasets/mbpp", "sanitized", "prompt")
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         return {**where.row, "id": f"mbpp-{where.integer('task_id')}", "original_split": split.split}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        fields: dict[str, object] = {
-            "prompt": where.text("prompt"),
-            "test_list": where.texts("test_list"),
-            "test_imports": where.texts("test_imports", empty=True),
-        }
-        for name in ("code", "original_split"):
-            if name in where.row:
-                fields[name] = where.text(name)
-        return Item(where.text("id"), fields)
+        tests = {"test_list": where.texts("test_list"), "test_imports": where.texts("test_imports", empty=True)}
+        return where.item({**where.fields("prompt", optional=["code", "original_split"]), **tests})
 
     def question(self, item: Item) -> str:
-        """See Task."""
         tests = "\n".join(item.fields["test_list"])
         return (
             f"You are an expert Python programmer, and here is your task:\n{item.fields['prompt']}\n"
@@ -50,7 +40,6 @@ class Mbpp(CodeTask):
         )
 
     def worked_answer(self, item: Item) -> str:
-        """See Task."""
         if "code" not in item.fields:
             return super().worked_answer(item)
         return f"```python\n{item.fields['code']}\n```"
@@ -61,13 +50,10 @@ class Mbpp(CodeTask):
         return list((prompts or examples)[:n])
 
     def prefix(self, item: Item) -> str:
-        """See Task."""
         return "```python\n"
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return ["```"]
 
     def program(self, item: Item, completion: str) -> str:
-        """See CodeTask."""
         return "\n".join([*item.fields["test_imports"], completion, *item.fields["test_list"], ""])

@@ -42,33 +42,26 @@ class Mgsm(Task):
     hub = tuple(HubSplit("juletxara/mgsm", language, "test") for language in _LANGUAGES)
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         row = {"id": f"mgsm-{split.config}-{where.line - 1}", "language": split.config}
         row["gsm8k_test_id"] = f"gsm8k-test-{where.line - 1}"
         return {**row, "question": where.text("question"), "answer_number": str(where.integer("answer_number"))}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        language = where.text("language")
-        if language not in _LANGUAGES:
-            raise where.error(f"the field 'language' must be one of {', '.join(_LANGUAGES)}, not {language!r}.")
-        return Item(
-            where.text("id"),
-            {"language": language, "question": where.text("question"), "answer_number": where.text("answer_number")},
-            where.text("gsm8k_test_id") if "gsm8k_test_id" in where.row else "",
-        )
+        fields = where.fields("language", "question", "answer_number")
+        if fields["language"] not in _LANGUAGES:
+            known = ", ".join(_LANGUAGES)
+            raise where.error(f"the field 'language' must be one of {known}, not {fields['language']!r}.")
+        return where.item(fields, group="gsm8k_test_id")
 
     def kind(self, item: Item) -> str:
         """Its language."""
         return str(item.fields["language"])
 
     def question(self, item: Item) -> str:
-        """See Task."""
         language = _LANGUAGES[item.fields["language"]]
         return f"{language.question.format(item.fields['question'])}\n{language.answer}"
 
     def stop(self, item: Item) -> list[str]:
-        """See Task."""
         return [_LANGUAGES[item.fields["language"]].stop, "</s>", "<|im_end|>"]
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

@@ -21,15 +21,12 @@ class Mmlu(ChoiceTask):
     hub_examples = HubSplit("cais/mmlu", "all", "dev")
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        """See Task."""
         answer = where.integer("answer")
         letter = "ABCD"[answer] if 0 <= answer < 4 else str(answer)
         return {**where.row, "id": f"mmlu-{split.split}-{where.line - 1}", "answer": letter}
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        item = super().parse(where)
-        return Item(item.id, {**item.fields, "subject": where.text("subject")})
+        return where.item({**super().parse(where).fields, **where.fields("subject")})
 
     def kind(self, item: Item) -> str:
         """Its subject."""

@@ -13,44 +13,14 @@ from collections.abc import Sequence
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-_ADJECTIVES = [
-    "amber",
-    "brisk",
-    "calm",
-    "dusty",
-    "eager",
-    "faint",
-    "gentle",
-    "hollow",
-    "idle",
-    "jolly",
-    "keen",
-    "lively",
-    "mellow",
-    "narrow",
-    "old",
-    "pale",
-    "quiet",
-    "rapid",
-]
-_NOUNS = [
-    "anchor",
-    "basket",
-    "candle",
-    "drum",
-    "engine",
-    "feather",
-    "garden",
-    "hammer",
-    "island",
-    "jacket",
-    "kettle",
-    "ladder",
-    "mirror",
-    "needle",
-    "oar",
-    "pebble",
-]
+_ADJECTIVES = (
+    "amber", "brisk", "calm", "dusty", "eager", "faint", "gentle", "hollow", "idle", "jolly", "keen", "lively",
+    "mellow", "narrow", "old", "pale", "quiet", "rapid",
+)  # fmt: skip
+_NOUNS = (
+    "anchor", "basket", "candle", "drum", "engine", "feather", "garden", "hammer", "island", "jacket", "kettle",
+    "ladder", "mirror", "needle", "oar", "pebble",
+)  # fmt: skip
 
 
 class Needle(Task):
@@ -87,16 +57,12 @@ class Needle(Task):
         return items
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        fields = {"input": where.text("input"), "query": where.text("query"), "outputs": where.texts("outputs")}
-        return Item(where.text("id"), fields)
+        return where.item({**where.fields("input", "query"), "outputs": where.texts("outputs")})
 
     def question(self, item: Item) -> str:
-        """See Task."""
         return str(item.fields["input"])
 
     def prefix(self, item: Item) -> str:
-        """See Task."""
         return f"The special magic numbers for {item.fields['query']} mentioned in the provided text are"
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

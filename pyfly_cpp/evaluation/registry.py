@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.evaluation.commonsenseqa import CommonsenseQa
 from pyfly_cpp.evaluation.gsm8k import Gsm8k
 from pyfly_cpp.evaluation.humaneval import HumanEval
@@ -25,6 +24,6 @@ def get_task(name: str) -> Task:
     """The task of that name; raises ValueError, with the nearest name, if there is none."""
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(name.lower(), TASKS, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown task {name!r}.{hint} The tasks are {', '.join(TASKS)}.")
+    raise ValueError(
+        f"unknown task {name!r}.{did_you_mean(name.lower(), TASKS, 0.5)} The tasks are {', '.join(TASKS)}."
+    )

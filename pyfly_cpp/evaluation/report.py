@@ -15,12 +15,15 @@ from pyfly_cpp.evaluation.files import Row
 from pyfly_cpp.evaluation.statistics import (
     Flips,
     Interval,
+    Timed,
     bootstrap,
     flips,
+    for_json,
     paired_difference,
     ratio,
-    ratio_of_ratios,
     recovery,
+    speed,
+    speedup,
     wilson,
 )
 from pyfly_cpp.evaluation.task import UNJUDGED
@@ -63,15 +66,6 @@ class SettingResult:
     also: dict[str, float] = field(default_factory=dict)
     """Means of the task's other criteria."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
-        out: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, (Interval, Flips)):
-                value = value.as_dict()
-            out[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-        return out
-
 
 @dataclass(frozen=True)
 class Table:
@@ -88,7 +82,7 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {**vars(self), "baseline": BASELINE, "rows": [row.as_dict() for row in self.rows]}
+        return {**for_json(vars(self)), "baseline": BASELINE}
 
 
 def summarise(
@@ -105,10 +99,8 @@ def summarise(
     return Table(title, criterion, n_items, len(complete), len(set(groups)), rows)
 
 
-def _speed(lines: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([[line["decode_tokens"], line["decode_seconds"]] for line in lines], dtype=np.float64).reshape(
-        -1, 2
-    )
+def _timed(lines: Sequence[Row]) -> Timed:
+    return [(line["decode_tokens"], line["decode_seconds"]) for line in lines]
 
 
 def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> SettingResult:
@@ -120,10 +112,10 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
     baseline = columns.get(BASELINE) if setting != BASELINE else None
     base_correct = [bool(line["correct"]) for line in baseline] if baseline is not None else None
 
-    def speedup(other: str) -> Interval | None:
+    def over(other: str) -> Interval | None:
         if other not in columns or other == setting:
             return None
-        return bootstrap(np.hstack([_speed(lines), _speed(columns[other])]), ratio_of_ratios, groups)
+        return speedup(_timed(lines), _timed(columns[other]), groups)
 
     total = {name: sum(line["stats"][name] for line in lines) for name in ("committed", "rounds", "loose_accepted")}
     details = [line["detail"] for line in lines]
@@ -139,9 +131,9 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
         same_output=_share([a["output"] == b["output"] for a, b in zip(lines, baseline)])
         if baseline is not None
         else None,
-        tokens_per_second=bootstrap(_speed(lines), ratio, groups),
-        speedup_plain=speedup("plain"),
-        speedup_exact=speedup("exact") if setting != "plain" else None,
+        tokens_per_second=speed(_timed(lines), groups),
+        speedup_plain=over("plain"),
+        speedup_exact=over("exact") if setting != "plain" else None,
         mean_accepted=total["committed"] / total["rounds"] if total["rounds"] else math.nan,
         loose_rate=total["loose_accepted"] / total["committed"] if total["committed"] else math.nan,
         n_loops=sum(1 for line in lines if line["loop"]),

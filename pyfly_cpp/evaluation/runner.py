@@ -27,7 +27,7 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import Row, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, rotated
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
@@ -37,6 +37,9 @@ RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json"
 
 _BLOCK = 4
 """Items in a block, for each text that runs at once: at its end there are fewer texts than could run."""
+
+Made = tuple[int, Decoding, Generated]
+"""What was generated of which item with which setting."""
 
 Progress = Callable[[int, int, Row], None]
 """Called with (lines there are, lines there will be, the newest line)."""
@@ -118,7 +121,8 @@ def run(
         n_total = len(plan.items) * len(plan.settings)
         if len(done) < n_total:
             with open(path / ITEMS, "ab") as file:
-                for line in _generate(plan, generator, prompts, done):
+                for made in _generate(plan, generator, prompts, done):
+                    line = _line(plan, generator, prompts[made[0]], made)
                     written = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
                     file.write(written + b"\n")
                     file.flush()
@@ -190,32 +194,30 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _generate(plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]) -> Iterator[Row]:
+def _generate(
+    plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
+) -> Iterator[Made]:
     if isinstance(generator, ParallelGenerator):
         yield from _generate_in_parallel(plan, generator, prompts, done)
         return
     n_shared = generator.share_prefix(prompts)
     for i, (item, prompt) in enumerate(zip(plan.items, prompts)):
-        settings = _turn(plan, i)
-        if all((item.id, str(setting)) in done for setting in settings):
+        settings = [setting for setting in rotated(plan.settings, i) if (item.id, str(setting)) not in done]
+        if not settings:
             continue
         generator.forget(n_shared)
         n_held = generator.hold(prompt, plan.settings)
         for setting in settings:
-            if (item.id, str(setting)) in done:
-                continue
             generator.forget(n_held)
-            generated = generator.generate(prompt, setting, plan.max_tokens, plan.temperature, _seed(plan, i))
-            verdict = judge(plan.task, item, generated)
-            yield _line(generator, item, setting, prompt, generated, verdict)
+            yield i, setting, generator.generate(prompt, setting, plan.max_tokens, plan.temperature, _seed(plan, i))
 
 
 def _generate_in_parallel(
     plan: Plan, generator: ParallelGenerator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
-) -> Iterator[Row]:
+) -> Iterator[Made]:
     size = _BLOCK * generator.n_parallel
     for block, begin in enumerate(range(0, len(plan.items), size)):
-        for setting in _turn(plan, block):
+        for setting in rotated(plan.settings, block):
             orders = [
                 Order(i, prompts[i], plan.max_tokens, plan.temperature, _seed(plan, i))
                 for i in range(begin, min(begin + size, len(plan.items)))
@@ -223,18 +225,9 @@ def _generate_in_parallel(
             ]
             if not orders:
                 continue
-            made = generator.generate_all(orders, setting)
-            with contextlib.closing(made):
+            with contextlib.closing(generator.generate_all(orders, setting)) as made:
                 for order, generated in made:
-                    item = plan.items[order.key]
-                    verdict = judge(plan.task, item, generated)
-                    yield _line(generator, item, setting, order.prompt, generated, verdict)
-
-
-def _turn(plan: Plan, i: int) -> list[Decoding]:
-    """The settings in the order in which they take their i-th turn."""
-    first = i % len(plan.settings)
-    return [*plan.settings[first:], *plan.settings[:first]]
+                    yield order.key, setting, generated
 
 
 def _seed(plan: Plan, i: int) -> int | None:
@@ -254,9 +247,10 @@ def judge(task: Task, item: Item, generated: Generated) -> Verdict:
         return Verdict(False, "", "", {UNJUDGED: f"{type(error).__name__}: {error}"[:300]})
 
 
-def _line(
-    generator: Generator, item: Item, setting: Decoding, prompt: Prompt, generated: Generated, verdict: Verdict
-) -> Row:
+def _line(plan: Plan, generator: Generator, prompt: Prompt, made: Made) -> Row:
+    i, setting, generated = made
+    item = plan.items[i]
+    verdict = judge(plan.task, item, generated)
     text = generator.llm.detokenize(list(prompt.tokens), special=True).decode("utf-8", "replace")
     return {
         "item": item.id,
@@ -295,9 +289,5 @@ def _in_order(plan: Plan, lines: Sequence[Row]) -> list[Row]:
     by_pair: dict[tuple[str, str], Row] = {}
     for line in lines:
         by_pair.setdefault((line["item"], line["setting"]), line)
-    ordered = []
-    for item in plan.items:
-        for setting in plan.settings:
-            with contextlib.suppress(KeyError):
-                ordered.append(by_pair[item.id, str(setting)])
-    return ordered
+    pairs = [(item.id, str(setting)) for item in plan.items for setting in plan.settings]
+    return [by_pair[pair] for pair in pairs if pair in by_pair]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 """Of every interval."""
+
+_Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 MIN_GROUPS = 5
 """Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
@@ -34,21 +37,30 @@ class Interval:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float | None]:
-        """Fit for JSON; NaN and infinity become None."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+
+def for_json(value: Any) -> Any:
+    """What JSON has for a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
+    finite."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: for_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [for_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Wilson's score interval of a share (Wilson 1927): good also for small n and shares near 0 or 1."""
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be in 0..{n}, not {successes}.")
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
-    z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    centre = (share + _Z * _Z / (2 * n)) / (1 + _Z * _Z / n)
+    half = _Z / (1 + _Z * _Z / n) * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
@@ -56,7 +68,6 @@ def bootstrap(
     columns: npt.ArrayLike,
     statistic: Callable[[Floats], Floats],
     groups: Sequence[str] | None = None,
-    level: float = LEVEL,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
@@ -93,7 +104,7 @@ def bootstrap(
     values = values[np.isfinite(values)]
     if len(values) < 0.9 * n_resamples:
         return Interval(estimate, math.nan, math.nan)
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(estimate, float(low), float(high))
 
 
@@ -105,6 +116,21 @@ def ratio(sums: Floats) -> Floats:
 def ratio_of_ratios(sums: Floats) -> Floats:
     """(column 0 / column 1) / (column 2 / column 3): a speedup of tokens over seconds."""
     return np.asarray((sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3]))
+
+
+Timed = Sequence[tuple[float, float]]
+"""Tokens and seconds of each item."""
+
+
+def speed(items: Timed, groups: Sequence[str]) -> Interval:
+    """Tokens per second, as `bootstrap` has it."""
+    return bootstrap(np.reshape(items, (-1, 2)), ratio, groups)
+
+
+def speedup(items: Timed, others: Timed, groups: Sequence[str]) -> Interval:
+    """Tokens per second over those of `others`, which are of the same items in the same order."""
+    pairs = np.hstack([np.reshape(items, (-1, 2)), np.reshape(others, (-1, 2))])
+    return bootstrap(pairs, ratio_of_ratios, groups)
 
 
 def mcnemar_exact(n_harmful: int, n_helpful: int) -> float:
@@ -161,14 +187,13 @@ def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[s
     return bootstrap(np.column_stack([other, baseline]), ratio, groups)
 
 
-def paired_difference(counts: Flips, level: float = LEVEL) -> Interval:
+def paired_difference(counts: Flips) -> Interval:
     """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min
     2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
-    n = counts.harmful + counts.helpful + counts.both_right + counts.both_wrong
+    n = counts.n
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
     harmful, helpful, m = counts.harmful + 0.5, counts.helpful + 0.5, n + 2
     centre = (helpful - harmful) / m
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    half = z * math.sqrt(harmful + helpful - (helpful - harmful) ** 2 / m) / m
+    half = _Z * math.sqrt(harmful + helpful - (helpful - harmful) ** 2 / m) / m
     return Interval((counts.helpful - counts.harmful) / n, max(-1.0, centre - half), min(1.0, centre + half))

@@ -6,16 +6,16 @@ so that saved outputs can be scored again.
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pyfly_cpp.evaluation.files import DataError, Row, read_jsonl
-from pyfly_cpp.evaluation.files import field as required_field
 from pyfly_cpp.evaluation.hub import HubSplit, load_rows
 
 Message = dict[str, str]
@@ -70,16 +70,39 @@ class Where:
     row: Row
 
     def text(self, name: str, empty: bool = False) -> str:
-        """A required text."""
-        return str(required_field(self.path, self.line, self.row, name, str, empty))
+        """A required text, which may be empty if `empty`. Raises DataError, as the others do."""
+        value = self._value(name, str, "a text")
+        if not (empty or value.strip()):
+            raise self.error(f"the field {name!r} is empty.")
+        return str(value)
 
     def texts(self, name: str, empty: bool = False) -> list[str]:
         """A required list of texts."""
-        return list(required_field(self.path, self.line, self.row, name, list, empty))
+        value = self._value(name, list, "a list of texts")
+        if not (empty or value):
+            raise self.error(f"the field {name!r} is empty.")
+        return list(value)
+
+    def fields(self, *names: str, optional: Sequence[str] = ()) -> dict[str, Any]:
+        """Required texts by their names, and those of others that are there."""
+        return {name: self.text(name) for name in (*names, *(name for name in optional if name in self.row))}
+
+    def item(self, fields: dict[str, Any], group: str | None = None) -> Item:
+        """The item of the row with these fields; `group`: the field that names its group, if it is there."""
+        return Item(self.text("id"), fields, self.text(group) if group in self.row else "")
 
     def integer(self, name: str) -> int:
         """A required integer."""
-        return int(required_field(self.path, self.line, self.row, name, int))
+        return int(self._value(name, int, "an integer"))
+
+    def _value(self, name: str, kind: type, words: str) -> Any:
+        if name not in self.row:
+            raise self.error(f"the field {name!r} is missing (it has {', '.join(sorted(self.row)) or 'none'}).")
+        value = self.row[name]
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or (kind is list and not all(isinstance(entry, str) for entry in value)):
+            raise self.error(f"the field {name!r} must be {words}, not {json.dumps(value)[:60]}.")
+        return value
 
     def error(self, what: str) -> DataError:
         """The error that says `what` is wrong with this row."""
@@ -98,6 +121,25 @@ class Verdict:
     """What would have been right."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Other criteria and reasons, by name."""
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_AnyNamed = TypeVar("_AnyNamed", bound=_Named)
+
+
+def unique(entries: Iterable[tuple[Where, _AnyNamed]]) -> list[_AnyNamed]:
+    """What was read of rows; raises DataError if two have one id."""
+    out: dict[str, _AnyNamed] = {}
+    lines: dict[str, int] = {}
+    for where, entry in entries:
+        if entry.id in out:
+            raise where.error(f"the id {entry.id!r} is that of line {lines[entry.id]} already; make the ids unique.")
+        out[entry.id], lines[entry.id] = entry, where.line
+    return list(out.values())
 
 
 UNJUDGED = "unjudged"
@@ -180,15 +222,7 @@ class Task(ABC):
         )
 
     def _read(self, rows: Iterable[Where]) -> list[Item]:
-        items: list[Item] = []
-        seen: dict[str, int] = {}
-        for where in rows:
-            item = self.parse(where)
-            if item.id in seen:
-                raise where.error(f"the id {item.id!r} is that of line {seen[item.id]} already; make the ids unique.")
-            seen[item.id] = where.line
-            items.append(item)
-        return items
+        return unique((where, self.parse(where)) for where in rows)
 
     def messages(self, item: Item, examples: Sequence[Item] = ()) -> list[Message]:
         """The chat messages that ask `item`; worked examples are turns of the chat before it

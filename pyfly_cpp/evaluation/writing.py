@@ -20,12 +20,9 @@ class Writing(Task):
     criterion = "intact"
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
-        group = where.text("prompt_id") if "prompt_id" in where.row else ""
-        return Item(where.text("id"), {"prompt": where.text("prompt")}, group)
+        return where.item(where.fields("prompt"), group="prompt_id")
 
     def question(self, item: Item) -> str:
-        """See Task."""
         return str(item.fields["prompt"])
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

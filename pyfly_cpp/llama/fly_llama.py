@@ -22,7 +22,7 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.auto import choose_drafter
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
-from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, require_window_for, why_strict
+from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.engine.generation import Generation
@@ -119,7 +119,6 @@ class FlyLlama(CompletingLlama):
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
         self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive, **said)
-        require_window_for(self._decoding.gate, self._decoding.window)
         self._protected = frozenset(protected)
         self.trace = trace
         self.on_prefill = on_prefill

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 from pathlib import Path
 
+from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.models import hub
 
@@ -106,8 +106,7 @@ def package_file(member: str) -> Path | None:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, [EMBEDDED, *named_models()], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, [EMBEDDED, *named_models()])
     return (
         f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "
         "list` shows what is here."

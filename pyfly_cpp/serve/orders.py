@@ -63,11 +63,11 @@ def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) ->
     try:
         gate = None if "gate" not in given else parse_gate(given["gate"])
         window = None if "window" not in given else parse_window(given["window"])
+        draft_max = given.get("draft_max")
+        k = 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max)
+        return own.but(gate=gate, window=window, draft_max=k)
     except ValueError as error:
         raise bad_request(str(error), "gate" if "gate" in given else "window") from None
-    draft_max = given.get("draft_max")
-    k = 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max)
-    return own.but(gate=gate, window=window, draft_max=k)
 
 
 _RULE = ("gate", "window", "draft_max", "speculative")

@@ -52,12 +52,12 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
 
 
 def test_a_window_that_fits_in_no_round_is_told_once(run):
-    result = chat(run, "--draft-max", 3, "--window-rule", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
+    result = chat(run, "--draft-max", 3, "--window", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
     (line,) = [line for line in result.err.splitlines() if "never accepts" in line]
     assert "margin:0.3" in line and "agree:6" in line and "reconverge:6" in line, "what it is, and what to choose"
-    for fine in (["--gate", "exact"], ["--window", 2], ["--drafter", "none"]):
+    for fine in (["--gate", "exact"], ["--window", "agree:2"], ["--drafter", "none"]):
         draft = [] if "none" in fine else ["-d", DRAFT]
-        result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window-rule", "agree", *fine,
+        result = run("chat", "-m", TARGET, *draft, "-t", 1, "-n", 9, "--draft-max", 3, "--window", "agree", *fine,
                      stdin=f"{QUESTION}\n")  # fmt: skip
         assert "never accepts" not in result.err
 
@@ -70,6 +70,9 @@ def test_the_window_follows_the_gate(run, tmp_path):
     assert len(gates) == 5 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
     result = chat(run, "--window", 3, stdin="/gate entropy:0.4\n")
     assert "gate: margin:0.3, window: reconverge:3" in result.err and "window: agree:3" in result.err
+    assert json.loads(file.read_text())["settings"]["window"] is None
+    result = chat(run, "--window", 3, stdin=f"/save {file}\n/gate stochastic\n/load {file}\n/gate entropy:0.4\n")
+    assert "has no use for the window agree:3" in result.err and "gate: entropy:0.4, window: agree:3\n" in result.err
 
 
 def test_exact_equals_plain(run):
@@ -262,7 +265,7 @@ def test_save_touches_no_other_file(run, tmp_path):
         lambda data: data["settings"].update(max_tokens=2**31),
         lambda data: data["settings"].update(temperature=float("nan")),
         lambda data: data["settings"].update(seed=-1),
-        lambda data: data["settings"].update(window_rule="none"),
+        lambda data: data["settings"].update(window="none"),
         lambda data: data.update(version=99),
     ],
 )

@@ -43,13 +43,18 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
         (["--model", TARGET, "--gate", "all(stochastic,margin)"], 2, "there is nothing to combine; use it alone"),
         (["--model", TARGET, "--gate", "stochastic", "--window", 3], 1, "has no use for the window agree:3; leave it"),
-        (["--model", TARGET, "--drafter", "draft"], 2, "--drafter draft needs --draft"),
-        (["--model", TARGET, "--drafter", "eagle3"], 2, "--drafter eagle3 needs --draft"),
+        (
+            ["--model", TARGET, "--drafter", "draft"],
+            1,
+            "needs a draft model; write draft:FILE, or give it with",
+        ),
+        (["--model", TARGET, "--drafter", "eagle3"], 1, "needs an EAGLE-3 head; write eagle3:FILE, or give it with"),
+        (["--model", TARGET, "--drafter", "eagel3"], 2, "Did you mean 'eagle3'?"),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
         (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
-        (["--model", TARGET, "--chat-format", "chatmll"], 1, "Did you mean 'chatml'? The formats are "),
+        (["--model", TARGET, "--chat-format", "chatmll"], 2, "Did you mean 'chatml'? The formats are "),
         (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
         (["--model", TARGET, "--rpc", "box"], 2, "an RPC server is written HOST:PORT, such as 192.168.0.7:50052, not"),
         (["--model", TARGET, "--devices", "CUDA0,"], 2, "has an empty name"),
@@ -137,7 +142,7 @@ def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
     quantised = json.loads(
         complete(run, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "--json", "Natalia sold").out
     )
-    assert quantised["text"] and quantised["settings"]["cache_type_k"] == "q8_0"
+    assert quantised["text"] and quantised["settings"]["type_k"] == "q8_0"
     for arguments, code, message in (
         (["--lora", tmp_path / "none.gguf"], 1, "LoRA adapter '"),
         (["--cache-type-v", "q8_0"], 1, "needs flash attention; add --flash-attn"),
@@ -196,7 +201,7 @@ def test_complete_json(run):
     assert result["stats"]["committed"] == 24  # not what a window that closed late accepted behind the limit
     assert result["stats"]["drafted"] > 0
     assert result["settings"]["gate"] == "margin:0.5"
-    assert result["settings"]["window_rule"] == "reconverge"
+    assert result["settings"]["window"] == "reconverge:6"
     assert result["text"]
 
 
@@ -204,7 +209,7 @@ def test_complete_json(run):
 def test_complete_with_speculative_sampling(run, gate):
     options = ("--draft", DRAFT, "--draft-max", "4", "--no-adaptive", "--gate", gate, "--temperature", 0.9, "--seed", 3)
     result, again = (json.loads(complete(run, "--json", *options, "Natalia sold").out) for _ in range(2))
-    assert result["settings"]["gate"] == gate and result["settings"]["window"] == 0
+    assert result["settings"]["gate"] == gate and result["settings"]["window"] == "agree:0"
     assert result["stats"]["matched"] > 0 and (result["stats"]["loose_accepted"] == 0 or gate == "rfsd-js:0.1")
     assert result["text"] == again["text"]
 
@@ -299,8 +304,8 @@ def test_an_interrupt_is_one_line(run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(complete, "load", interrupted)
-    result = run("complete", "-m", TARGET, "x")
+    monkeypatch.setattr(complete.cache, "load", interrupted)
+    result = run("complete", "-m", TARGET, "--prompt-cache", "x", "x")
     assert (result.code, result.err) == (130, "Interrupted.\n")
 
 
@@ -364,7 +369,7 @@ def test_doctor_on_rpc_servers(run):
         result = run("doctor", "--rpc", f"{nowhere},{address}")
     assert result.code == 1
     assert f"server {nowhere} the RPC server {nowhere} is not there" in result.out
-    assert f"device {address}/1 remote, device of an RPC server, 3.22 GB of 4.29 GB free" in result.out
+    assert f"device {address}/1 remote, device of an RPC server, 3.2 GB of 4.3 GB free" in result.out
 
 
 def test_devices_of_the_commands(run):

@@ -158,7 +158,7 @@ def test_a_pair(hub, run_here):
     assert result.code == 0
     assert result.out.splitlines() == [
         f"target  {target}  4.7 GB, apache-2.0, 2 files",
-        f"draft   {draft}  676 MB, apache-2.0",
+        f"draft   {draft}  675.7 MB, apache-2.0",
     ]
     assert f"  pyfly-cpp models fetch {target} {draft}\n  pyfly-cpp chat -m {target} -d {draft}\n" in result.err
     shown = json.loads(run_here(hub.url, "pair", "hf:Qwen/Qwen3-8B-GGUF:Q6_K", "--json").out)

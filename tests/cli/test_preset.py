@@ -49,14 +49,9 @@ def test_the_preset_is_followed(run, preset):
     path = preset(**LOOSE)
     said = settings(run, "--preset", path)
     got = said["settings"]
-    assert (got["model"], got["gate"], got["window"], got["window_rule"]) == (
-        str(TARGET),
-        "margin:0.5",
-        4,
-        "reconverge",
-    )
+    assert (got["model"], got["gate"], got["window"]) == (str(TARGET), "margin:0.5", "reconverge:4")
     assert (got["draft_max"], got["drafter"], got["adaptive"]) == (5, [f"draft model {DRAFT.name}"], False)
-    assert got["preset_drafter"][0]["p_min"] == 0.1
+    assert got["drafters"][0]["p_min"] == 0.1
     llm = FlyLlama.from_preset(path, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
     assert said["text"] == llm.create_completion("Natalia sold", max_tokens=24, temperature=0.0)["choices"][0]["text"]
     assert said["stats"]["rounds"] == llm.stats.rounds, "the very same rounds"
@@ -69,8 +64,8 @@ def test_the_preset_is_followed(run, preset):
         (["--gate", "exact"], "gate", "exact"),
         (["--gate", "stochastic-block"], "gate", "stochastic-block"),
         (["--gate", "rfsd-tv:0.1:20"], "gate", "rfsd-tv:0.1:20"),
-        (["--window", 2], "window", 2),
-        (["--window-rule", "agree"], "window_rule", "agree"),
+        (["--window", 2], "window", "reconverge:2"),
+        (["--window", "agree tail=1"], "window", "agree:4 tail=1"),
         (["--draft-max", 3], "draft_max", 3),
         (["--adaptive"], "adaptive", True),
         (["--model", HYBRID], "model", str(HYBRID)),
@@ -85,14 +80,14 @@ def test_options_go_before_it(run, preset, arguments, name, value):
 
 def test_options_change_its_drafter(run, preset, tmp_path):
     path = preset(**{**LOOSE, "drafter": DraftModel(tmp_path / "moved.gguf", p_min=0.1)})
-    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["preset_drafter"]
+    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["drafters"]
     assert (drafter["model_path"], drafter["p_min"]) == (str(DRAFT), 0.4)
     path = preset(drafter=CrossVocabulary(DraftModel(tmp_path / "moved.gguf")))
-    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["preset_drafter"]
+    (drafter,) = settings(run, "--preset", path, "--draft", DRAFT, "--p-min", 0.4)["settings"]["drafters"]
     draft = drafter["draft"]
     assert (drafter["kind"], draft["model_path"], draft["p_min"]) == ("cross", str(DRAFT), 0.4)
     path = preset(drafter=PromptLookup(3, 7))
-    (drafter,) = settings(run, "--preset", path, "--num-pred-tokens", 9)["settings"]["preset_drafter"]
+    (drafter,) = settings(run, "--preset", path, "--num-pred-tokens", 9)["settings"]["drafters"]
     assert (drafter["max_ngram_size"], drafter["num_pred_tokens"]) == (3, 9)
     assert settings(run, "--preset", path, "--draft", DRAFT)["settings"]["drafter"] == [f"draft model {DRAFT.name}"]
 
@@ -100,12 +95,10 @@ def test_options_change_its_drafter(run, preset, tmp_path):
 def test_a_preset_without_a_window_takes_the_gates_own(run, preset, tmp_path):
     path = preset(**{**LOOSE, "window": None})
     assert json.loads(path.read_text())["window"] is None
-    got = settings(run, "--preset", path)["settings"]
-    assert (got["window"], got["window_rule"], got["across_rounds"]) == (6, "reconverge", True)
+    assert settings(run, "--preset", path)["settings"]["window"] == "reconverge:6"
     got = settings(run, "--preset", path, "--gate", "entropy:0.5", "--draft-max", 8)["settings"]
-    assert (got["window"], got["window_rule"], got["across_rounds"]) == (6, "agree", False)
-    got = settings(run, "--preset", path, "--window", 2)["settings"]
-    assert (got["window"], got["window_rule"]) == (2, "reconverge")
+    assert got["window"] == "agree:6"
+    assert settings(run, "--preset", path, "--window", 2)["settings"]["window"] == "reconverge:2"
     llm = FlyLlama.from_preset(path, n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
     assert llm.window == Window(6, "reconverge")
     llm.close()
@@ -133,7 +126,7 @@ def test_chat(run, preset):
     result = run("chat", *QUIET, "--preset", preset(**LOOSE), stdin="How many apples?\n")
     assert result.code == 0 and result.out.strip()
     assert "gate: margin:0.5, window: " in result.err
-    assert f"drafter: draft model {DRAFT.name} (the preset p.json)" in result.err
+    assert f"drafter: draft model {DRAFT.name} (the preset says so)" in result.err
 
 
 def test_errors(run, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from llama_cpp import LlamaGrammar
 from sampling_oracle import Fit
 
-from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama, Fuzzy, PromptLookup, Stochastic, Window
+from pyfly_cpp import MTP, DraftModel, Exact, FlyBatch, FlyLlama, Fuzzy, PromptLookup, Stochastic, Window
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Tom has 3 apples and 4 pears. Tom has 3 apples and"
@@ -132,14 +132,18 @@ def test_at_temperature_zero_it_is_the_text_of_exact(tiny_target, tiny_draft):
 
 
 def test_what_cannot_be_is_refused_and_the_object_goes_on(tiny_target, tiny_draft):
-    with pytest.raises(ValueError, match="decides about a draft at once and has no use for the window agree:3; leave"):
+    no_use = "the gate stochastic decides about a draft at once and has no use for the window agree:3; leave it at None"
+    with pytest.raises(ValueError, match=no_use):
         FlyLlama(tiny_target, gate=Stochastic(), window=Window(3), **OPTIONS)
     fly = FlyLlama(tiny_target, drafter=PromptLookup(), gate=Stochastic(), **OPTIONS)
     with pytest.raises(ValueError, match="leave mirostat_mode at 0"):
         fly(PROMPT, max_tokens=4, mirostat_mode=2)
-    fly.window = Window(3)
-    with pytest.raises(ValueError, match="leave the window at None"):
-        fly(PROMPT, max_tokens=4, temperature=1.0)
+    with pytest.raises(ValueError, match=no_use):
+        fly.window = Window(3)
+    fly.gate, fly.window = Exact(), Window(3)
+    with pytest.raises(ValueError, match=no_use):
+        fly.gate = Stochastic()
+    assert fly.decoding.but(gate="stochastic").window is None, "what a request does not say is no contradiction"
     fly.window = None
     fly.gate = Fuzzy(residual=True)
     with pytest.raises(ValueError, match="draws its tokens from none"):

@@ -53,7 +53,7 @@ def generator(tiny):
 def model_arguments(tiny):
     """Command-line arguments that load the tiny models."""
     target, draft = tiny
-    return ["-m", str(target), "-d", str(draft), "--ctx", "1024", "--threads", "1"]
+    return ["-m", str(target), "-d", str(draft), "-c", "1024", "-t", "1"]
 
 
 @pytest.fixture(scope="module")

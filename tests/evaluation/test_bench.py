@@ -15,6 +15,7 @@ from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.evaluation.machine import resident_mib
+from pyfly_cpp.evaluation.statistics import for_json
 
 SETTINGS = [
     PLAIN,
@@ -109,7 +110,7 @@ def test_summaries_are_totals(measured):
     assert exact.mean_accepted > 1 and len(exact.acceptance_at_depth) == 8 and lookup.acceptance < 1
     for s in (plain, exact, lookup):
         assert sum(s.split.values()) == pytest.approx(1, abs=0.02) and s.n_prompts == 6
-    assert json.dumps([s.as_dict() for s in summarise(measured)], allow_nan=False)
+    assert json.dumps(for_json(summarise(measured)), allow_nan=False)
 
 
 def test_memory(generator):
@@ -165,5 +166,5 @@ def test_several_at_once(generators):
     total = sum(r.decode_tokens for r in mine) / sum(r.decode_seconds for r in mine)
     assert loads[1].summary.tokens_per_second.estimate == pytest.approx(total)
     assert loads[1].times_fewest.estimate == pytest.approx(total / loads[0].summary.tokens_per_second.estimate)
-    assert json.dumps([load.as_dict() for load in loads], allow_nan=False)
+    assert json.dumps(for_json(loads), allow_nan=False)
     assert len(report.throughput_cells(loads)[1]) == len(report.latency_cells(loads)[1]) == 6

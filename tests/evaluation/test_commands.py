@@ -18,11 +18,7 @@ pytest.importorskip("click")
 from click_runner import click_runner
 
 from pyfly_cpp.bench.journal import Journal
-from pyfly_cpp.cli import loading, progress
-from pyfly_cpp.cli.bench import command as bench
-from pyfly_cpp.cli.evaluate import command as evaluate
-from pyfly_cpp.cli.explain import command as explain
-from pyfly_cpp.cli.tune import command as tune
+from pyfly_cpp.cli import cli, loading, progress
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.evaluation import sandbox
 from pyfly_cpp.machine import memory
@@ -33,9 +29,12 @@ def run(model_arguments, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(command, *arguments, models=True):
-        return click_runner().invoke(command, [*map(str, arguments), *(model_arguments if models else [])])
+        return click_runner().invoke(cli, [command, *map(str, arguments), *(model_arguments if models else [])])
 
     return run
+
+
+bench, evaluate, explain, tune = "bench", "eval", "explain", "tune"
 
 
 def refused(result, *words):
@@ -365,7 +364,7 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     prompts.write_text('{"prompt": "a"}\n')
     refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
     assert not (tmp_path / "q.json").exists()
-    used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "--ctx", 512, models=False)
+    used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "-c", 512, models=False)
     assert used.exit_code == 0, used.output
     refused(run(bench, "--preset", tmp_path / "none.json", models=False), "cannot be read")
 
@@ -376,7 +375,7 @@ def heads(tiny):
     hybrid, head = (tiny[0].with_name(f"tiny-{name}-f16.gguf") for name in ("qwen35-mtp", "llama-eagle3"))
     if not (hybrid.exists() and head.exists()):
         pytest.skip("the models with heads are not there")
-    rest = ["--ctx", "512", "--threads", "1"]
+    rest = ["-c", "512", "-t", "1"]
     return ["-m", str(hybrid), *rest], ["-m", str(tiny[0]), "--drafter", f"eagle3:{head}", *rest]
 
 
@@ -391,7 +390,48 @@ def test_shipped_presets_are_settings_of_measuring_commands(run, data, tmp_path)
         result = run(command, *arguments, *short)
         assert result.exit_code == 0, result.output
         shown = (tmp_path / "e.html").read_text() if command is explain else result.output
-        assert gate in shown, command.name
+        assert gate in shown, command
+
+
+@pytest.mark.parametrize(
+    ("fields", "draft", "is_plain"),
+    [
+        ({"drafter": "draft", "draft_max": 0}, False, True),
+        ({"drafter": None, "draft_max": 0}, False, True),
+        ({"drafter": None, "draft_max": 0, "gate": "margin:0.5"}, True, False),
+        ({"drafter": None}, True, False),
+    ],
+    ids=["no drafts", "no drafter", "another's drafter", "another's drafts"],
+)
+def test_a_preset_drafts_alike_everywhere(run, tiny, data, tmp_path, fields, draft, is_plain):
+    """One that drafts nothing is plain; one without a drafter drafts with the file that is given."""
+    if fields["drafter"] is not None:
+        fields = {**fields, "drafter": {"kind": "draft", "model_path": str(tiny[1])}}
+    (tmp_path / "p.json").write_text(json.dumps({"format": 1, "model": str(tiny[0]), **fields}))
+    short = ["--preset", tmp_path / "p.json", "-n", 8, "-c", 512, "-t", 1, *(["-d", tiny[1]] if draft else [])]
+    result = run("complete", "--json", *short, "One.", models=False)
+    answer = json.loads(result.stdout)
+    assert (answer["stats"]["drafted"] == 0) == is_plain, "complete, as chat and serve"
+    name = "plain" if is_plain else fields.get("gate", "exact")
+    result = run(bench, *short, "--limit", 1, "--json", models=False)
+    measured = {one["setting"]: one["stats"]["drafted"] for one in json.loads(result.stdout)["measured"]}
+    assert set(measured) == {"plain", "exact", name} and (measured[name] == 0) == is_plain
+    eval_data = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "-o", tmp_path / "runs", "--json"]
+    result = run(evaluate, *eval_data, *short, models=False)
+    assert json.loads(result.stdout)["run"]["settings"] == list(measured)
+
+
+def test_a_draft_that_nothing_drafts_with_is_refused(run, data, tmp_path):
+    contradiction = "--draft and --drafter lookup contradict each other; leave one out."
+    of_eval = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "-n", 4, "-o", tmp_path / "runs"]
+    for command in (["complete", "x"], ["chat"], [bench, "-n", 4, "--limit", 1], [evaluate, *of_eval]):
+        refused(run(*command, "--drafter", "lookup"), contradiction)
+        refused(run(*command, "--drafter", "draft", "--lookup-texts", "x"), "--lookup-texts is for prompt lookup")
+    result = run(bench, "-n", 4, "--limit", 1, "--drafter", "lookup", "-s", "exact draft")
+    assert result.exit_code == 0, "a setting drafts with it"
+    refused(run(bench, "--drafter", "none"), "whose setting is plain")
+    result = run(explain, "One.", "-n", 4, "--drafter", "draft", "-s", "exact lookup", "-o", tmp_path / "e.html")
+    assert result.exit_code == 0, "the default drafter would draft with it"
 
 
 @pytest.mark.slow
@@ -441,7 +481,7 @@ def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     tried = {c["setting"] for c in json.loads(result.stdout)["candidates"]}
     assert any("eagle3:" in setting for setting in tried) and not any("lookup" in setting for setting in tried)
-    used = run(bench, "--preset", tmp_path / "p.json", "--limit", 1, "--max-tokens", 8, "--ctx", 512, models=False)
+    used = run(bench, "--preset", tmp_path / "p.json", "--limit", 1, "--max-tokens", 8, "-c", 512, models=False)
     assert used.exit_code == 0, used.output
 
 
@@ -453,7 +493,6 @@ def test_explain(run, tmp_path):
     assert "How many &lt;b&gt;apples&lt;/b&gt;?" in page and "margin:0.5" in page and result.stdout.strip()
     assert run(explain, "Tell.", "-n", 4, "--force", "-o", path, "--gate", "margin:0.7").exit_code == 0
     assert "margin:0.7" in path.read_text(encoding="utf-8")
-    refused(run(explain, "x", "--force", "-o", path, "--gate", "exact", "-s", "exact"), "either --gate or --setting")
     refused(run(explain, "x", "-o", path), "exists already")
     refused(run(explain, " ", "-o", tmp_path / "f.html"), "the prompt is empty")
     refused(run(explain, "x", "-s", "margn:1", "-o", tmp_path / "f.html"), "Did you mean 'margin'")

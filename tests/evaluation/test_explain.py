@@ -81,11 +81,11 @@ def test_the_page():
 
 
 def test_bytes_of_one_character_are_shown_when_it_is_whole():
-    tokens = page(RECORDS).tokens
-    assert [token.text for token in tokens] == ["Hi", " <b>&", "\n", None, "é", "<|im_end|>"]
-    assert tokens[3].shown == "C3 (bytes)" and tokens[5].special and tokens[1].choice == "</script><script>"
-    assert [token.begins_round for token in tokens] == [False, False, True, False, False, False]
-    assert tokens[0].margin == "–" and tokens[0].probability == "90.5 %"
+    tokens = page(RECORDS)["tokens"]
+    assert [token["text"] for token in tokens] == ["Hi", " <b>&", "\n", None, "é", "<|im_end|>"]
+    assert tokens[3]["shown"] == "C3 (bytes)" and tokens[5]["special"] and tokens[1]["choice"] == "</script><script>"
+    assert [token["begins_round"] for token in tokens] == [False, False, True, False, False, False]
+    assert tokens[0]["margin"] == "–" and tokens[0]["probability"] == "90.5 %"
 
 
 def test_a_real_answer(generator):
@@ -98,8 +98,9 @@ def test_a_real_answer(generator):
     finally:
         llm.trace = False
     made = make_page(generated, lambda t: llm.detokenize(t, special=True), lambda t: False, "How?", setting, "m.gguf")
-    assert made.n_matched + made.n_loose + made.n_target == len(generated.records) == len(made.tokens)
-    answer = "".join(token.text or "" for token in made.tokens)
+    counts = sum(made[f"n_{origin}"] for origin in ("matched", "loose", "target"))
+    assert counts == len(generated.records) == len(made["tokens"])
+    answer = "".join(token["text"] or "" for token in made["tokens"])
     assert answer.startswith(generated.text)
     text = render(made)
     shown = re.sub(

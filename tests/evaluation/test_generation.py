@@ -10,7 +10,7 @@ from pyfly_cpp import MTP, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
 from pyfly_cpp.errors import IncompatibleDraftError
-from pyfly_cpp.evaluation.drafting import load_target
+from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.evaluation.generation import Generator, Prompt
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -166,18 +166,16 @@ def test_the_models_own_head(tiny):
     assert drafters.words() == ["mtp", "lookup"]
     settings = [PLAIN, EXACT, Decoding.parse("exact mtp k=5"), Decoding.parse("exact lookup")]
     arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-    llm = load_target(path, drafters, settings, **arguments)
-    heads = Generator(llm, drafters)
-    heads.require(settings)
+    heads = load_generator(path, drafters, settings, **arguments)
     prompt = heads.render(MESSAGES)
     texts = {heads.generate(prompt, setting, 40).tokens for setting in [*settings, *settings]}
     assert len(texts) == 1
     assert heads.generate(prompt, settings[2], 40).stats.replayed == 0, "loaded with room to roll back 5 tokens"
-    llm.close()
-    plain = load_target(path, drafters, [PLAIN], **arguments)
+    heads.llm.close()
+    plain = load_generator(path, drafters, [PLAIN], **arguments)
     with pytest.raises(ValueError, match="loaded without its MTP head"):
-        Generator(plain, drafters).require([EXACT])
-    plain.close()
+        plain.require([EXACT])
+    plain.llm.close()
 
 
 def test_what_the_words_stand_for(tiny, monkeypatch):

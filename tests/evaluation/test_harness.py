@@ -52,7 +52,7 @@ metric_list: [{metric: byte_perplexity, aggregation: weighted_perplexity, higher
 @pytest.fixture(scope="module")
 def model(tiny):
     target, draft = tiny
-    return PyflyLM(model=str(target), draft=str(draft), gate="margin:0.3", window="reconverge", n_ctx=1024, threads=1)
+    return PyflyLM(model=str(target), draft=str(draft), setting="margin:0.3 reconverge", n_ctx=1024, threads=1)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_entry_point_names_the_model():
 def test_several_at_once(model, tiny, data):
     """Answers in the order of the requests; log-likelihoods as before."""
     arguments = {"model": str(tiny[0]), "draft": str(tiny[1]), "n_ctx": 1024, "threads": 1}
-    parallel = PyflyLM(**arguments, gate="margin:0.3", window="reconverge", parallel="3")
+    parallel = PyflyLM(**arguments, setting="margin:0.3 reconverge", parallel="3")
     assert parallel.max_length == 1024
     rows = [json.loads(line) for line in (data / "gsm8k_sample.jsonl").read_text(encoding="utf-8").splitlines()]
     texts = [(row["question"], {"until": ["\n"], "max_gen_toks": 4 + i}) for i, row in enumerate(rows)]
@@ -175,7 +175,7 @@ def test_generation_is_that_of_the_setting(model, tiny):
     [
         ({}, "needs model=FILE"),
         ({"gat": "exact"}, "no argument 'gat'"),
-        ({"gate": "margn:1"}, "Did you mean 'margin'"),
+        ({"setting": "margn:1"}, "Did you mean 'margin'"),
         ({"drafter": "draft"}, "needs a draft model"),
         ({"setting": "margin:0.3 adaptive"}, "leave out 'adaptive'"),
         ({"parallel": "x"}, "parallel must be a number of texts from 1 on, or auto, not 'x'"),
@@ -190,7 +190,7 @@ def test_wrong_arguments(arguments, message, tiny):
 
 @pytest.mark.slow
 def test_the_command(data, tiny, task_manager, tmp_path):
-    arguments = f"model={tiny[0]},draft={tiny[1]},gate=margin:0.3,window=reconverge,n_ctx=1024,threads=1"
+    arguments = f"model={tiny[0]},draft={tiny[1]},setting=margin:0.3;reconverge,n_ctx=1024,threads=1"
     command = [
         sys.executable, "-m", "pyfly_cpp.evaluation.harness", "--model", "pyfly", "--model_args", arguments,
         "--tasks", "local_gen",

@@ -152,10 +152,20 @@ def test_no_connection(monkeypatch):
 
 def test_the_command(hub, model_arguments, tmp_path):
     testing = pytest.importorskip("click.testing")
-    from pyfly_cpp.cli.evaluate import command
+    from pyfly_cpp.cli import cli
 
-    arguments = ["gsm8k", "--few-shot", "1", "--max-tokens", "8", "--without-plain", "-o", str(tmp_path / "run")]
-    result = testing.CliRunner().invoke(command, [*arguments, *model_arguments])
+    arguments = [
+        "eval",
+        "gsm8k",
+        "--few-shot",
+        "1",
+        "--max-tokens",
+        "8",
+        "--without-plain",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    result = testing.CliRunner().invoke(cli, [*arguments, *model_arguments])
     assert result.exit_code == 0, result.output
     assert hub == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
     assert "2 items of openai/gsm8k (main, test); 1 worked example;" in (tmp_path / "run" / "table.md").read_text()

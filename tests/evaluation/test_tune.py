@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -181,6 +182,11 @@ def test_from_preset(tiny, tmp_path):
     llm = FlyLlama.from_preset(tmp_path / "p.json", gate=Exact(), drafter=None, **quiet)
     assert llm.gate == Exact() and llm.drafter is None
     llm.close()
+    for said, drafter, k in ((DraftModel(str(draft)), None, 0), ("none", f"draft:{draft}", 8), ("none", None, 0)):
+        save_preset(Preset(Decoding(draft_max=0, drafter=said), str(target)), tmp_path / "p.json", force=True)
+        llm = FlyLlama.from_preset(tmp_path / "p.json", **({} if drafter is None else {"drafter": drafter}), **quiet)
+        assert llm.draft_max == k, "no draft of the preset's is none at all, and whoever names a drafter drafts"
+        llm.close()
     save_preset(Preset(), tmp_path / "q.json")
     with pytest.raises(ValueError, match="names no model"):
         FlyLlama.from_preset(tmp_path / "q.json")
@@ -201,12 +207,13 @@ def test_plain_can_win():
 def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
     """With the window spelled out: what was measured holds, whatever a gate's own window may be one day."""
     pytest.importorskip("click")
-    from pyfly_cpp.cli.measuring import Models
+    from pyfly_cpp.cli.loading import Models
+    from pyfly_cpp.cli.measuring import preset_settings
     from pyfly_cpp.cli.tune import make_preset
 
     setting = Decoding.parse(text)
     preset = make_preset(setting, "t.gguf", Drafters())
     assert preset.decoding.window == (setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
-    (read,) = Models("t.gguf", None, "auto", 64, 1, 0, None, None, load_preset(tmp_path / "p.json")).settings
+    (read,) = preset_settings(Models(Path("t.gguf"), None, "auto", load_preset(tmp_path / "p.json"), {}, {}))
     assert read == dataclasses.replace(setting, drafter=None)

@@ -201,6 +201,7 @@ def test_paths(server, path, method, status):
         "speculative=no",
         "unknown=1",
         "window=x",
+        "gate=stochastic; window=agree:3",
         "gate=" + "x" * 300,
     ],
 )

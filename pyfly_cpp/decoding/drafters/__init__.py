@@ -17,7 +17,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.cross_vocabulary import CrossVocabulary
-from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter, PathOption
+from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, NamesOption, Option, OwnDrafter, PathOption
 from pyfly_cpp.decoding.drafters.heads import MTP, DFlash, DSpark, Eagle3
 from pyfly_cpp.decoding.drafters.model import DraftModel
 from pyfly_cpp.decoding.drafters.prompt_lookup import PromptLookup
@@ -27,6 +27,7 @@ __all__ = [
     "MTP",
     "WORDS",
     "AnyDrafter",
+    "AnyOption",
     "CrossVocabulary",
     "DFlash",
     "DSpark",
@@ -34,6 +35,7 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "Host",
+    "NamesOption",
     "Option",
     "OwnDrafter",
     "PathOption",
@@ -127,7 +129,7 @@ def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
     return drafters[0] if len(drafters) == 1 else tuple(drafters) or None
 
 
-def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[Option | PathOption, ...]:
+def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[AnyOption, ...]:
     """Their options, each once."""
     return tuple({option.name: option for kind in kinds for option in kind.options}.values())
 

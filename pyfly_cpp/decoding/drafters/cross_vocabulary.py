@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, OwnDrafter
 from pyfly_cpp.decoding.drafters.model import DraftModel
 
 
@@ -21,7 +21,7 @@ class CrossVocabulary(OwnDrafter):
     word = "cross"
     noun = "a draft model"
     needs_file = takes_file = takes_draft = True
-    options: ClassVar[tuple[Option, ...]] = DraftModel.options
+    options: ClassVar[tuple[AnyOption, ...]] = DraftModel.options
 
     draft: DraftModel
     """draft_max counts the target's tokens; p_min is of the draft's own."""

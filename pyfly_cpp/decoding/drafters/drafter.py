@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Union
 
 from pyfly_cpp import _native
 
@@ -44,6 +44,18 @@ class PathOption(NamedTuple):
         return () if self.is_many else None
 
 
+class NamesOption(NamedTuple):
+    """A field of a drafter that is names of devices, as an option of the command line."""
+
+    name: str
+    field: str
+    help: str
+    default: None = None
+
+
+AnyOption = Union[Option, PathOption, NamesOption]
+
+
 @dataclass(frozen=True)
 class Host:
     """The FlyLlama that a drafter is opened for."""
@@ -76,7 +88,7 @@ class OwnDrafter:
     """Whether that file is a draft model."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
-    options: ClassVar[tuple[Option | PathOption, ...]] = ()
+    options: ClassVar[tuple[AnyOption, ...]] = ()
     path_fields: ClassVar[tuple[str, ...]] = ()
     """Further fields that name files: a path, or several."""
     draft_max: int | None = None
@@ -101,6 +113,11 @@ class OwnDrafter:
         if file is not None and cls.takes_file:
             fields[cls.file_field] = file
         return cls(**fields)
+
+    @classmethod
+    def fields_of(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that these values say, by the names of its `options`; others are none of its business."""
+        return {option.field: options[option.name] for option in cls.options if option.name in options}
 
     def but(self, **changes: Any) -> Any:
         """The same with other values of some fields, as `make` takes them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter
+from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, NamesOption, Option, OwnDrafter
 from pyfly_cpp.machine.cache_types import require_cache_types
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.placement import Placement, require_names
@@ -23,7 +23,7 @@ class WithModel(OwnDrafter):
     """The base of those with a model."""
 
     takes_file = True
-    options: ClassVar[tuple[Option, ...]] = (P_MIN,)
+    options: ClassVar[tuple[AnyOption, ...]] = (P_MIN,)
     model_path: str | os.PathLike[str] | None
     p_min: float
     """Stop drafting where its top probability falls under this, in [0, 1]. 0 never stops early."""
@@ -44,7 +44,11 @@ class DraftModel(WithModel):
     noun = "a draft model"
     needs_file = takes_draft = True
     draft_most = 8
-    options = (P_MIN, Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"))
+    options = (
+        P_MIN,
+        Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"),
+        NamesOption("draft_devices", "devices", "Draft model: as --devices.  [default: this machine's]"),
+    )
 
     model_path: str | os.PathLike[str]
     """Path of the GGUF file, or a name of `pyfly-cpp models list`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
 from pyfly_cpp.decoding.gates.regions import Regions
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.errors import did_you_mean
 
 MAX_DEPTH = 32
 """How deep the written form of a gate may be nested."""
@@ -113,8 +113,8 @@ def _parse(text: str, n_levels: int) -> Gate:
                 return form.gate(**given, **form.fixed)
             except ValueError as error:
                 raise ValueError(f"cannot read the gate {text!r}: {error}") from None
-    near = difflib.get_close_matches(name, [form.word for form in FORMS], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
+    words = [form.word for form in FORMS]
+    hint = "" if name in words else did_you_mean(name, words)
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
 
 
@@ -126,9 +126,8 @@ def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]
         if not equals:
             raise ValueError(f"{part.strip()!r} does not say where it holds; write {form.word}({form.names[0]}=...).")
         if name not in form.names:
-            near = difflib.get_close_matches(name, form.names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{form.word} has no {name!r}, but {', '.join(form.names)}.{hint}")
+            known = ", ".join(form.names)
+            raise ValueError(f"{form.word} has no {name!r}, but {known}.{did_you_mean(name, form.names)}")
         if name in gates:
             raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
         gates[name] = _parse(written, n_levels)
