@@ -77,6 +77,7 @@ class Judge {
     void settle_block(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript,
                       pyfly_stats & stats);
     int32_t choose(const Draft & draft, size_t i, const float * row);
+    Window::Outcome end_round(int32_t choice);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
     void measure(pyfly_record & record, const float * shaped_row, int32_t drafted) const;
     size_t n_vocab() const { return static_cast<size_t>(vocabulary_->n()); }

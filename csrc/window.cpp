@@ -90,10 +90,6 @@ Window::Outcome Window::give_up() {
     return reject_oldest(PYFLY_REASON_BOUNDARY, [](const Open &) { return true; });
 }
 
-void Window::end_of_text() {
-    open_.clear();
-}
-
 bool Window::is_open(int64_t position) const {
     return std::any_of(open_.begin(), open_.end(), [&](const Open & o) { return o.position == position; });
 }

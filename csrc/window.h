@@ -41,11 +41,8 @@ class Window {
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
     Outcome end_of_round();             // what may not outlive the round is rejected here
 
-    // Rejects the oldest open window, if there is one, whatever it may outlive.
+    // Rejects the oldest open window, if there is one, whatever it may outlive: nothing will decide it.
     Outcome give_up();
-
-    // The target chose to end the text: every open window stands.
-    void end_of_text();
 
     // Oldest undecided mismatch, if there is one: everything from there on is provisional.
     std::optional<int64_t> oldest_open() const {

@@ -159,13 +159,14 @@ typedef struct pyfly_decision {
 
 /* Judges one round. Every position is judged on its own, also behind the first rejection; the prefix rule then says
  * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
- * bonus token.
+ * bonus token; nothing behind a token that ends a text.
  *
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
  * target_tokens[n_draft + 1] or NULL for the argmax of each row; regions[n_draft], the pyfly_region of each position,
- * or NULL where no rule needs them; protected_tokens[n_protected] are never accepted loosely. What came before in the
- * answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats
- * of margin of the loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
+ * or NULL where no rule needs them; protected_tokens[n_protected] and eog_tokens[n_eog], which end a text, are never
+ * accepted loosely; a window that is open where the text ends does not hold. What came before in the answer: n_answered
+ * >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats of margin of the
+ * loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
  * tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
@@ -175,9 +176,9 @@ typedef struct pyfly_decision {
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, const int32_t * answered,
-                          int64_t n_answered, double given_away, uint64_t seed, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          const int32_t * protected_tokens, size_t n_protected, const int32_t * eog_tokens,
+                          size_t n_eog, const int32_t * answered, int64_t n_answered, double given_away, uint64_t seed,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 

@@ -35,7 +35,8 @@ WORDS = (*RULES, "across", "in-round", "tail=", "window=")
 
 @dataclass(frozen=True)
 class Window:
-    """Conditions on the `size` positions after a deferred mismatch."""
+    """Conditions on the `size` positions after a deferred mismatch. Where the text ends before they are decided, the
+    mismatch is rejected, and the text goes on with the target's own choice."""
 
     size: int = 6
     """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand at once."""
