@@ -57,6 +57,7 @@ class Window {
     struct Open {
         int64_t position;
         size_t kind;
+        bool has_match; // a drafted position behind it has matched
     };
 
     const pyfly_window_config & config(const Open & open) const { return kinds_[open.kind]; }

@@ -88,7 +88,7 @@ class Oracle:
 
     def stands(self, text, rest):
         """Whether the mismatch whose draft token ends `text` stands; `rest` is the round's draft behind it."""
-        w, text, rest, n = self.window, list(text), list(rest), 0
+        w, text, rest, n, has_match = self.window, list(text), list(rest), 0, False
         while n < w.size:
             if len(text) > self.n_ctx:
                 return False  # the context ends before the window does
@@ -96,7 +96,7 @@ class Oracle:
             n += 1
             if not rest:  # the target's own token; then the next round, unless the text ends
                 if choice == EOG or not self.outlives_round:
-                    return w.rule == "agree" and n == w.size  # a bonus may be the last position of a window
+                    return has_match and n == w.size  # a bonus may be the last position of a window
                 text.append(choice)
                 rest = None
             else:
@@ -104,6 +104,7 @@ class Oracle:
                 if token == choice:
                     if choice == EOG or w.rule == "reconverge":
                         return w.rule == "reconverge" or n == w.size
+                    has_match = True
                     text.append(token)
                     continue
                 if choice == EOG or w.rule == "agree":
@@ -117,7 +118,7 @@ class Oracle:
                 rest = None
             if rest is None:
                 rest = self.propose(text) if len(text) <= self.n_ctx else []
-        return w.rule == "agree"
+        return has_match
 
     def run(self, n_tokens, prompt=PROMPT):
         text, out = list(prompt), []
@@ -374,6 +375,28 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         assert engine.record(0).rejected[0] == 5
         counters = engine.counters()
         assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_agree_across_rounds_needs_a_drafted_match(size):
+    """Positions that the target fills by itself are no evidence."""
+
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    for behind, expected in (([], [4]), ([4], [5, 4, 4])):
+        with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+            drafter = CallbackDrafter(lambda h, behind=behind: [5, *behind] if len(h) == 3 else [])
+            engine.configure(Margin(0.3), Window(size, across_rounds=True), [(drafter, 4)])
+            engine.begin(PROMPT)
+            tokens = []
+            while not tokens:
+                engine.round()
+                tokens = engine.tokens()
+            assert [token for _, token in tokens] == expected
+            assert behind or engine.record(0).reason == "window"
 
 
 def test_an_open_window_gets_its_drafts_where_nobody_wants_more_tokens():

@@ -126,7 +126,9 @@ typedef struct pyfly_gate_node {
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
-    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions are drafted and all match (FLy paper, Eq. 8-9) */
+    /* Of the next `size` positions all that are drafted match (FLy paper, Eq. 8-9): in its round all of them, across
+     * rounds, where the target adds tokens of its own, at least one. */
+    PYFLY_WINDOW_AGREE = 0,
     PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches */
 } pyfly_window_rule;
 

@@ -23,8 +23,8 @@ class WindowRule(NamedTuple):
 
 
 RULES = {
-    "agree": WindowRule(False, lambda size, across: 0 if across else size),
     # Across rounds the bonus comes before the next draft, which W = 1 does not reach.
+    "agree": WindowRule(False, lambda size, across: 0 if across and size > 1 else size),
     "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
 }
 """All rules by their words."""
@@ -42,8 +42,9 @@ class Window:
     """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand at once."""
 
     rule: str = "agree"
-    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match. `"reconverge"`: one drafted
-    position among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, where the
+    target adds tokens of its own, at least one is drafted, and all that are match. `"reconverge"`: one drafted position
+    among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
     """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code
