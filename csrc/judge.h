@@ -54,6 +54,13 @@ class Judge {
     // Rejects the oldest open window, if there is one: nothing can decide it any more.
     void give_up(Transcript & transcript, pyfly_stats & stats) { conclude(window_.give_up(), transcript, stats); }
 
+    // The same where nothing is drafted that could decide one. Returns whether tokens were taken back.
+    bool be_silent(Transcript & transcript, pyfly_stats & stats) {
+        const Window::Outcome outcome = window_.silence();
+        conclude(outcome, transcript, stats);
+        return outcome.has_value();
+    }
+
     // Position of the oldest undecided mismatch, if there is one.
     std::optional<int64_t> oldest_open() const { return window_.oldest_open(); }
 

@@ -164,6 +164,12 @@ DrawDraft Sequence::draw_draft() {
         [this](const float * row, size_t n, std::vector<Weights> & drawn) { return judge_->draw_draft(row, n, drawn); };
 }
 
+bool Sequence::be_silent() {
+    const bool has_rolled_back = judge_->be_silent(transcript_, stats_);
+    memory_.truncate(transcript_.n() - 1);
+    return has_rolled_back;
+}
+
 const Span & Sequence::plan_round(Draft draft) {
     const std::vector<int32_t> & history = transcript_.history();
     draft_ = std::move(draft);

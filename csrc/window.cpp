@@ -89,6 +89,11 @@ Window::Outcome Window::give_up() {
     return reject_oldest(PYFLY_REASON_BOUNDARY, [](const Open &) { return true; });
 }
 
+Window::Outcome Window::silence() {
+    return reject_oldest(PYFLY_REASON_BOUNDARY,
+                         [&](const Open & o) { return config(o).rule == PYFLY_WINDOW_RECONVERGE; });
+}
+
 bool Window::is_open(int64_t position) const {
     return std::any_of(open_.begin(), open_.end(), [&](const Open & o) { return o.position == position; });
 }

@@ -44,6 +44,9 @@ class Window {
     // Rejects the oldest open window, if there is one, whatever it may outlive: nothing will decide it.
     Outcome give_up();
 
+    // The same under reconverge alone: nothing is drafted that could match.
+    Outcome silence();
+
     // Oldest undecided mismatch, if there is one: everything from there on is provisional.
     std::optional<int64_t> oldest_open() const {
         return open_.empty() ? std::nullopt : std::optional<int64_t>(open_.front().position);

@@ -118,6 +118,8 @@ class Oracle:
                 rest = None
             if rest is None:
                 rest = self.propose(text) if len(text) <= self.n_ctx else []
+                if not rest and w.rule == "reconverge":
+                    return False  # nothing could match
         return has_match
 
     def run(self, n_tokens, prompt=PROMPT):
@@ -356,7 +358,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
 
 
 def test_a_window_across_rounds_is_withheld_until_it_is_decided():
-    # Token 5 is nearly as likely as the target's 4 after 4; afterwards the drafter is silent.
+    # Token 5 is nearly as likely as the target's 4 after 4; afterwards nothing is right.
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
         out[4] = 1.0
@@ -365,7 +367,7 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         return out
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [])
+        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [6])
         engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
         engine.begin(PROMPT)
         assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
@@ -374,7 +376,33 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         assert engine.record(0).reason == "window"
         assert engine.record(0).rejected[0] == 5
         counters = engine.counters()
-        assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
+        assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 3, 1)
+
+
+@pytest.mark.parametrize("limit", [None, (0, True), (3, True)])
+@pytest.mark.parametrize("behind", [[], [4, 4]])
+def test_a_round_without_a_draft_rejects_what_only_a_draft_could_confirm(behind, limit):
+    """As many rounds as exact decoding takes. The drafter may go on behind the target's own choice."""
+
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    def draft(history):
+        return [5] if len(history) == 3 else behind if history[-1] == 4 and 5 not in history else []
+
+    with ScriptedTarget(row, N_VOCAB, recurrent=limit) as target, Engine(target) as engine:
+        engine.configure(Margin(0.3), Window(6, rule="reconverge"), [(CallbackDrafter(draft), 4)])
+        engine.begin(PROMPT)
+        while engine.prefill():
+            pass
+        assert engine.round() == 0  # 5, and 4 of the target's own
+        assert engine.round() == 2 + len(behind)
+        assert [token for _, token in engine.tokens()] == [4] * (2 + len(behind))
+        assert engine.record(0).reason == "boundary" and engine.record(0).rejected == (5, 4)
+        counters = engine.counters()
+        assert (counters["rollbacks"], counters["rolled_back"]) == (1, 2)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -129,7 +129,8 @@ typedef enum pyfly_window_rule {
     /* Of the next `size` positions all that are drafted match (FLy paper, Eq. 8-9): in its round all of them, across
      * rounds, where the target adds tokens of its own, at least one. */
     PYFLY_WINDOW_AGREE = 0,
-    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches */
+    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a round without a draft rejects
+                                 * what is undecided before it */
 } pyfly_window_rule;
 
 typedef struct pyfly_window_config {

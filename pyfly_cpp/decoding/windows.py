@@ -44,7 +44,8 @@ class Window:
     rule: str = "agree"
     """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, where the
     target adds tokens of its own, at least one is drafted, and all that are match. `"reconverge"`: one drafted position
-    among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
+    among the next W matches; where a round has no draft, what is undecided is rejected before it. Agree suits long
+    drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
     """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code
