@@ -135,7 +135,7 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
     if (keeps_shaped_rows(gate_, measures_)) {
         // Rows that its tokens were not drawn from say nothing about them.
-        const float * draft_row = draws() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
+        const float * draft_row = draws_drafts() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
         const Mismatch mismatch =
             judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe, answer_, position,
                            transcript.history().data() + answer_.begin(), region);

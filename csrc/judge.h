@@ -41,11 +41,14 @@ class Judge {
     using Rows = std::function<const float *(size_t i)>;
     void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 
-    // Whether drafts and choices are drawn by speculative sampling; not where a choice is an argmax.
+    // Whether choices are drawn by speculative sampling; not where a choice is an argmax.
     bool draws() const { return gate_.sampling() != Sampling::alone && sampler_->distributions() != nullptr; }
 
+    // Whether drafts are: two draws of the target are compared with what the drafter finds most probable.
+    bool draws_drafts() const { return draws() && gate_.sampling() != Sampling::twice; }
+
     // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
-    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
+    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws_drafts(), as does what follows.
     void begin_draft() { random_ = settled_; }
 
     // Draws a token of it, see DrawDraft.

@@ -156,7 +156,7 @@ int64_t Sequence::draft_limit(int64_t n_room) const {
 }
 
 DrawDraft Sequence::draw_draft() {
-    if (!judge_->draws()) {
+    if (!judge_->draws_drafts()) {
         return {};
     }
     judge_->begin_draft();

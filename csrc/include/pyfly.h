@@ -109,8 +109,9 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
     /* Never defers, but drafts and the target's choices are drawn by speculative sampling (csrc/speculative.h): a
      * choice is the drafted token as often as it can be. n 0: token by token; 1: by block verification, and then it is
-     * the whole gate; the window's size must be 0. 2: by two draws from the target's distribution, either of which may
-     * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
+     * the whole gate; the window's size must be 0. 2: the drafter's favourites are drafted, and the target's choice is
+     * made by two draws, either of which may be the drafted token, which is not lossless. Where the choice is the
+     * argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
