@@ -199,11 +199,18 @@ const std::vector<Batch::Progress> & Batch::step() {
 // Drafts for these texts.
 Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
     std::vector<Draft> drafts = drafting_.draft(texts);
+    std::vector<Text *> rolled_back; // they draft again, from there
     Plans plans;
     for (size_t i = 0; i < texts.size(); i++) {
         Text & t = *texts[i];
         if (!t.is_running()) {
             continue; // its drafter failed, or it had to make room
+        }
+        if (drafts[i].tokens.empty() && t.sequence.be_silent()) {
+            if (t.sequence.n_left(n_with_round(t)) == 0) {
+                rolled_back.push_back(&t);
+            }
+            continue;
         }
         try {
             plans.push_back({&t, t.sequence.plan_round(std::move(drafts[i]))});
@@ -214,6 +221,10 @@ Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
                 t.stop(false);
             }
         }
+    }
+    if (!rolled_back.empty()) {
+        const Plans more = plan_rounds(rolled_back);
+        plans.insert(plans.end(), more.begin(), more.end());
     }
     return plans;
 }

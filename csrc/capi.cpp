@@ -29,6 +29,19 @@ void require_tokens(const int32_t * tokens, size_t n, size_t n_vocab, const char
     }
 }
 
+void mark(pyfly::Vocabulary & vocabulary, const int32_t * protected_tokens, size_t n_protected,
+          const int32_t * eog_tokens, size_t n_eog) {
+    const size_t n_vocab = static_cast<size_t>(vocabulary.n());
+    require_tokens(protected_tokens, n_protected, n_vocab, "protected token");
+    require_tokens(eog_tokens, n_eog, n_vocab, "end token");
+    for (size_t i = 0; i < n_protected; i++) {
+        vocabulary.protect(protected_tokens[i]);
+    }
+    for (size_t i = 0; i < n_eog; i++) {
+        vocabulary.mark_eog(eog_tokens[i]);
+    }
+}
+
 void require_slot(const pyfly_batch * batch, int32_t slot) {
     if (slot < 0 || slot >= batch->impl.n_slots()) {
         throw Error(PYFLY_STATUS_INVALID, "slot " + std::to_string(slot) + " is outside the batch's " +
@@ -82,15 +95,14 @@ void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_co
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, const int32_t * answered,
-                          int64_t n_answered, double given_away, uint64_t seed, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
+                          const int32_t * protected_tokens, size_t n_protected, const int32_t * eog_tokens,
+                          size_t n_eog, const int32_t * answered, int64_t n_answered, double given_away, uint64_t seed,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
         }
         require_tokens(draft, n_draft, n_vocab, "draft token");
-        require_tokens(protected_tokens, n_protected, n_vocab, "protected token");
         if (target_tokens != nullptr) {
             require_tokens(target_tokens, n_draft + 1, n_vocab, "target token");
         }
@@ -98,10 +110,8 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
                                               [](int32_t region) { return region < 0 || region >= PYFLY_N_REGIONS; })) {
             throw Error(PYFLY_STATUS_INVALID, "regions must be in 0.." + std::to_string(PYFLY_N_REGIONS - 1));
         }
-        std::vector<bool> is_protected(n_vocab, false);
-        for (size_t i = 0; i < n_protected; i++) {
-            is_protected[static_cast<size_t>(protected_tokens[i])] = true;
-        }
+        pyfly::Vocabulary vocabulary(static_cast<int32_t>(n_vocab));
+        mark(vocabulary, protected_tokens, n_protected, eog_tokens, n_eog);
         if (n_answered < 0 || !(given_away >= 0.0)) {
             throw Error(PYFLY_STATUS_INVALID, "what came before in the answer must be numbers >= 0");
         }
@@ -111,8 +121,8 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         pyfly::Answer answer(-n_answered);
         answer.accept_loosely(-n_answered, given_away);
         const pyfly::Round round =
-            pyfly::verify_round(logits, n_vocab, draft, n_draft, draft_logits, target_tokens, regions,
-                                pyfly::Gate(gate, n_gate), *window, is_protected, std::move(answer), answered, seed);
+            pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens, regions,
+                                pyfly::Gate(gate, n_gate), *window, std::move(answer), answered, seed);
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
@@ -140,17 +150,7 @@ void pyfly_target_free(pyfly_target * target) {
 
 pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protected_tokens, size_t n_protected,
                                   const int32_t * eog_tokens, size_t n_eog, pyfly_error * error) {
-    return guard(error, [&] {
-        const size_t n_vocab = static_cast<size_t>(target->vocabulary.n());
-        require_tokens(protected_tokens, n_protected, n_vocab, "protected token");
-        require_tokens(eog_tokens, n_eog, n_vocab, "end token");
-        for (size_t i = 0; i < n_protected; i++) {
-            target->vocabulary.protect(protected_tokens[i]);
-        }
-        for (size_t i = 0; i < n_eog; i++) {
-            target->vocabulary.mark_eog(eog_tokens[i]);
-        }
-    });
+    return guard(error, [&] { mark(target->vocabulary, protected_tokens, n_protected, eog_tokens, n_eog); });
 }
 
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity) {

@@ -120,18 +120,13 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         }
         sampler_->accept(choice);
         transcript.push(record, row, {});
-        Window::Outcome outcome;
-        const bool is_end = vocabulary_->is_eog(choice);
-        if (is_end) {
-            window_.end_of_text();
-        } else {
-            outcome = is_drafted ? window_.match(position) : window_.own(position);
-        }
-        if (!outcome && (!is_drafted || is_end)) {
-            outcome = window_.end_of_round();
+        Window::Outcome outcome = is_drafted ? window_.match(position) : window_.own(position);
+        const bool is_last = !is_drafted || vocabulary_->is_eog(choice);
+        if (!outcome && is_last) {
+            outcome = end_round(choice);
         }
         conclude(outcome, transcript, stats);
-        return is_drafted && !is_end && !outcome;
+        return !is_last && !outcome;
     }
 
     // A mismatch: safety, gate, window.
@@ -140,7 +135,7 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
     if (keeps_shaped_rows(gate_, measures_)) {
         // Rows that its tokens were not drawn from say nothing about them.
-        const float * draft_row = draws() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
+        const float * draft_row = draws_drafts() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
         const Mismatch mismatch =
             judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe, answer_, position,
                            transcript.history().data() + answer_.begin(), region);
@@ -179,18 +174,13 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         return true;
     }
 
-    Window::Outcome outcome;
-    if (vocabulary_->is_eog(choice)) {
-        window_.end_of_text(); // the target ends the text here: it agreed to what stands before
-    } else {
-        outcome = window_.rejected(position);
-    }
+    Window::Outcome outcome = window_.rejected(position);
     if (!outcome) {
         record.reason = reason;
         count_rejection(record, stats);
         sampler_->accept(choice);
         transcript.push(record, row, {draft.tokens.begin() + static_cast<std::ptrdiff_t>(i), draft.tokens.end()});
-        outcome = window_.end_of_round();
+        outcome = end_round(choice);
     }
     conclude(outcome, transcript, stats);
     return false;
@@ -248,6 +238,11 @@ void Judge::settle_block(const Draft & draft, int32_t round, const Rows & rows, 
     count_rejection(record, stats);
     sampler_->accept(record.choice);
     transcript.push(record, rows(n), {draft.tokens.begin() + static_cast<std::ptrdiff_t>(n), draft.tokens.end()});
+}
+
+// A round ends with the target's choice; so may the text, with which no window stays open.
+Window::Outcome Judge::end_round(int32_t choice) {
+    return vocabulary_->is_eog(choice) ? window_.give_up() : window_.end_of_round();
 }
 
 // Acts on what the window decided.

@@ -41,11 +41,14 @@ class Judge {
     using Rows = std::function<const float *(size_t i)>;
     void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 
-    // Whether drafts and choices are drawn by speculative sampling; not where a choice is an argmax.
+    // Whether choices are drawn by speculative sampling; not where a choice is an argmax.
     bool draws() const { return gate_.sampling() != Sampling::alone && sampler_->distributions() != nullptr; }
 
+    // Whether drafts are: two draws of the target are compared with what the drafter finds most probable.
+    bool draws_drafts() const { return draws() && gate_.sampling() != Sampling::twice; }
+
     // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
-    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
+    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws_drafts(), as does what follows.
     void begin_draft() { random_ = settled_; }
 
     // Draws a token of it, see DrawDraft.
@@ -53,6 +56,13 @@ class Judge {
 
     // Rejects the oldest open window, if there is one: nothing can decide it any more.
     void give_up(Transcript & transcript, pyfly_stats & stats) { conclude(window_.give_up(), transcript, stats); }
+
+    // The same where nothing is drafted that could decide one. Returns whether tokens were taken back.
+    bool be_silent(Transcript & transcript, pyfly_stats & stats) {
+        const Window::Outcome outcome = window_.silence();
+        conclude(outcome, transcript, stats);
+        return outcome.has_value();
+    }
 
     // Position of the oldest undecided mismatch, if there is one.
     std::optional<int64_t> oldest_open() const { return window_.oldest_open(); }
@@ -77,6 +87,7 @@ class Judge {
     void settle_block(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript,
                       pyfly_stats & stats);
     int32_t choose(const Draft & draft, size_t i, const float * row);
+    Window::Outcome end_round(int32_t choice);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
     void measure(pyfly_record & record, const float * shaped_row, int32_t drafted) const;
     size_t n_vocab() const { return static_cast<size_t>(vocabulary_->n()); }

@@ -156,12 +156,18 @@ int64_t Sequence::draft_limit(int64_t n_room) const {
 }
 
 DrawDraft Sequence::draw_draft() {
-    if (!judge_->draws()) {
+    if (!judge_->draws_drafts()) {
         return {};
     }
     judge_->begin_draft();
     return
         [this](const float * row, size_t n, std::vector<Weights> & drawn) { return judge_->draw_draft(row, n, drawn); };
+}
+
+bool Sequence::be_silent() {
+    const bool has_rolled_back = judge_->be_silent(transcript_, stats_);
+    memory_.truncate(transcript_.n() - 1);
+    return has_rolled_back;
 }
 
 const Span & Sequence::plan_round(Draft draft) {

@@ -71,6 +71,10 @@ class Sequence {
     int64_t draft_limit(int64_t n_room) const;
     const Span & plan_round(Draft draft);
 
+    // Nothing was drafted for the round: a window that a match would have to decide is rejected. Returns whether tokens
+    // were taken back; there may be a draft behind the target's own choice, and tokens to evaluate before it.
+    bool be_silent();
+
     // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
     // ends.
     DrawDraft draw_draft();

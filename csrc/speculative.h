@@ -16,8 +16,8 @@ namespace pyfly {
 // How the target's choices are made.
 enum class Sampling {
     alone, // by the sampler chain, whatever was drafted
-    twice, // drawn from p, and a second time: a drafted token is accepted where either draw gives it, so p is not kept:
-           // the FLy reference code (fly/models/FLy.py) at temperature > 0
+    twice, // drawn from p, and a second time: a drafted token is accepted where either draw gives it, so p is not kept.
+           // Drafts are the drafter's favourites: the FLy reference code (fly/models/FLy.py) at temperature > 0
     token, // a drafted token is accepted with probability min(1, p / q), else drawn from norm(max(p - q, 0)):
            // Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2
     block, // the tokens of a round are accepted together: Sun et al. 2024 (arXiv 2403.10444), algorithm 2

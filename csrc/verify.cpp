@@ -45,7 +45,8 @@ Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, in
 namespace {
 
 // Judges the deferred mismatch at position j (0-based) on its own: does its window hold in this round?
-pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions, size_t j) {
+pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions,
+                          const Vocabulary & vocabulary, size_t j) {
     const size_t n = decisions.size();
     Window window({config});
     const auto at = [](size_t i) { return static_cast<int64_t>(i); };
@@ -58,6 +59,9 @@ pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<
         Window::Outcome outcome;
         if (reason == PYFLY_REASON_MATCH) {
             outcome = window.match(at(i));
+            if (vocabulary.is_eog(decisions[i].choice)) {
+                break; // nothing comes behind the end of the text
+            }
         } else if (reason == PYFLY_REASON_LOOSE && window.fits(at(n - 1 - i))) {
             outcome = window.deferred(at(i));
         } else {
@@ -102,15 +106,19 @@ class DrawnChoices {
         return choose_beside(step.p, step.q, step.drafted, random_);
     }
 
-    std::vector<int32_t> of_block() {
+    // n_block: how far a text goes that takes all of the draft.
+    std::vector<int32_t> of_block(size_t n_block) {
         std::vector<BlockStep> block;
-        for (size_t i = 0; i < n_draft_; i++) {
+        for (size_t i = 0; i < n_block; i++) {
             block.push_back(step(i));
         }
         const BlockChoice choice = choose_block(block, random_);
         std::vector<int32_t> choices(draft_, draft_ + choice.n_accepted);
-        const bool is_whole = choice.n_accepted == n_draft_;
-        choices.push_back(is_whole ? at(n_draft_) : draw(choice.rest, random_.uniform()));
+        if (choice.n_accepted < n_block) {
+            choices.push_back(draw(choice.rest, random_.uniform()));
+        } else if (n_block == n_draft_) {
+            choices.push_back(at(n_draft_));
+        }
         choices.resize(n_draft_ + 1, -1);
         return choices;
     }
@@ -146,10 +154,14 @@ class DrawnChoices {
 
 } // namespace
 
-Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
+Round verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
-                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
-                   const int32_t * answered, uint64_t seed) {
+                   const pyfly_window_config & window, Answer answer, const int32_t * answered, uint64_t seed) {
+    const size_t n_vocab = static_cast<size_t>(vocabulary.n());
+    const auto n_until_end = [&](size_t n) { // of the first n drafted tokens, up to one that ends the text
+        const auto end = std::find_if(draft, draft + n, [&](int32_t token) { return vocabulary.is_eog(token); });
+        return std::min(n, static_cast<size_t>(end - draft) + 1);
+    };
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID,
                     "verification of one round cannot look across rounds; set across_rounds to 0");
@@ -174,7 +186,7 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, gate.sampling(), seed);
     std::vector<int32_t> of_block;
     if (gate.sampling() == Sampling::block) {
-        of_block = drawn.of_block();
+        of_block = drawn.of_block(n_until_end(n_draft));
         choices = of_block.data();
     }
     const auto choice_at = [&](size_t i) {
@@ -195,8 +207,8 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
         pyfly_decision & decision = round.decisions[i];
         decision.choice = choice_at(i);
         const bool is_chosen = decision.choice >= 0;
-        const bool is_safe = !is_protected[static_cast<size_t>(draft[i])] &&
-                             !(is_chosen && is_protected[static_cast<size_t>(decision.choice)]);
+        const bool is_safe =
+            !vocabulary.is_protected(draft[i]) && !(is_chosen && vocabulary.is_protected(decision.choice));
         const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
                                                  draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
                                                  static_cast<int64_t>(i), text.empty() ? nullptr : text.data(),
@@ -212,7 +224,7 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     std::vector<pyfly_decision> judged = round.decisions;
     for (size_t i = 0; i < n_draft; i++) {
         if (judged[i].reason == PYFLY_REASON_LOOSE) {
-            judged[i].reason = judge_window(window, round.decisions, i);
+            judged[i].reason = judge_window(window, round.decisions, vocabulary, i);
         }
     }
     round.decisions = judged;
@@ -220,8 +232,11 @@ Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, 
     while (n_accepted < n_draft && judged[n_accepted].reason <= PYFLY_REASON_LOOSE) {
         n_accepted++;
     }
-    round.tokens.assign(draft, draft + n_accepted);
-    round.tokens.push_back(n_accepted < n_draft ? judged[n_accepted].choice : choice_at(n_draft));
+    const size_t n_emitted = n_until_end(n_accepted);
+    round.tokens.assign(draft, draft + n_emitted);
+    if (n_emitted == 0 || !vocabulary.is_eog(round.tokens.back())) {
+        round.tokens.push_back(n_accepted < n_draft ? judged[n_accepted].choice : choice_at(n_draft));
+    }
     return round;
 }
 

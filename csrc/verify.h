@@ -8,6 +8,7 @@
 
 #include "answer.h"
 #include "rules/gate.h"
+#include "vocabulary.h"
 #include "window.h"
 
 namespace pyfly {
@@ -43,9 +44,8 @@ struct Round {
 // choices[n_draft + 1] or null for the argmax, or what speculative sampling draws with this seed; regions[n_draft], of
 // enum pyfly_region, or null; `answer`: what came before, the round begins at position 0; `answered`: its tokens, or
 // null.
-Round verify_round(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
+Round verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
                    const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
-                   const pyfly_window_config & window, const std::vector<bool> & is_protected, Answer answer,
-                   const int32_t * answered, uint64_t seed);
+                   const pyfly_window_config & window, Answer answer, const int32_t * answered, uint64_t seed);
 
 } // namespace pyfly

@@ -49,7 +49,8 @@ template <typename Condition> Window::Outcome Window::reject_oldest(pyfly_reason
 
 // Every window under reconverge stands; under agree those that end here, because nothing in them was a mismatch.
 Window::Outcome Window::match(int64_t position) {
-    const auto stands = [&](const Open & o) {
+    const auto stands = [&](Open & o) {
+        o.has_match = true;
         return config(o).rule == PYFLY_WINDOW_RECONVERGE || has_passed(o, position);
     };
     open_.erase(std::remove_if(open_.begin(), open_.end(), stands), open_.end());
@@ -61,7 +62,7 @@ Window::Outcome Window::deferred(int64_t position, size_t kind) {
         return outcome; // a mismatch breaks an older window before it can open its own
     }
     if (kinds_[kind].size > 0) {
-        open_.push_back({position, kind});
+        open_.push_back({position, kind, false});
     }
     return std::nullopt;
 }
@@ -73,13 +74,11 @@ Window::Outcome Window::rejected(int64_t position) {
     });
 }
 
-// Neutral under agree: the position passes. Under reconverge it is no match.
+// No evidence: of the windows that end here those stand in which something matched, under agree.
 Window::Outcome Window::own(int64_t position) {
-    const auto stands = [&](const Open & o) { return config(o).rule == PYFLY_WINDOW_AGREE && has_passed(o, position); };
+    const auto stands = [&](const Open & o) { return o.has_match && has_passed(o, position); };
     open_.erase(std::remove_if(open_.begin(), open_.end(), stands), open_.end());
-    return reject_oldest(PYFLY_REASON_WINDOW, [&](const Open & o) {
-        return config(o).rule == PYFLY_WINDOW_RECONVERGE && has_passed(o, position);
-    });
+    return reject_oldest(PYFLY_REASON_WINDOW, [&](const Open & o) { return has_passed(o, position); });
 }
 
 Window::Outcome Window::end_of_round() {
@@ -90,8 +89,9 @@ Window::Outcome Window::give_up() {
     return reject_oldest(PYFLY_REASON_BOUNDARY, [](const Open &) { return true; });
 }
 
-void Window::end_of_text() {
-    open_.clear();
+Window::Outcome Window::silence() {
+    return reject_oldest(PYFLY_REASON_BOUNDARY,
+                         [&](const Open & o) { return config(o).rule == PYFLY_WINDOW_RECONVERGE; });
 }
 
 bool Window::is_open(int64_t position) const {

@@ -41,11 +41,11 @@ class Window {
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
     Outcome end_of_round();             // what may not outlive the round is rejected here
 
-    // Rejects the oldest open window, if there is one, whatever it may outlive.
+    // Rejects the oldest open window, if there is one, whatever it may outlive: nothing will decide it.
     Outcome give_up();
 
-    // The target chose to end the text: every open window stands.
-    void end_of_text();
+    // The same under reconverge alone: nothing is drafted that could match.
+    Outcome silence();
 
     // Oldest undecided mismatch, if there is one: everything from there on is provisional.
     std::optional<int64_t> oldest_open() const {
@@ -60,6 +60,7 @@ class Window {
     struct Open {
         int64_t position;
         size_t kind;
+        bool has_match; // a drafted position behind it has matched
     };
 
     const pyfly_window_config & config(const Open & open) const { return kinds_[open.kind]; }

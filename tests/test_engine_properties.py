@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import ContextFullError, Exact, Fuzzy, Margin, Window
+from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, Window, verify
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.decoding.gates import AllOf, Budget, ExactFirst, NoRepeat
 from pyfly_cpp.errors import NotFiniteError
@@ -87,29 +88,26 @@ class Oracle:
 
     def stands(self, text, rest):
         """Whether the mismatch whose draft token ends `text` stands; `rest` is the round's draft behind it."""
-        w, text, rest, n = self.window, list(text), list(rest), 0
+        w, text, rest, n, has_match = self.window, list(text), list(rest), 0, False
         while n < w.size:
             if len(text) > self.n_ctx:
                 return False  # the context ends before the window does
             choice = self.script.choice(text)
             n += 1
-            if not rest:  # the target's own token; then the next round
-                if choice == EOG:
-                    return True
-                if not self.outlives_round:
-                    return w.rule == "agree" and n == w.size  # a bonus may be the last position of a window
+            if not rest:  # the target's own token; then the next round, unless the text ends
+                if choice == EOG or not self.outlives_round:
+                    return has_match and n == w.size  # a bonus may be the last position of a window
                 text.append(choice)
                 rest = None
             else:
                 token, rest = rest[0], rest[1:]
                 if token == choice:
                     if choice == EOG or w.rule == "reconverge":
-                        return True
+                        return w.rule == "reconverge" or n == w.size
+                    has_match = True
                     text.append(token)
                     continue
-                if choice == EOG:
-                    return True
-                if w.rule == "agree":
+                if choice == EOG or w.rule == "agree":
                     return False
                 if self.defers(text, token, choice, len(rest)):
                     text.append(token)
@@ -120,7 +118,9 @@ class Oracle:
                 rest = None
             if rest is None:
                 rest = self.propose(text) if len(text) <= self.n_ctx else []
-        return w.rule == "agree"
+                if not rest and w.rule == "reconverge":
+                    return False  # nothing could match
+        return has_match
 
     def run(self, n_tokens, prompt=PROMPT):
         text, out = list(prompt), []
@@ -358,7 +358,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
 
 
 def test_a_window_across_rounds_is_withheld_until_it_is_decided():
-    # Token 5 is nearly as likely as the target's 4 after 4; afterwards the drafter is silent.
+    # Token 5 is nearly as likely as the target's 4 after 4; afterwards nothing is right.
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
         out[4] = 1.0
@@ -367,7 +367,7 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         return out
 
     with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
-        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [])
+        drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [6])
         engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
         engine.begin(PROMPT)
         assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
@@ -376,7 +376,55 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         assert engine.record(0).reason == "window"
         assert engine.record(0).rejected[0] == 5
         counters = engine.counters()
-        assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 4, 1)
+        assert (counters["rollbacks"], counters["rolled_back"], counters["rejected_window"]) == (1, 3, 1)
+
+
+@pytest.mark.parametrize("limit", [None, (0, True), (3, True)])
+@pytest.mark.parametrize("behind", [[], [4, 4]])
+def test_a_round_without_a_draft_rejects_what_only_a_draft_could_confirm(behind, limit):
+    """As many rounds as exact decoding takes. The drafter may go on behind the target's own choice."""
+
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    def draft(history):
+        return [5] if len(history) == 3 else behind if history[-1] == 4 and 5 not in history else []
+
+    with ScriptedTarget(row, N_VOCAB, recurrent=limit) as target, Engine(target) as engine:
+        engine.configure(Margin(0.3), Window(6, rule="reconverge"), [(CallbackDrafter(draft), 4)])
+        engine.begin(PROMPT)
+        while engine.prefill():
+            pass
+        assert engine.round() == 0  # 5, and 4 of the target's own
+        assert engine.round() == 2 + len(behind)
+        assert [token for _, token in engine.tokens()] == [4] * (2 + len(behind))
+        assert engine.record(0).reason == "boundary" and engine.record(0).rejected == (5, 4)
+        counters = engine.counters()
+        assert (counters["rollbacks"], counters["rolled_back"]) == (1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_agree_across_rounds_needs_a_drafted_match(size):
+    """Positions that the target fills by itself are no evidence."""
+
+    def row(history):
+        out = np.full(N_VOCAB, -5.0, dtype=np.float32)
+        out[4], out[5] = 1.0, 0.9
+        return out
+
+    for behind, expected in (([], [4]), ([4], [5, 4, 4])):
+        with ScriptedTarget(row, N_VOCAB) as target, Engine(target) as engine:
+            drafter = CallbackDrafter(lambda h, behind=behind: [5, *behind] if len(h) == 3 else [])
+            engine.configure(Margin(0.3), Window(size, across_rounds=True), [(drafter, 4)])
+            engine.begin(PROMPT)
+            tokens = []
+            while not tokens:
+                engine.round()
+                tokens = engine.tokens()
+            assert [token for _, token in tokens] == expected
+            assert behind or engine.record(0).reason == "window"
 
 
 def test_an_open_window_gets_its_drafts_where_nobody_wants_more_tokens():
@@ -483,6 +531,70 @@ def test_bad_arguments_change_nothing():
         with pytest.raises(ValueError, match="between requests"):
             engine.configure(Exact(), Window())
         assert engine.round() == 1
+
+
+NEAR = {(2,): (3, 4), (2, 4): (5,), (2, 4, 5): (EOG,), (2, 3): (5,)}
+"""What is likely behind a text, the likeliest first; EOG behind all others."""
+
+
+def near_row(history):
+    row = np.full(N_VOCAB, -9.0, dtype=np.float32)
+    for i, token in enumerate(NEAR.get(tuple(int(t) for t in history), (EOG,))):
+        row[token] = -0.1 * i
+    return row
+
+
+@pytest.mark.parametrize("gate", [Margin(0.3), Entropy(0.3)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "draft", "expected"),
+    [
+        (Window(2), [4, 5, 8, 6, 6, 6, 6, 6], [3]),  # EOG is chosen where something else was drafted
+        (Window(2), [4, 5, EOG, 6], [4, 5, EOG]),
+        (Window(3), [4, 5, EOG, 6], [3]),  # the text ends before the window does
+        (Window(2, rule="reconverge"), [4, 5, 8], [4, 5, EOG]),
+        (Window(2, rule="reconverge", across_rounds=False), [4, 6, 8], [3]),
+    ],
+    ids=str,
+)
+def test_the_end_of_a_text_is_an_ordinary_position_of_a_window(gate, window, draft, expected):
+    with ScriptedTarget(near_row, N_VOCAB) as target, Engine(target) as engine:
+        target.protect([PROTECTED], [EOG])
+        engine.configure(gate, window, [(CallbackDrafter(lambda h: draft if len(h) == 1 else []), 8)])
+        engine.begin([2])
+        assert engine.round() == len(expected)
+        assert [token for _, token in engine.tokens()] == expected
+    rows = np.array([near_row([2, *draft[:i]]) for i in range(len(draft) + 1)])
+    in_round = replace(window, across_rounds=False)
+    assert verify(rows, draft, gate, in_round, {PROTECTED}, eog={EOG}).tokens == expected
+
+
+def test_a_text_that_ends_with_an_open_window_rolls_back():
+    """A reconverging window, in whose second round the target ends the text."""
+    with ScriptedTarget(near_row, N_VOCAB) as target, Engine(target) as engine:
+        target.protect([PROTECTED], [EOG])
+        engine.configure(
+            Margin(0.3), Window(4, rule="reconverge"), [(CallbackDrafter(lambda h: [4] if len(h) == 1 else [8, 8]), 8)]
+        )
+        engine.begin([2])
+        assert engine.round() == 0  # 4, and 5 of the target's own
+        assert engine.round() == 1 and engine.tokens() == [(1, 3)]
+        assert engine.record(0).reason == "boundary"
+        assert engine.record(0).rejected == (4, 5, EOG)
+
+
+@settings(max_examples=200, deadline=None)
+@given(scripts, st.sampled_from([0.3, 1.0, 5.0]), windows, st.integers(0, 10))
+def test_a_round_is_what_verify_makes_of_it(script, tau, window, k):
+    """Where windows do not outlive it."""
+    window, draft = replace(window, across_rounds=False), script.draft(PROMPT, k)
+    with ScriptedTarget(script.row, N_VOCAB) as target, Engine(target) as engine:
+        target.protect([PROTECTED], [EOG])
+        engine.configure(Margin(tau), window, [(CallbackDrafter(lambda h: draft), 10)])
+        engine.begin(PROMPT)
+        engine.round()
+        tokens = [token for _, token in engine.tokens()]
+    rows = np.array([script.row([*PROMPT, *draft[:i]]) for i in range(len(draft) + 1)])
+    assert verify(rows, draft, Margin(tau), window, {PROTECTED}, eog={EOG}).tokens == tokens
 
 
 class Chain:

@@ -29,6 +29,7 @@ from pyfly_cpp.decoding.gates import (
     examples,
     parse_gate,
     require_gate,
+    why_all,
     why_strict,
 )
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
@@ -250,6 +251,24 @@ def test_why_nothing_is_accepted():
         assert why_strict(gate, Window(6), 3) is None
     assert why_strict(Margin(0.3), Window(6), 0) is None, "nothing is drafted"
     assert why_strict(Margin(0.3), Window(2), 3) is None, "vLLM's"
+
+
+@pytest.mark.parametrize("written", ["fuzzy-js:0.7", "fuzzy-tv:1", "rfsd-js:1.5", "all(fuzzy-js:0.7:5,budget:2)"])
+def test_a_threshold_that_lets_everything_pass_is_known(written):
+    gate = parse_gate(written)
+    if not gate.draws:  # rows that are as different as they can be
+        row, other = np.array([[9.0, -9.0], [0, 0]]), np.array([[-9.0, 9.0]])
+        decisions = verify(row, [1], gate, Window(0), draft_logits=other).decisions
+        assert decisions[0].reason == "loose" or "budget" in written
+    why = why_all(gate, 4)
+    assert why is not None and written in why
+    assert ("fuzzy-js-code:" in why) == ("js" in written)
+    assert why_all(gate, 0) is None, "nothing is drafted"
+
+
+@pytest.mark.parametrize("written", ["fuzzy-js:0.69", "fuzzy-tv:0.99", "fuzzy-js-code:1.5", "fuzzy-kl:9", "margin:9"])
+def test_thresholds_that_may_be_meant(written):
+    assert why_all(parse_gate(written), 4) is None
 
 
 def test_latest_and_earliest_lookup():

@@ -297,6 +297,25 @@ def test_two_draws_as_in_the_reference_code(is_greedy):
     assert origins == {"matched", "loose", "target"} and random.closest > 1e-6
 
 
+def test_two_draws_are_compared_with_what_the_drafter_prefers():
+    """So two chances accept more than one, by as much as they should: 1 - (1 - p)^2 of what is drafted, and not p."""
+    target, guess, expected, found, once = Script(11), Script(12), 0.0, 0, 0.0
+    with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
+        engine.configure(Entropy(9.0, two_draws=True), Window(0), [(RowDrafter(guess.row, N_VOCAB), 1)])
+        engine.begin(PROMPT, 0, sampler(8, 1.0))
+        text, n = list(PROMPT), 2000
+        for _ in range(n):
+            favourite = int(guess.row(text).argmax())
+            p = softmax(target.row(text))[favourite]
+            expected, once = expected + 1 - (1 - p) ** 2, once + p
+            for i in range(engine.round()):
+                record = engine.record(i)
+                assert record.origin == "target" or record.token == favourite
+                found += record.origin == "matched"
+                text.append(record.token)
+    assert abs(found - expected) < 4 * (n / 4) ** 0.5 < expected - once
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_two_draws_of_verify(k, seed):

@@ -98,7 +98,7 @@ def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
 
-def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_rows=None, regions=None):
+def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_rows=None, regions=None, eog=()):
     """Reasons of all positions, each judged on its own; None where float32 and float64 may disagree."""
     k, tokens = len(draft), rows.argmax(axis=1)
     gated = []
@@ -126,7 +126,9 @@ def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_r
         elif window.size == 0:
             out[i] = "loose"
         elif agree:
-            out[i] = "loose" if ahead == ["match"] * window.size else "window"
+            end = next((n for n, d in enumerate(draft[i + 1 : i + window.size]) if d in eog), None)
+            holds = all(a == "match" for a in ahead[: None if end is None else end + 1])
+            out[i] = "window" if not holds else "loose" if end is None else "boundary"  # the text ends before it does
         else:
             out[i] = "window" if len(ahead) == window.size else "boundary"
             for n, a in enumerate(ahead):
@@ -176,22 +178,23 @@ def test_verify_equals_the_oracle(gate, window, k, v, seed):
     rows[np.arange(k + 1), rng.integers(0, v, k + 1)] = 1.0
     # Half of the drafts match, so that windows hold now and then.
     draft = np.where(rng.random(k) < 0.6, rows[:k].argmax(axis=1), rng.integers(0, v, k))
-    protected = frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist())
+    protected, eog = (frozenset(rng.integers(0, v, rng.integers(0, 3)).tolist()) for _ in range(2))
     n_answered, given = int(rng.integers(0, 9)), float(rng.choice([0.0, 1.0]))
     answered = rng.integers(0, min(v, 4), n_answered).tolist()
     draft_rows = (rows[:k] + rng.normal(scale=rng.choice([0.1, 1.0]), size=(k, v))).astype(np.float32)
     regions = rng.choice(REGIONS, k).tolist()
-    expected = oracle(rows, draft, gate, window, protected, answered, given, draft_rows, regions)
+    expected = oracle(rows, draft, gate, window, protected | eog, answered, given, draft_rows, regions, eog)
     result = verify(
         rows, draft, gate, window, protected, draft_logits=draft_rows, regions=regions, answered=answered,
-        given_away=given,
+        given_away=given, eog=eog,
     )  # fmt: skip
     if expected is None:
         return
     assert [d.reason for d in result.decisions] == expected
     n = next((i for i, r in enumerate(expected) if r not in ("match", "loose")), k)
-    assert result.n_accepted == n
-    assert result.tokens == [*draft[:n].tolist(), int(rows[n].argmax())]
+    end = next((i + 1 for i, token in enumerate(draft[:n]) if token in eog), None)
+    assert result.n_accepted == (end or n)
+    assert result.tokens == (draft[:end].tolist() if end else [*draft[:n].tolist(), int(rows[n].argmax())])
 
 
 @settings(max_examples=100, deadline=None)
@@ -263,6 +266,7 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.zeros((2, 3)), "draft": [0.5]}, "sequence of token ids"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "target_tokens": [0]}, "target_tokens must hold 2 tokens"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "protected": {7}}, "protected token 7"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "eog": {7}}, "end token 7"),
         ({"logits": np.array([["a"]]), "draft": []}, "array of numbers"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "window": Window(across_rounds=True)}, "one round"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": "margn:0.3"}, "Did you mean 'margin'"),

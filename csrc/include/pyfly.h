@@ -109,8 +109,9 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
     /* Never defers, but drafts and the target's choices are drawn by speculative sampling (csrc/speculative.h): a
      * choice is the drafted token as often as it can be. n 0: token by token; 1: by block verification, and then it is
-     * the whole gate; the window's size must be 0. 2: by two draws from the target's distribution, either of which may
-     * be the drafted token, which is not lossless. Where the choice is the argmax, so it stays. */
+     * the whole gate; the window's size must be 0. 2: the drafter's favourites are drafted, and the target's choice is
+     * made by two draws, either of which may be the drafted token, which is not lossless. Where the choice is the
+     * argmax, so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
@@ -126,8 +127,11 @@ typedef struct pyfly_gate_node {
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
-    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions are drafted and all match (FLy paper, Eq. 8-9) */
-    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches */
+    /* Of the next `size` positions all that are drafted match (FLy paper, Eq. 8-9): in its round all of them, across
+     * rounds, where the target adds tokens of its own, at least one. */
+    PYFLY_WINDOW_AGREE = 0,
+    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a round without a draft rejects
+                                 * what is undecided before it */
 } pyfly_window_rule;
 
 typedef struct pyfly_window_config {
@@ -159,13 +163,14 @@ typedef struct pyfly_decision {
 
 /* Judges one round. Every position is judged on its own, also behind the first rejection; the prefix rule then says
  * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
- * bonus token.
+ * bonus token; nothing behind a token that ends a text.
  *
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
  * target_tokens[n_draft + 1] or NULL for the argmax of each row; regions[n_draft], the pyfly_region of each position,
- * or NULL where no rule needs them; protected_tokens[n_protected] are never accepted loosely. What came before in the
- * answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats
- * of margin of the loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
+ * or NULL where no rule needs them; protected_tokens[n_protected] and eog_tokens[n_eog], which end a text, are never
+ * accepted loosely; a window that is open where the text ends does not hold. What came before in the answer: n_answered
+ * >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats of margin of the
+ * loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
  * tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
@@ -175,9 +180,9 @@ typedef struct pyfly_decision {
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
                           const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, const int32_t * answered,
-                          int64_t n_answered, double given_away, uint64_t seed, pyfly_decision * decisions,
-                          int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          const int32_t * protected_tokens, size_t n_protected, const int32_t * eog_tokens,
+                          size_t n_eog, const int32_t * answered, int64_t n_answered, double given_away, uint64_t seed,
+                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 

@@ -33,6 +33,7 @@ def verify(
     gate: GateNodes,
     window: WindowConfig,
     protected: Iterable[int],
+    eog: Iterable[int],
     target_tokens: Any | None,
     regions: Sequence[int] | None,
     answered: Any | None,
@@ -44,7 +45,7 @@ def verify(
     draft_array = tokens("draft", draft)
     n_draft = draft_array.shape[0]
     rows = floats("logits", logits, (n_draft + 1, None))
-    protected_array = tokens("protected", sorted(protected))
+    protected_array, eog_array = tokens("protected", sorted(protected)), tokens("eog", sorted(eog))
     choices = None if target_tokens is None else tokens("target_tokens", target_tokens, n_draft + 1)
     draft_rows = None if draft_logits is None else floats("draft_logits", draft_logits, (n_draft, rows.shape[1]))
     where = None if regions is None else tokens("regions", regions, n_draft)
@@ -58,7 +59,7 @@ def verify(
         ffi.NULL if draft_rows is None else float_pointer(draft_rows),
         ffi.NULL if choices is None else token_pointer(choices), ffi.NULL if where is None else token_pointer(where),
         gate_array(gate), len(gate), ffi.new("pyfly_window_config *", window_fields(window)),
-        token_pointer(protected_array), protected_array.shape[0],
+        token_pointer(protected_array), protected_array.shape[0], token_pointer(eog_array), eog_array.shape[0],
         ffi.NULL if before is None else token_pointer(before), n_before, given_away, seed,
         decisions, emitted, n_emitted,
     )  # fmt: skip

@@ -53,7 +53,8 @@ class Verification:
     n_accepted: int
     """Length of the accepted prefix of the draft."""
     tokens: list[int]
-    """What is emitted: the accepted prefix and the target's own token (its choice at the rejection, or the bonus)."""
+    """What is emitted: the accepted prefix and, unless that ends the text, the target's own token (its choice at the
+    rejection, or the bonus)."""
     decisions: list[Decision]
     """One for each drafted position."""
 
@@ -82,6 +83,7 @@ def verify(
     seed: int = 0,
     regions: Sequence[str] | None = None,
     answered: npt.ArrayLike | None = None,
+    eog: Iterable[int] = frozenset(),
 ) -> Verification:
     """Verifies one round.
 
@@ -105,6 +107,8 @@ def verify(
         seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
         regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
         answered: int [n_answered], the tokens of the answer before this round, for `NoRepeat`.
+        eog: Token ids that end a text; protected as well. Nothing is emitted behind one, and a window that is still
+            open there does not hold.
 
     Returns:
         The accepted prefix, the emitted tokens, and the decision on every position.
@@ -127,8 +131,9 @@ def verify(
             raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")
     places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, target_tokens, places, *before, seed
-    )
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, eog, target_tokens, places, *before,
+        seed,
+    )  # fmt: skip
     decisions = []
     for i, d in enumerate(raw):
         reason = REASONS[d.reason]
@@ -144,4 +149,5 @@ def verify(
                 margin=d.margin,
             )
         )
-    return Verification(n_accepted=len(tokens) - 1, tokens=tokens, decisions=decisions)
+    n_accepted = next((i for i, decision in enumerate(decisions) if not decision.accepted), len(decisions))
+    return Verification(n_accepted=min(n_accepted, len(tokens)), tokens=tokens, decisions=decisions)

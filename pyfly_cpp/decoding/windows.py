@@ -23,8 +23,8 @@ class WindowRule(NamedTuple):
 
 
 RULES = {
-    "agree": WindowRule(False, lambda size, across: 0 if across else size),
     # Across rounds the bonus comes before the next draft, which W = 1 does not reach.
+    "agree": WindowRule(False, lambda size, across: 0 if across and size > 1 else size),
     "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
 }
 """All rules by their words."""
@@ -35,14 +35,17 @@ WORDS = (*RULES, "across", "in-round", "tail=", "window=")
 
 @dataclass(frozen=True)
 class Window:
-    """Conditions on the `size` positions after a deferred mismatch."""
+    """Conditions on the `size` positions after a deferred mismatch. Where the text ends before they are decided, the
+    mismatch is rejected, and the text goes on with the target's own choice."""
 
     size: int = 6
     """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand at once."""
 
     rule: str = "agree"
-    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match. `"reconverge"`: one drafted
-    position among the next W matches. Agree suits long drafts (K > W), reconverge short ones (K <= W)."""
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, where the
+    target adds tokens of its own, at least one is drafted, and all that are match. `"reconverge"`: one drafted position
+    among the next W matches; where a round has no draft, what is undecided is rejected before it. Agree suits long
+    drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
     """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code

@@ -127,7 +127,7 @@ class Generation:
         try:
             with self._access.exclusive():
                 self._begin()
-            llm._warn_if_strict()
+            llm._warn_of_gate()
             while True:
                 self._prefill()
                 self._decoder.warn_if_plain(stacklevel=2)

@@ -96,7 +96,7 @@ class Generator:
             if has_head(self.llm.drafter):
                 self.llm.drafter = None  # loaded anew, it is checked against this setting's K
             self.configure(setting)
-            self.llm._warn_if_strict()
+            self.llm._warn_of_gate()
 
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the

@@ -22,7 +22,7 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.auto import choose_drafter
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
-from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_strict
+from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.engine.generation import Generation
@@ -125,7 +125,7 @@ class FlyLlama(CompletingLlama):
         self.records = []
         self.log_rounds = False
         self.rounds = []
-        self._warned_strict: set[str] = set()
+        self._warned: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
         self.drafter_reason = None
@@ -149,7 +149,7 @@ class FlyLlama(CompletingLlama):
         )
         self.drafter = drafter
         require_fitting(draft_max, self.n_batch)
-        self._warn_if_strict()
+        self._warn_of_gate()
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
@@ -263,12 +263,13 @@ class FlyLlama(CompletingLlama):
             "trace": self.trace,
         }
 
-    def _warn_if_strict(self) -> None:
-        """Says, once for each, that gate, window and draft length together can accept nothing loosely."""
-        why = why_strict(self.gate, self.window, self.draft_max)
-        if why is not None and why not in self._warned_strict:
-            self._warned_strict.add(why)
-            warnings.warn(why, stacklevel=3)
+    def _warn_of_gate(self) -> None:
+        """Warns, once of each, of a gate that with this window and draft length can accept nothing loosely, and of one
+        whose threshold lets everything pass."""
+        for why in (why_strict(self.gate, self.window, self.draft_max), why_all(self.gate, self.draft_max)):
+            if why is not None and why not in self._warned:
+                self._warned.add(why)
+                warnings.warn(why, stacklevel=3)
 
     # ---- Results -----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def write(llm: View, order: Order, is_late: Callable[[], bool]) -> Iterator[Piec
         ContextFullError: the prompt does not fit. A text that fills the context ends with `"length"`.
         ValueError: the rule or the sampling cannot be.
     """
-    llm._warn_if_strict = lambda: None  # type: ignore[method-assign]  # strangers' settings are no news to stderr
+    llm._warn_of_gate = lambda: None  # type: ignore[method-assign]  # strangers' settings are no news to stderr
     n_of_prompt = order.n_logprobs if order.echo else None
     request = Request(max(1, order.max_tokens), order.n_logprobs is not None, n_of_prompt)
     generation = llm.start(order.prompt, request, **_sampling(order))

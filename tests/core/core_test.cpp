@@ -394,7 +394,7 @@ void test_divergences() {
                     int32_t tokens[2];
                     size_t n_tokens = 0;
                     assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
-                                        nullptr, 0, nullptr, 0, 0.0, 0, &decision, tokens, &n_tokens,
+                                        nullptr, 0, nullptr, 0, nullptr, 0, 0.0, 0, &decision, tokens, &n_tokens,
                                         &error) == PYFLY_OK);
                     return decision.reason == PYFLY_REASON_LOOSE;
                 };
@@ -418,7 +418,7 @@ void test_bad_arguments() {
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
         const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0,
-                                            0.0, 0, decisions, tokens, &n_tokens, &error);
+                                            nullptr, 0, 0.0, 0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -465,7 +465,7 @@ void test_speculative_sampling() {
         std::vector<int32_t> tokens(n_draft + 1);
         size_t n_tokens = 0;
         assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, round % 2 ? draft_logits.data() : nullptr,
-                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, 0.0,
+                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, nullptr, 0, 0.0,
                             static_cast<uint64_t>(round), decisions.data(), tokens.data(), &n_tokens,
                             &error) == PYFLY_OK);
         assert(n_tokens >= 1 && n_tokens <= n_draft + 1);

@@ -383,6 +383,18 @@ def test_a_margin_gate_accepts_with_short_drafts_as_it_comes(tiny_target, tiny_d
     fly.close()
 
 
+def test_a_threshold_that_lets_everything_pass_says_so_once(tiny_target, tiny_draft):
+    with pytest.warns(UserWarning, match=r"fuzzy-js:0.7 lets every draft pass.* write fuzzy-js-code:0.7") as caught:
+        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), gate="fuzzy-js:0.7", **OPTIONS)
+        generate(fly, 9)
+        generate(fly, 9)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        fly.gate = "fuzzy-js-code:0.7"
+        generate(fly, 9)
+        assert len(caught) == 1
+    fly.close()
+
+
 def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
     short, long = DraftModel(tiny_draft, draft_max=3), DraftModel(tiny_draft, draft_max=8)
     with warnings.catch_warnings(record=True) as caught:

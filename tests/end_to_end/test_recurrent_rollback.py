@@ -145,7 +145,7 @@ def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
     to its round, and the stats say what it costs."""
     for rule in ("agree", "reconverge"):
         window = Window(6, rule=rule, across_rounds=True)
-        drafter = second_choice(reference, 4)
+        drafter = second_choice(reference, 4, rule)
         llm = FlyLlama(
             MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0), window=window,
             trace=True, **SETTINGS,

@@ -94,7 +94,7 @@ def test_windows_across_rounds(model, reference, text, rule, room):
 
     window = Window(12, rule=rule, across_rounds=True)
     llm = FlyLlama(
-        model, swa_full=False, drafter=second_choice(reference, 9), draft_max=3, gate=Margin(50.0), window=window,
+        model, swa_full=False, drafter=second_choice(reference, 9, rule), draft_max=3, gate=Margin(50.0), window=window,
         trace=True, **room, **SETTINGS,
     )  # fmt: skip
     out = take(llm.generate(text, temp=0.0), 50)

@@ -28,6 +28,7 @@ from pyfly_cpp.decoding.gates.written import (
     parse_gate,
     require_gate,
     require_window_for,
+    why_all,
     why_strict,
 )
 
@@ -56,5 +57,6 @@ __all__ = [
     "regions_of",
     "require_gate",
     "require_window_for",
+    "why_all",
     "why_strict",
 ]

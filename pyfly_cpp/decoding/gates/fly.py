@@ -47,8 +47,8 @@ class Entropy(Gate):
 
     two_draws: bool = False
     """At temperature > 0: draw the target's choice twice, and let a draft match that either draw gives, as the
-    reference code does; what is emitted for a rejected draft is the first draw. Drafts are drawn, too. What only the
-    second draw gives counts as a match, though the distribution is no longer the target's."""
+    reference code does; what is emitted for a rejected draft is the first draw. Drafts are the drafter's favourites, as
+    there. What only the second draw gives counts as a match, though the distribution is no longer the target's."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.two_draws, bool):

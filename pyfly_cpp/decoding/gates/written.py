@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
 from pyfly_cpp.decoding.gates.combined import AllOf, AnyOf
 from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import KINDS, Fuzzy
-from pyfly_cpp.decoding.gates.gate import REGIONS, Gate
+from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, written
 from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
 from pyfly_cpp.decoding.gates.regions import Regions
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
@@ -172,3 +173,22 @@ def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
         f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a round "
         f"has at most {drafts}; {change}."
     )
+
+
+_MOST = {"fuzzy_js": math.log(2), "fuzzy_tv": 1.0}
+"""What divergences never exceed."""
+
+
+def why_all(gate: Gate, draft_max: int) -> str | None:
+    """Why a threshold of the gate lets every draft pass, and what to change, in one sentence. None where it does not,
+    and without drafts."""
+    for node in gate.nodes() if draft_max > 0 else ():
+        most = _MOST.get(node.kind, math.inf)
+        if node.threshold >= most:
+            word, threshold = node.kind.replace("_", "-"), written(node.threshold)
+            meant = f", or write {word}-code:{threshold} for the scale of the FSD code" if most < 1 else ""
+            return (
+                f"the threshold {threshold} of {word} in the gate {gate} lets every draft pass, because this "
+                f"divergence is at most {most:.3g}; lower it{meant}."
+            )
+    return None
