@@ -70,9 +70,8 @@ class Ours:
 
     def costs(self) -> dict[int, float]:
         """C(n) in seconds."""
-        crew = self.batch._crew
-        native = crew.host._decoder.batch
-        return {n: us / 1e6 for n, us in crew.stepper.call(native.measure).rows}
+        native = self.batch.llama.decoder.batch
+        return {n: us / 1e6 for n, us in self.batch.between_steps(native.measure, when_idle=True).result().rows}
 
     def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[list[int], float, float]:
         """A `Turn`."""

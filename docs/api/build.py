@@ -23,7 +23,7 @@ MODULES = (
     "pyfly_cpp.machine.kernels",
 )
 
-ALIASES = ("ArrayLike", "Drafter", "Prompt", "View")
+ALIASES = ("ArrayLike", "Drafter", "Prompt", "Tell")
 """Types that read better by their names than by what they stand for."""
 
 

@@ -1,34 +1,35 @@
 """`FlyBatch`: many requests at once, on one model.
 
-One thread steps the batch (stepper.py); each request that runs has a thread of its own, where the completions of
-`FlyLlama` read its text (views.py). handles.py has what the caller holds of a request, shared_llama.py what all share.
+One thread steps them and makes their text (engine/stepper.py). What the caller holds of a request is a `Handle`, which
+reads its queue of pieces and tells them as completions where somebody asks for them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import operator
 import os
-import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import as_completed
-from queue import SimpleQueue
+from concurrent.futures import CancelledError, Future, as_completed
 from types import TracebackType
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
-from pyfly_cpp.batch.handles import Handle, Job
-from pyfly_cpp.batch.shared_llama import SharedLlama
-from pyfly_cpp.batch.stepped_text import Text
-from pyfly_cpp.batch.stepper import CLOSED, Stepper
-from pyfly_cpp.batch.views import View
+from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.engine.arguments import require_fitting
+from pyfly_cpp.engine.feed import Feed
+from pyfly_cpp.engine.prompting import chat_handler
+from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Stats
+from pyfly_cpp.engine.stepper import Stepped, Stepper
+from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.shared_llama import SharedLlama
 from pyfly_cpp.ranges import require_integer
+
+T = TypeVar("T")
 
 Prompt = Union[str, Sequence[int], Sequence[dict[str, Any]]]
 """Text, token ids, or the messages of a chat."""
@@ -77,9 +78,13 @@ class FlyBatch:
         """
         if n_chunk is not None:
             require_integer("n_chunk", n_chunk, 1)
-        host = SharedLlama(model_path, n_parallel, n_ctx, n_cells, **kwargs)
-        self._crew = _Crew(host, n_chunk)
-        self._finalizer = weakref.finalize(self, self._crew.close)
+        self._llama = llama = SharedLlama(model_path, n_parallel, n_ctx, n_cells, **kwargs)
+        lengths = llama.draft_lengths(llama.decoding)
+        decoder, adaptive = llama.decoder, llama.adaptive
+        decoder.batch.configure(list(zip(decoder.drafters, lengths)), adaptive=adaptive, n_chunk=n_chunk or 0)
+        self._stepper = Stepper(decoder, llama.n_ctx_of_text, llama.n_vocab(), adaptive, llama.close)
+        self._seeding = threading.Lock()
+        self._finalizer = weakref.finalize(self, self._stepper.close)
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
@@ -95,60 +100,106 @@ class FlyBatch:
 
         Args:
             prompt: Text, token ids, or the messages of a chat.
-            trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's. on_prefill is called in the
-                request's own thread.
+            trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's.
             **request: gate, window and draft_max, as of `FlyLlama`; None: as the batch's. Whether drafting is governed
                 is decided for the batch; if it is, draft_max is an upper limit.
                 And arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed it is
-                the next of a chain, as in a `FlyLlama`. Logits processors are called in the thread that steps all
-                requests, possibly also for a few tokens after a stop string.
+                the next of a chain, as in a `FlyLlama`. Callbacks (on_prefill, logits processors, stopping criteria)
+                are called in the thread that steps all requests.
 
         Raises:
-            ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork.
+            ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork. What is wrong
+                with the prompt its result raises.
             TypeError: the completion has no such argument.
         """
-        said = {name: request.pop(name) for name in OF_REQUEST if name in request}
-        is_chat, prompt = _understood(prompt)
-        method = "create_chat_completion" if is_chat else "create_completion"
-        inspect.signature(getattr(FlyLlama, method)).bind(None, prompt, **request)
+        is_chat, asked_for = _understood(prompt)
+        how = {name: request.pop(name) for name in OF_REQUEST if name in request}
+        decoding = self.decoding.but(**how)
+        require_fitting(decoding.draft_max, self.llama.n_batch)
+        method = FlyLlama.create_chat_completion if is_chat else FlyLlama.create_completion
+        inspect.signature(method).bind(None, asked_for, **request)
+        feed = Feed()
+        try:
+            if not is_chat:
+                completion = Completion(self.llama, asked_for, **request)
+            elif Chat.is_served(self.llama):
+                completion = Chat(self.llama, self.llama.chat_arguments(asked_for, **request))
+            else:
+                return self._have_handled(asked_for, request, {**how, "trace": trace, "on_prefill": on_prefill})
+            asked, seen = completion.request, on_prefill or self.llama.on_prefill
 
-        def complete(view: View) -> Any:
-            return getattr(view, method)(prompt, **request)
+            def tell(event: str) -> None:
+                if event == "prompt":
+                    asked.tell_prefill(seen)
 
-        return self.call(
-            complete, stream=bool(request.get("stream")), seed=request.get("seed"), decoding=self.decoding.but(**said),
-            trace=trace, on_prefill=on_prefill,
-        )  # fmt: skip
+            step = self._begin(asked, completion.next_seed, decoding, trace, tell if seen else None, feed)
+        except Exception as failure:  # of this request: `complete` may want it in place of a result
+            self._stepper.require_open()
+            feed.fail(failure)
+            return Handle(feed, [], self._stepper, self)
+        response = None if request.get("stream") else completion.response
+        return Handle(feed, [step], self._stepper, self, completion.new_stream, response)
 
-    def call(
+    def write(
         self,
-        function: Callable[[View], Any],
+        request: Request,
         *,
-        stream: bool = False,
         seed: int | None = None,
         decoding: Decoding | None = None,
         trace: bool | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
+        on_event: Callable[[str], None] | None = None,
     ) -> Handle:
-        """Hands in a function that generates as it likes; returns at once.
+        """Hands in a request of the engine, which comes as pieces of text (`engine.output.Piece`); returns at once.
 
         Args:
-            function: Is given a `FlyLlama` of its own, in the request's thread. Returns the result, or with `stream` an
-                iterator of chunks.
-            seed: Of the request's sampling; None: the next of the chain.
-            decoding: Of this request, but for drafter and adaptive, which are the batch's; None: the batch's.
-            trace, on_prefill: As of `submit`. Raises as it does.
+            request: Made by `llama.new_request`, with an output.
+            seed: Of its sampling; None: the last one again.
+            decoding: How it decodes, but for drafter and adaptive, which are the batch's; None: as the batch.
+            trace: As of `submit`. Raises as it does; the sampling may also be refused.
+            on_event: Called in the thread that steps, with what has just happened to the request: "begun", "prompt"
+                (some of it was evaluated), "round", "ended".
         """
         decoding = decoding or self.decoding
-        require_fitting(decoding.draft_max, self._crew.open_host().n_batch)
-        crew, chained = self._crew, self._crew.next_seed(seed)  # the request must not keep the FlyBatch
+        require_fitting(decoding.draft_max, self.llama.n_batch)
+        step = self._begin(request, lambda last: last if seed is None else seed, decoding, trace, on_event, Feed())
+        return Handle(step.feed, [step], self._stepper, self)
 
-        def start(on_text: Callable[[Text], None]) -> View:
-            return crew.view(on_text, chained if seed is None else seed).configure(decoding, trace, on_prefill)
+    def _begin(
+        self,
+        request: Request,
+        next_seed: Callable[[int], int],
+        decoding: Decoding,
+        trace: bool | None,
+        on_event: Callable[[str], None] | None,
+        feed: Feed,
+    ) -> Stepped:
+        llama = self.llama
+        with self._seeding:
+            llama.set_seed(next_seed(llama._seed))
+            sampler = llama.new_sampler(request)
+        request.trace = llama.trace if trace is None else trace
+        step = Stepped(request, decoding, llama.draft_lengths(decoding), sampler, on_event, feed)
+        self._stepper.add(step)
+        return step
 
-        job = Job(start, function, stream)
-        crew.add(job)
-        return Handle(job, self)
+    def _have_handled(self, messages: list[Any], request: dict[str, Any], how: dict[str, Any]) -> Handle:
+        """A chat whose format completes as it likes, in a thread of its own."""
+        feed, steps = Feed(), list[Stepped]()
+        llama = _ForHandler(self, feed, steps, how)
+        arguments = self.llama.chat_arguments(messages, **request)
+        stream = bool(request.get("stream"))
+
+        def work() -> None:
+            try:
+                response = chat_handler(self.llama)(llama=llama, **arguments)
+                for chunk in response if stream else (response,):
+                    feed.put([chunk])
+                feed.put([], is_last=True)
+            except BaseException as failure:
+                feed.fail(failure)
+
+        threading.Thread(target=work, name="pyfly-chat", daemon=True).start()
+        return Handle(feed, steps, self._stepper, self, None, None if stream else lambda items: items[0])
 
     def complete(
         self,
@@ -172,13 +223,13 @@ class FlyBatch:
         handles: list[Handle] = []
         try:
             handles.extend(self.submit(prompt, **request) for prompt in prompts)
-            futures = [handle._job.future for handle in handles]
+            futures = [handle.feed.future for handle in handles]
             for n, future in enumerate(as_completed(futures), 1):
                 if not return_exceptions:
                     future.result()
                 if on_progress is not None:
                     on_progress(n, len(futures))
-            return [future.exception() or future.result() for future in futures]
+            return [handle.exception() or handle.result() for handle in handles]
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -189,40 +240,57 @@ class FlyBatch:
     @property
     def stats(self) -> Stats:
         """Counters of all requests since the object was made or `reset_stats()` was called."""
-        return self._crew.stats()
+        return self._stepper.stats()
 
     def reset_stats(self) -> None:
         """Sets them to 0."""
-        self._crew.stepper.call(self._crew.stepper.reset_counters)
+        self._stepper.reset_stats()
+
+    @property
+    def llama(self) -> SharedLlama:
+        """The model: its tokens, chat formats and settings. Nothing can be generated with it. Raises ValueError where
+        the batch is closed or has failed, PyflyError in a fork."""
+        self._stepper.require_open()
+        return self._llama
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by a failure: nothing more comes of it."""
+        return self._stepper.has_failed
+
+    def between_steps(self, function: Callable[[], T], when_idle: bool = False) -> Future[T]:
+        """Has a function called by the thread that steps, between two steps; with when_idle, as soon as no request runs
+        or waits. Raises as `llama` does."""
+        return self._stepper.submit(function, when_idle)
 
     @property
     def decoding(self) -> Decoding:
         """How requests decode that say nothing of it."""
-        return self._crew.open_host().decoding
+        return self.llama.decoding
 
     @property
     def n_parallel(self) -> int:
         """Requests that run at once."""
-        return self._crew.host.n_parallel
+        return self._llama.n_parallel
 
     @property
     def n_ctx(self) -> int:
         """Most tokens of one text."""
-        return self._crew.host.n_ctx_of_text
+        return self._llama.n_ctx_of_text
 
     @property
     def drafter_reason(self) -> str | None:
         """As of `FlyLlama`."""
-        return self._crew.host.drafter_reason
+        return self._llama.drafter_reason
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """As of `llama_cpp.Llama`."""
-        tokens: list[int] = self._crew.open_host().tokenize(text, add_bos, special)
+        tokens: list[int] = self.llama.tokenize(text, add_bos, special)
         return tokens
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As of `llama_cpp.Llama`."""
-        text: bytes = self._crew.open_host().detokenize(tokens, prev_tokens, special)
+        text: bytes = self.llama.detokenize(tokens, prev_tokens, special)
         return text
 
     # ---- The end -----------------------------------------------------------------------------------------------------
@@ -230,7 +298,7 @@ class FlyBatch:
     def close(self) -> None:
         """Cancels what runs or waits and frees everything; a second call does nothing, nor does a call in a fork of the
         process. Waits for the step that runs, unless it is called by a callback of a request."""
-        self._crew.close()  # again where an earlier call could not wait
+        self._stepper.close()  # again where an earlier call could not wait
         self._finalizer.detach()
 
     def __enter__(self) -> FlyBatch:
@@ -259,93 +327,22 @@ def _understood(prompt: Prompt) -> tuple[bool, Any]:
         ) from None
 
 
-class _Crew:
-    """The threads of a FlyBatch and what they share. They do not keep the FlyBatch, so that it can be dropped."""
+class _ForHandler:
+    """Stands in for a Llama before a chat handler, in the thread of that."""
 
-    def __init__(self, host: SharedLlama, n_chunk: int | None) -> None:
-        self.host = host
-        lengths = [k for _, k in host._drafting()]
-        host._decoder.batch.configure(
-            list(zip(host._decoder.drafters, lengths)), adaptive=host.adaptive, n_chunk=n_chunk or 0
-        )
-        self.stepper = Stepper(host._decoder.batch, host.n_vocab(), self._end)
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._lock = threading.RLock()
-        self._jobs: set[Job] = set()  # that have not ended
-        self._seed: int = host._seed
-        self._last_stats = Stats()
-        self._is_closed = False
-        self._workers = [
-            threading.Thread(target=self._work, name=f"pyfly-request-{i}", daemon=True) for i in range(host.n_parallel)
-        ]
-        for worker in self._workers:
-            worker.start()
+    def __init__(self, batch: FlyBatch, feed: Feed, steps: list[Stepped], how: dict[str, Any]) -> None:
+        self._batch = batch
+        self._feed = feed
+        self._steps = steps
+        self._how = how
 
-    def next_seed(self, given: int | None) -> int:
-        """The seed that a FlyLlama would have when this request, the next of it, begins."""
-        with self._lock:
-            seed = self._seed
-            self._seed = random.Random(seed).randint(0, 2**32) if given is None else given
-            return seed
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch.llama, name)
 
-    def view(self, on_text: Callable[[Text], None], seed: int) -> View:
-        """A FlyLlama for one request."""
-        return View(self.host, self.stepper, on_text, seed)
-
-    def add(self, job: Job) -> None:
-        """Queues a request. Raises ValueError where the crew is closed or has failed, PyflyError in a fork."""
-        with self._lock:
-            self.open_host()
-            self._jobs.add(job)
-            self._queue.put(job)
-        job.future.add_done_callback(lambda _: self._jobs.discard(job))
-
-    def open_host(self) -> SharedLlama:
-        """The model; raises ValueError where it is closed, or the stepping has failed, and PyflyError in a fork."""
-        self.stepper.require_open()
-        if self._is_closed:
-            raise ValueError(CLOSED)
-        return self.host
-
-    def stats(self) -> Stats:
-        """Of all requests, the last ones if it is closed."""
-        try:
-            return self.stepper.call(self._stats)
-        except ValueError:  # closed
-            self._join()
-            return self._last_stats
-
-    def _stats(self) -> Stats:
-        decoder = self.host._decoder
-        return decoder.with_state(decoder.describe(*self.stepper.counters()), self.host.adaptive)
-
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job.run()
-            del job  # and with it what the request held
-
-    def close(self) -> None:
-        """Ends everything; waits for it unless one of its own threads calls. Nothing runs in a fork."""
-        if self.stepper.process.is_current:
-            with self._lock:
-                self._is_closed = True
-            for job in list(self._jobs):  # no other is added now
-                job.stop("the FlyBatch was closed.")
-            self.stepper.close()
-            self._join()
-
-    def _join(self) -> None:
-        if not self.stepper.is_current_thread and threading.current_thread() not in self._workers:
-            self.stepper.join()
-
-    def _end(self) -> None:
-        """The last that the stepping thread does."""
-        with self._lock:
-            self._is_closed = True
-        with contextlib.suppress(Exception):
-            self._last_stats = self._stats()
-        for _ in self._workers:
-            self._queue.put(None)
-        for worker in self._workers:
-            worker.join()
-        self.host.close()
+    def create_completion(self, prompt: Any, **arguments: Any) -> Any:
+        """As of `Llama`, by a request of the batch."""
+        if self._feed.future.done():
+            raise CancelledError("the request was cancelled.")
+        handle = self._batch.submit(prompt, **arguments, **self._how)
+        self._steps += handle.steps
+        return iter(handle) if arguments.get("stream") else handle.result()

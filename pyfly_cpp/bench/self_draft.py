@@ -257,7 +257,7 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
         llm.create_chat_completion(messages, max_tokens=MAX_TOKENS, temperature=0.0)
     acceptance = llm.stats.acceptance_at_depth[:DEPTH]
     progress(f"{kind.name}: measuring what it costs", 1.0)
-    return Measured(path.stat().st_size, acceptance, llm._measure_costs(llm._drafting()))
+    return Measured(path.stat().st_size, acceptance, llm.measure_costs())
 
 
 def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:

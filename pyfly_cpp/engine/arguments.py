@@ -39,7 +39,7 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
     require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
 
 
-_SETTINGS = ("decoding", *field_names(Decoding), "log_rounds", "on_prefill", "protected", "trace")
+_SETTINGS = ("decoding", *field_names(Decoding), "on_prefill", "protected", "trace")
 """What may be set on a FlyLlama, besides the attributes of the base class."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.decoding.drafters import Drafter, Host, open_drafter
 from pyfly_cpp.decoding.gates import REGIONS
 from pyfly_cpp.engine.access import CLOSED
@@ -143,6 +144,12 @@ class Decoder:
                 "this model's memory cannot be rolled back, so it is decoded without speculation.",
                 stacklevel=stacklevel + 1,
             )
+
+    def forget(self) -> None:
+        """No request to come is served by what is evaluated of earlier ones. While none runs."""
+        for slot in self.batch.slots:
+            slot.begin([0], EXACT.gate.nodes(), EXACT.gate.window.config(), n_evaluated=0)
+            slot.end(0)
 
     # ---- Counters ----------------------------------------------------------------------------------------------------
 

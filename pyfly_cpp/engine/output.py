@@ -89,14 +89,14 @@ class Output:
             piece_of: The bytes of a token.
             is_end: Whether a token is an end-of-text token.
             stop: Strings that the text ends before. Empty ones are ignored.
-            max_tokens: Most tokens, >= 1; None: no limit.
+            max_tokens: Most tokens, 0: the answer ends before its first one; None: no limit.
             n_logprobs: Most probable tokens to name for each token, >= 0; None: no log-probabilities.
         """
         self._characters = Characters(piece_of)
         self._is_end = is_end
         self._stop = tuple(string for string in stop if string)
-        self._max_tokens = max_tokens
-        self._n_logprobs = n_logprobs
+        self.max_tokens = max_tokens
+        self.n_logprobs = n_logprobs
         self._held: list[Token] = []
         self._text = ""  # of the held tokens
         self.n_tokens = 0
@@ -112,17 +112,19 @@ class Output:
             row: The logits [n_vocab] that the token was chosen by; needed for log-probabilities.
             record: How it was produced; kept with the token.
         """
+        if self.max_tokens == 0:
+            return self.end("length")
         if self._is_end(token):
             return self.end("eog")
         self.n_tokens += 1
         text = self._characters(token)
-        logprobs = None if self._n_logprobs is None or row is None else logprobs_of(row, token, self._n_logprobs)
+        logprobs = None if self.n_logprobs is None or row is None else logprobs_of(row, token, self.n_logprobs)
         self._held.append(Token(token, text, logprobs, record))
         self._text += text
         places = [place for place in map(self._text.find, self._stop) if place >= 0] if text else []
         if places:
             return self._end("stop", self._before(min(places)))
-        if self.n_tokens == self._max_tokens:
+        if self.n_tokens == self.max_tokens:
             return self.end("length")
         return self._give(self._certain(len(self._text) - self._n_doubtful())) if text else Piece("", (), self.n_tokens)
 

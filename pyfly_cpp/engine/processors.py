@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList
-
-
-class HasHistory(Protocol):
-    """A text whose rows processors work on."""
-
-    def history(self) -> npt.NDArray[np.int32]:
-        """The tokens before the row that is being sampled."""
 
 
 class Processors:
@@ -24,8 +17,9 @@ class Processors:
     raises cannot pass through C; it is kept for whoever steps the text.
     """
 
-    def __init__(self, text: HasHistory, processors: LogitsProcessorList) -> None:
-        self._text = text
+    def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: LogitsProcessorList) -> None:
+        """`history`: the tokens before the row that is being sampled."""
+        self._history = history
         self._processors = processors
         self._failure: BaseException | None = None
 
@@ -33,7 +27,7 @@ class Processors:
         if self._failure is not None:
             return scores
         try:
-            shaped = np.asarray(self._processors(self._text.history(), np.array(scores)), dtype=np.single)
+            shaped = np.asarray(self._processors(self._history(), np.array(scores)), dtype=np.single)
             if shaped.shape != scores.shape:
                 raise ValueError(
                     f"the logits processors returned an array of shape {list(shaped.shape)}, not {list(scores.shape)}; "

@@ -17,26 +17,37 @@ class Rendered(NamedTuple):
     """Texts that end the answer, as the format says."""
 
 
-def render_chat(llm: Any, messages: Sequence[Any], **options: Any) -> Rendered:
-    """Applies a model's chat format. Nothing is evaluated; several threads may do it at once.
-
-    Args:
-        llm: A `Llama`.
-        messages: As of `create_chat_completion`.
-        **options: What else of it the format may look at: tools, tool_choice.
-
-    Raises:
-        Exception: what the format, a template of whoever made the model, raises of messages that it does not take.
-    """
-    handler = (
+def chat_handler(llm: Any) -> Any:
+    """What turns messages into completions for a `Llama`, as the base class chooses it."""
+    return (
         llm.chat_handler
         or llm._chat_handlers.get(llm.chat_format)
         or llama_chat_format.get_chat_completion_handler(llm.chat_format)
     )
+
+
+def hear_chat(llm: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
+    """The first completion that a chat format asks for: arguments of `create_completion`, the prompt as tokens. Nothing
+    is evaluated; several threads may do it at once.
+
+    Args:
+        llm: A `Llama`.
+        messages, **options: As of `create_chat_completion`.
+
+    Raises:
+        Exception: what the format, a template of whoever made the model, raises of messages that it does not take.
+    """
     listener = _Listener(llm)
     with contextlib.suppress(_Heard):
-        handler(llama=listener, messages=list(messages), temperature=0.0, **options)
-    return Rendered(listener.prompt, listener.stop)
+        chat_handler(llm)(llama=listener, messages=list(messages), **options)
+    return listener.heard
+
+
+def render_chat(llm: Any, messages: Sequence[Any], **options: Any) -> Rendered:
+    """Applies a model's chat format; as of `hear_chat`."""
+    heard = hear_chat(llm, messages, temperature=0.0, **options)
+    stop = heard.get("stop")
+    return Rendered(heard["prompt"], [stop] if isinstance(stop, str) else [entry for entry in stop or [] if entry])
 
 
 class _Heard(Exception):
@@ -44,20 +55,18 @@ class _Heard(Exception):
 
 
 class _Listener:
-    """Stands in for a Llama before a chat handler, to hear which prompt it makes of messages."""
+    """Stands in for a Llama before a chat handler, to hear which completion it makes of messages."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self.prompt: list[int] = []
-        self.stop: list[str] = []
+        self.heard: dict[str, Any] = {"prompt": []}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
-    def create_completion(self, prompt: Any, stop: Any = None, **_: Any) -> Any:
-        """Keeps the prompt and ends the handler."""
+    def create_completion(self, prompt: Any, **arguments: Any) -> Any:
+        """Keeps what is asked for and ends the handler."""
         if isinstance(prompt, str):
             prompt = self._llm.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
-        self.prompt = list(prompt)
-        self.stop = [stop] if isinstance(stop, str) else [entry for entry in (stop or []) if entry]
+        self.heard = {**arguments, "prompt": list(prompt)}
         raise _Heard

@@ -1,23 +1,238 @@
-"""What is asked of a generation besides its sampling."""
+"""`Request`: one request on a loaded model, from its prompt to the last piece of its answer.
+
+Whoever steps the batch begins a request in a slot and lets it read what each step brought: the caller's own thread in a
+`FlyLlama` (llama/generation.py), one thread for all requests in a `FlyBatch` (stepper.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
+
+from pyfly_cpp._native import Slot
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
+from pyfly_cpp.engine.processors import Processors
+from pyfly_cpp.engine.stats import Record, Round
+from pyfly_cpp.errors import ContextFullError
 
 UNLIMITED = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Request:
-    """How long a generation may become, and which rows of logits are wanted of it."""
+class Committed(NamedTuple):
+    """A token that came out for good."""
 
-    max_tokens: int = UNLIMITED
-    """Tokens that somebody wants, >= 1. Drafts go no further; nothing ends there."""
-    keeps_rows: bool = False
-    """Whether the rows that tokens are chosen by are wanted."""
-    n_prompt_logprobs: int | None = None
-    """Most probable tokens that are wanted at each place of the prompt; None: no log-probabilities of it."""
-    prompt_from: int = 0
-    """Position of the first prompt token whose row is wanted: what it says of the next token."""
-    resumable: bool = False
-    """Whether the caller may send tokens."""
+    position: int
+    """Place in the sequence, 0 for the first prompt token."""
+    token: int
+    row: Row | None
+    """The logits [n_vocab] that it was chosen by, where rows are kept."""
+    record: Record | None
+    """How it was produced, with trace."""
+
+
+class Request:
+    """One request: what is asked, the slot it runs in, and what came of it. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        output: Output | None = None,
+        *,
+        n_prompt_logprobs: int | None = None,
+        prompt_from: int = 0,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        sampling: Mapping[str, Any] = MappingProxyType({}),
+        keeps_all_rows: bool = False,
+    ) -> None:
+        """
+        Args:
+            prompt: Token ids.
+            output: Makes the text of the answer and says where it ends; drafts go no further than its max_tokens. None:
+                tokens are wanted, without end, and some may be sent.
+            n_prompt_logprobs: Most probable tokens that are wanted at each place of the prompt; None: no
+                log-probabilities of it.
+            prompt_from: Position of the first prompt token whose row is wanted: what it says of the next token.
+            logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
+            sampling: The other arguments of `Llama.generate`.
+            keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.
+        """
+        self.history = list(prompt)
+        """The tokens of the prompt and of the answer."""
+        self.output = output
+        self.processors = Processors(lambda: self.slot.history(), logits_processor) if logits_processor else None
+        self.sampling = sampling
+        self.trace = False
+        """Whether each token has a record."""
+        self.records: list[Record] = []
+        """How each token of the answer was produced, with trace."""
+        self.log_rounds = False
+        self.rounds: list[Round] = []
+        """What each round did, with log_rounds."""
+        self.begun = 0.0
+        """When it began in its slot: `time.perf_counter`."""
+        self.arrivals: list[float] = []
+        """When the tokens of each round came, which come together: `time.perf_counter`."""
+        self.n_arrived: list[int] = []
+        """Tokens of the answer that came then, an end-of-text token included."""
+        self.prompt_logprobs: list[Logprobs] = []
+        """Of the prompt's tokens behind `prompt_from`, where they are wanted."""
+        self._n_prompt_logprobs = n_prompt_logprobs
+        self._prompt_from = prompt_from
+        self._stopping_criteria = stopping_criteria
+        self._wants_prompt_rows = keeps_all_rows or n_prompt_logprobs is not None
+        self._keeps_rows = (
+            keeps_all_rows or stopping_criteria is not None or (output is not None and output.n_logprobs is not None)
+        )
+        self._accepted = (0, 0, 0)
+        self._n_prompt = len(self.history)
+        self._begun_at = self._position = 0
+        self._has_given = False
+        self.slot: Slot
+        """Where it runs, from `begin` on."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the answer, an end-of-text token included."""
+        return self.history[self._n_prompt :]
+
+    def require_fitting(self, n_ctx: int) -> None:
+        """Raises ValueError where the prompt is empty, ContextFullError where it has more than n_ctx tokens."""
+        if not self.history:
+            raise ValueError("the prompt is empty; give at least one token.")
+        if len(self.history) > n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(self.history)} tokens and the context holds {n_ctx}; shorten the prompt or "
+                "raise n_ctx."
+            )
+
+    # ---- Whoever steps the batch -------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        slot: Slot,
+        decoding: Decoding,
+        sampler: Any,
+        *,
+        n_evaluated: int | None = None,
+        draft_max: Sequence[int] | None = None,
+    ) -> None:
+        """Begins in a slot: the one place where a `Decoding` becomes what the core is asked for.
+
+        Args:
+            decoding: How it decodes, but for drafter and adaptive, which are the batch's.
+            sampler: A llama_cpp `LlamaSampler`.
+            n_evaluated: Tokens that the slot's memory holds; None: as many as the batch knows of.
+            draft_max: Most tokens of a round, for each of the batch's drafters; None: those of the batch.
+
+        Raises:
+            ValueError: the prompt has a token that is none.
+        """
+        gate, output = decoding.gate, self.output
+        n_room = UNLIMITED if output is None or output.max_tokens is None else max(1, output.max_tokens)
+        slot.begin(
+            self.history, gate.nodes(), [window.config() for window in gate.windows(decoding.window)], sampler=sampler,
+            take_failure=None if self.processors is None else self.processors.take_failure, n_room=n_room,
+            n_evaluated=n_evaluated if self._n_prompt_logprobs is None else 0, draft_max=draft_max, trace=self.trace,
+            keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows,
+        )  # fmt: skip
+        self.slot, self.begun = slot, time.perf_counter()
+        self._n_prompt = len(self.history)
+        self._begun_at = self._position = slot.n_evaluated
+        if self.log_rounds:
+            self._accepted = slot.accepted()
+
+    def resume(self, n_keep: int, tokens: Sequence[int]) -> None:
+        """Goes on behind the first n_keep tokens with the caller's. Raises ContextFullError: they do not fit."""
+        self.slot.resume(n_keep, list(tokens))
+        self.history[n_keep:] = map(int, tokens)
+        self._begun_at = self._position = self.slot.n_evaluated
+
+    def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:
+        """What a step that was no round has evaluated: (position, row) of the tokens, where rows are wanted."""
+        slot, was, rows = self.slot, self._position, list[tuple[int, Row]]()
+        while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
+            rows.append((was + len(rows), row))
+        if self._n_prompt_logprobs is not None:
+            self.prompt_logprobs += [
+                logprobs_of(row, self.history[i + 1], self._n_prompt_logprobs)
+                for i, row in rows
+                if i >= self._prompt_from
+            ]
+        self._position = slot.n_evaluated
+        return rows
+
+    def tell_prefill(self, on_prefill: Callable[[int, int], None] | None) -> None:
+        """Tells, behind a step that was no round, how many prompt tokens of how many are evaluated, if any are."""
+        if on_prefill is not None and self._position > self._begun_at:
+            on_prefill(self._position - self._begun_at, len(self.history) - self._begun_at)
+
+    def read_round(self, n_vocab: int, seconds: float) -> list[Committed]:
+        """What a round has committed. `seconds`: that it took."""
+        slot, keeps_rows, trace = self.slot, self._keeps_rows, self.trace
+        committed = [
+            Committed(
+                position,
+                token,
+                slot.record_row(i, n_vocab) if keeps_rows else None,
+                Record.of(slot.record(i)) if trace else None,
+            )
+            for i, (position, token) in enumerate(slot.tokens())
+        ]
+        if committed:
+            self.arrivals.append(time.perf_counter())
+            self.n_arrived.append(0)
+        if self.log_rounds:
+            now = slot.accepted()
+            drafted, matched, loose = (b - a for a, b in zip(self._accepted, now))
+            self.rounds.append(Round(len(committed), drafted, matched, loose, seconds))
+            self._accepted = now
+        return committed
+
+    def take(self, one: Committed) -> bool:
+        """Makes a committed token the next of the answer; False where a stopping criterion says that it is none."""
+        position, token, _, record = one
+        if self._stopping_criteria is not None and self._is_stopped(one):
+            return False
+        self.history[position:] = [token]
+        self.n_arrived[-1] += 1
+        if record is not None:
+            self.records.append(record)
+        return True
+
+    def add(self, one: Committed) -> Piece:
+        """What the answer grows by with a committed token; see `Output.add`."""
+        assert self.output is not None
+        piece = self.output.add(one.token, one.row, one.record) if self.take(one) else self.output.end("stop")
+        if piece.finish and self._stopping_criteria is not None and self._is_stopped(one):  # as the base class asks
+            piece = piece._replace(finish="stop")
+        return self._told(piece)
+
+    def _is_stopped(self, one: Committed) -> bool:
+        assert self._stopping_criteria is not None
+        return bool(self._stopping_criteria(np.array(self.history[: one.position], dtype=np.intc), one.row))
+
+    def end(self, cause: str) -> Piece:
+        """Ends the answer where it stands; see `Output.end`."""
+        assert self.output is not None
+        return self._told(self.output.end(cause))
+
+    def last_piece(self, failure: BaseException) -> Piece:
+        """The end of an answer that has filled the context. Raises any other failure, and this one of a prompt."""
+        if not isinstance(failure, ContextFullError) or self.output is None or not self.output.n_tokens:
+            raise failure
+        return self.end("context")
+
+    def _told(self, piece: Piece) -> Piece:
+        """With the log-probabilities of the prompt in the first piece that is given out."""
+        if not self._has_given and (piece.text or piece.finish):
+            self._has_given = True
+            if self._n_prompt_logprobs is not None:
+                return piece._replace(prompt=tuple(self.prompt_logprobs))
+        return piece

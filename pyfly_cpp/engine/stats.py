@@ -205,7 +205,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did (`FlyLlama.log_rounds`). A provisional token counts as drafted in its own round; as matched or
+    """What one round did (`Request.log_rounds`). A provisional token counts as drafted in its own round; as matched or
     loose, and as committed, in the one that decides on it. What the last round brings after the end of the answer is
     counted here, unlike in `Stats`."""
 

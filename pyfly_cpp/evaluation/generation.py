@@ -7,18 +7,17 @@ on one prompt may share its KV cache. A caller that forgets to look at the promp
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import has_head
 from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.prompting import render_chat
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Round, Stats
-from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 T = TypeVar("T")
@@ -76,9 +75,9 @@ class Generator:
         """Most tokens of a text."""
         return int(self.llm.n_ctx())
 
-    def call(self, function: Callable[[FlyLlama], T]) -> T:
-        """What the function returns of a FlyLlama that is configured."""
-        return function(self.llm)
+    def run(self, request: Request) -> None:
+        """Runs a request as it is configured, to its end. Raises as `generate` does."""
+        self.llm.run(request)
 
     def require(self, settings: Sequence[Decoding]) -> None:
         """Loads every drafter once, so that what is not there or does not fit is known before hours are spent.
@@ -96,7 +95,7 @@ class Generator:
             if has_head(self.llm.drafter):
                 self.llm.drafter = None  # loaded anew, it is checked against this setting's K
             self.configure(setting)
-            self.llm._warn_of_gate()
+            self.llm.warn_of_gate()
 
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
@@ -185,7 +184,8 @@ class Generator:
         if seed is not None:
             self.llm.set_seed(seed)
         self.llm.reset_stats()
-        return decode(self.llm, prompt, max_tokens, temperature)
+        request = request_for(self.llm, prompt, max_tokens, temperature)
+        return generated(request, self.llm.run(request), self.llm.stats)
 
 
 def rotated(entries: Sequence[T], i: int) -> list[T]:
@@ -194,49 +194,20 @@ def rotated(entries: Sequence[T], i: int) -> list[T]:
     return [*entries[first:], *entries[:first]]
 
 
-def decode(
-    llm: Any,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    on_first: Callable[[], None] | None = None,
-) -> Generated:
-    """One generation of a FlyLlama that is configured and has counted nothing yet; errors as of `Generator.generate`.
-
-    Args:
-        on_first: Called when the first token has come.
-    """
-    tokens: list[int] = []
-    texts: list[str] = []
-    arrivals: list[float] = []
-    first_round = n_first = n_all = 0
-    started = after_first = last = time.perf_counter()
-    llm.log_rounds = True
+def request_for(llm: FlyLlama, prompt: Prompt, max_tokens: int, temperature: float) -> Request:
+    """The request that a generation is."""
     output = llm.new_output(prompt.tokens, prompt.stop, max_tokens)
-    stream = llm.start(prompt.tokens, Request(max_tokens), temp=temperature).run()
-    try:
-        for token in stream:
-            last = time.perf_counter()
-            if n_all == 0 and on_first is not None:
-                on_first()
-            n_all += 1
-            first_round = first_round or len(llm.rounds)
-            if len(llm.rounds) == first_round:  # the tokens of one round come together
-                n_first, after_first = n_all, last
-            if len(arrivals) < len(llm.rounds):
-                arrivals.append(last - started)
-            texts.append(output.add(token).text)
-            if output.cause != "eog":
-                tokens.append(token)
-            if output.cause is not None:
-                break
-    except ContextFullError:
-        if not tokens:
-            raise
-        texts.append(output.end("context").text)
-    finally:
-        stream.close()
+    request = llm.new_request(prompt.tokens, output, sampling={"temp": temperature})
+    request.log_rounds = True
+    return request
+
+
+def generated(request: Request, pieces: Sequence[Piece], stats: Stats) -> Generated:
+    """What came of a request that has ended."""
+    assert request.output is not None and request.output.cause is not None
+    tokens, arrivals, n_arrived = request.tokens, request.arrivals, request.n_arrived
     return Generated(
-        "".join(texts), tuple(tokens), output.cause, after_first - started, n_all - n_first, last - after_first,
-        llm.stats, tuple(llm.records), tuple(llm.rounds), tuple(arrivals),
+        "".join(piece.text for piece in pieces), tuple(tokens[:-1] if request.output.cause == "eog" else tokens),
+        request.output.cause, arrivals[0] - request.begun, sum(n_arrived[1:]), arrivals[-1] - arrivals[0], stats,
+        tuple(request.records), tuple(request.rounds), tuple(moment - request.begun for moment in arrivals),
     )  # fmt: skip

@@ -24,8 +24,6 @@ from tqdm import tqdm
 
 from pyfly_cpp.decoding import PLAIN, Decoding, require_repeatable
 from pyfly_cpp.decoding.drafting import AUTO, choose_drafters
-from pyfly_cpp.engine.output import Logprobs
-from pyfly_cpp.engine.request import Request
 from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.evaluation.generation import Generated, Prompt
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator, choose_parallel
@@ -196,14 +194,13 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         tokens = [*context, *continuation][-(self.max_length - 1) :]
         first = len(tokens) - len(continuation) - 1  # rows before only lead to the context
 
-        def evaluate(llm: FlyLlama) -> list[Logprobs]:
-            generation = llm.start(tokens, Request(1, n_prompt_logprobs=1, prompt_from=first), temp=0.0)
-            with contextlib.closing(generation.run()) as stream:
-                next(stream)
-            return generation.prompt_logprobs
-
+        request = self.llm.new_request(
+            tokens, self.llm.new_output(tokens, max_tokens=1), n_prompt_logprobs=1, prompt_from=first,
+            sampling={"temp": 0.0},
+        )  # fmt: skip
         self.generator.configure(PLAIN)
-        logprobs = self.generator.call(evaluate)
+        self.generator.run(request)
+        logprobs = request.prompt_logprobs
         return sum(p for p, _ in logprobs), all(p >= top[0][1] for p, top in logprobs)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:

@@ -6,29 +6,23 @@ the speed of a text; `arrivals` are seconds that passed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as PyGenerator
 from dataclasses import dataclass, replace
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import llama_cpp
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
-from pyfly_cpp.batch.handles import Job
-from pyfly_cpp.batch.stepped_text import Text
-from pyfly_cpp.batch.views import View
-from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, decode
+from pyfly_cpp.engine.request import Request
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, generated, request_for
 from pyfly_cpp.evaluation.shares import Shares
-from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
-
-T = TypeVar("T")
 
 _MOST = 8
 """Texts that are chosen at most where nobody says how many: more gain little on most processors."""
@@ -69,8 +63,7 @@ class ParallelGenerator(Generator):
     def __init__(self, batch: FlyBatch, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
         """`batch`: nobody else may use it; as for a `Generator` otherwise."""
         self._batch = batch
-        self._crew = batch._crew
-        super().__init__(self._crew.host, drafters)
+        super().__init__(batch.llama, drafters)
 
     @property
     def n_parallel(self) -> int:
@@ -86,14 +79,9 @@ class ParallelGenerator(Generator):
         """Ends what runs and frees the model."""
         self._batch.close()
 
-    def call(self, function: Callable[[FlyLlama], T]) -> T:
-        """As of `Generator`: in a thread of the batch."""
-        job = self._begin(function)
-        try:
-            result: T = job.future.result()
-        finally:
-            job.stop("nobody waits for it.")
-        return result
+    def run(self, request: Request) -> None:
+        """As of `Generator`."""
+        self._batch.write(request).result()
 
     def require(self, settings: Sequence[Decoding]) -> None:
         """As of `Generator`. Waits until nothing runs."""
@@ -104,26 +92,23 @@ class ParallelGenerator(Generator):
 
         def change() -> None:
             super(ParallelGenerator, self).configure(setting)
-            self.llm._configure(self.llm._drafting(), self.llm.adaptive)
+            self.llm.prepare()
 
         self._when_idle(change)
 
     def forget_all(self) -> None:
         """No text to come is served by what is evaluated of earlier ones. Waits until nothing runs."""
+        self._when_idle(self.llm.decoder.forget)
 
-        def forget() -> None:
-            for slot in self.llm._decoder.batch.slots:
-                slot.begin([0], PLAIN.gate.nodes(), PLAIN.gate.window.config(), n_evaluated=0)
-                slot.end(0)
-
-        self._when_idle(forget)
+    def _when_idle(self, function: Callable[[], None]) -> None:
+        self._batch.between_steps(function, when_idle=True).result()
 
     def generate(
         self, prompt: Prompt, setting: Decoding, max_tokens: int, temperature: float = 0.0, seed: int | None = None
     ) -> Generated:
         """As of `Generator`."""
-        ((_, generated),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
-        return generated
+        ((_, made),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
+        return made
 
     def generate_all(
         self, orders: Iterable[Order], setting: Decoding, n_at_once: int | None = None
@@ -135,64 +120,52 @@ class ParallelGenerator(Generator):
         """
         self.configure(setting)
         shares = Shares()
-        finished: SimpleQueue[Job] = SimpleQueue()
+        finished: SimpleQueue[_Taken] = SimpleQueue()
         waiting = iter(orders)
-        taken: dict[Job, Order] = {}
+        running: set[_Taken] = set()
 
         def begin(n: int | None) -> None:
             for order in islice(waiting, n):
-                job = self._begin(lambda view, order=order: work(view, order), order.seed)  # type: ignore[misc]
-                taken[job] = order
-                job.future.add_done_callback(lambda _, job=job: finished.put(job))  # type: ignore[misc]
-
-        def work(view: FlyLlama, order: Order) -> Generated:
-            seen = begun = shares.enter()
-            n_seconds = 0.0
-
-            def see_prompt(*_: int) -> None:
-                nonlocal seen, n_seconds
-                now = view.stats.seconds_prefill
-                seen, n_seconds = shares.prompt(seen, now - n_seconds), now
-
-            view.on_prefill = see_prompt
-            try:
-                made = decode(view, order.prompt, order.max_tokens, order.temperature, see_prompt)
-            finally:
-                shares.leave()
-            first, last = (begun + made.arrivals[i] if made.arrivals else begun for i in (0, -1))
-            return replace(made, seconds_prompt=n_seconds, decode_seconds=shares.share(first, last))
+                taken = _Taken(order, self._batch, shares)
+                running.add(taken)
+                taken.handle.feed.future.add_done_callback(lambda _, taken=taken: finished.put(taken))  # type: ignore[misc]
 
         try:
             begin(n_at_once)
-            while taken:
-                job = finished.get()
-                order, generated = taken.pop(job), job.future.result()
+            while running:
+                taken = finished.get()
+                running.remove(taken)
+                made = taken.made()
                 if n_at_once is not None:
                     begin(1)
-                yield order, generated
+                yield taken.order, made
         finally:
-            for job in taken:
-                job.stop("nobody wants it any more.")
+            for taken in running:
+                taken.handle.cancel()
 
-    def _begin(self, function: Callable[[FlyLlama], Any], seed: int | None = None) -> Job:
-        def start(on_text: Callable[[Text], None]) -> View:
-            return self._crew.view(on_text, self.llm._seed if seed is None else seed)
 
-        job = Job(start, function, False)
-        self._crew.add(job)
-        return job
+class _Taken:
+    """An order that was begun, and whose time it took."""
 
-    def _when_idle(self, function: Callable[[], None]) -> None:
-        """Calls it in the thread that steps, when the threads of all requests are done with what they had."""
-        if self._crew.stepper.is_current_thread:
-            function()
-            return
-        meeting = threading.Barrier(self.n_parallel)
-        try:
-            jobs = [self._begin(lambda _: meeting.wait()) for _ in range(self.n_parallel)]
-            for job in jobs:
-                job.future.result()
-        except BaseException:
-            meeting.abort()
-            raise
-        self._crew.stepper.call(function)
+    def __init__(self, order: Order, batch: FlyBatch, shares: Shares) -> None:
+        self.order = order
+        self._request = request_for(batch.llama, order.prompt, order.max_tokens, order.temperature)
+        self._shares = shares
+        self._seen = self._n_seconds = 0.0
+        self.handle = batch.write(self._request, seed=order.seed, on_event=self._see)
+
+    def _see(self, event: str) -> None:
+        request, shares = self._request, self._shares
+        if event == "begun":
+            self._seen = shares.enter()
+        elif event == "ended":
+            shares.leave()
+        elif event == "prompt" or len(request.arrivals) == 1:  # the first round has the end of the prompt
+            now = request.slot.counters()["seconds_prefill"]
+            self._seen, self._n_seconds = shares.prompt(self._seen, now - self._n_seconds), now
+
+    def made(self) -> Generated:
+        """What came of it, with its share of the seconds."""
+        made, moments = generated(self._request, self.handle.result(), self.handle.stats), self._request.arrivals
+        share = self._shares.share(moments[0], moments[-1])
+        return replace(made, seconds_prompt=self._n_seconds, decode_seconds=share)

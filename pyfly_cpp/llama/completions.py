@@ -1,4 +1,4 @@
-"""`CompletingLlama`: completions, from a prompt to the dictionaries of the base class.
+"""Completions, from a prompt to the dictionaries of the base class.
 
 The loop is ours, since the base class's own gives another text than it should: of several stop strings the first of the
 list wins, characters vanish at the end of a stream and from log-probabilities, tokens of more than 32 bytes everywhere,
@@ -8,24 +8,28 @@ and a limit of tokens in the middle of a character is passed by.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+from llama_cpp import llama_chat_format
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from pyfly_cpp.engine.generation import Generation
-from pyfly_cpp.engine.output import Output, Token, completion_logprobs, prompt_tokens
+from pyfly_cpp.engine.output import Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor
+from pyfly_cpp.engine.prompting import chat_handler, hear_chat
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
+from pyfly_cpp.llama.response_format import named_tool
 from pyfly_cpp.llama.schemas import with_strict_strings
 
 _INFILL = 0
@@ -33,13 +37,11 @@ _INFILL = 0
 _MARK = "\u263a"
 """Goes before a suffix, for a tokenizer that puts a space before a text; two tokens with that space."""
 
+Chunk = dict[str, Any]
+
 
 class CompletingLlama(GuardedLlama):
-    """A `GuardedLlama` whose subclass starts generations."""
-
-    def start(self, prompt: Sequence[int], request: Request, **arguments: Any) -> Generation:
-        """See `FlyLlama.start`."""
-        raise NotImplementedError
+    """A `GuardedLlama` that completes."""
 
     def new_output(
         self,
@@ -49,10 +51,17 @@ class CompletingLlama(GuardedLlama):
         n_logprobs: int | None = None,
     ) -> Output:
         """What makes the text of an answer to a prompt of these tokens; the other arguments are those of `Output`."""
-        pieces = self._pieces(prompt)
+        pieces = self.pieces(prompt)
         if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
             pieces = _without_space(pieces)
         return Output(pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs)
+
+    def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
+        """What tells the bytes of each token of a text behind these."""
+        if isinstance(self.tokenizer_, LlamaTokenizer):
+            pieces: Callable[[int], bytes] = self.vocabulary.piece
+            return pieces
+        return _Growth(self.detokenize, list(before))
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As in the base class, which leaves out tokens of more than 32 bytes."""
@@ -62,15 +71,65 @@ class CompletingLlama(GuardedLlama):
         text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
         return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
 
-    def _pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
-        """The bytes of each token of a text behind others."""
-        if isinstance(self.tokenizer_, LlamaTokenizer):
-            pieces: Callable[[int], bytes] = self.vocabulary.piece
-            return pieces
-        return _Growth(self.detokenize, list(before))
+    def write(self, prompt: str | list[int], **arguments: Any) -> Generator[Piece, None, None]:
+        """The pieces of a completion, each with its tokens, as they come; ended early by `close()`.
 
-    def _create_completion(
+        Args:
+            prompt, **arguments: As of `create_completion`.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for an answer.
+        """
+        return self._run(Completion(self, prompt, **arguments))
+
+    def write_chat(self, messages: Sequence[Any], **arguments: Any) -> Generator[Piece, None, None]:
+        """The pieces of the first completion of a chat (most formats have one); as of `create_chat_completion`."""
+        return self._run(Chat(self, self.chat_arguments(messages, **arguments)))
+
+    def _create_completion(self, prompt: str | list[int], *, stream: bool = False, **arguments: Any) -> Iterator[Any]:
+        """The base class's completion: yields its chunks, or one response. Raises as `write` does."""
+        completion = Completion(self, prompt, stream=stream, **arguments)
+        if self.verbose:
+            self._ctx.reset_timings()
+        self._load_cached(completion.prompt)
+        tell, pieces = completion.new_stream(), list[Piece]()
+        with contextlib.closing(self._run(completion)) as run:
+            for piece in run:
+                if not stream:
+                    pieces.append(piece)
+                    continue
+                yield from tell(piece)
+        if self.verbose:
+            self._ctx.print_timings()
+        if self.cache:
+            self.cache[[*completion.prompt, *completion.request.tokens[: completion.output.n_tokens]]] = (
+                self.save_state()
+            )
+        if not stream:
+            yield completion.response(pieces)
+
+    def _run(self, completion: Completion) -> Generator[Piece, None, None]:
+        self.set_seed(completion.next_seed(self._seed))
+        return Generation(self, completion.request).run()
+
+    def _load_cached(self, prompt: list[int]) -> None:
+        """Loads the state of the cache, if there is one, where it serves the prompt better than the context does."""
+        if self.cache:
+            with contextlib.suppress(KeyError):
+                state = self.cache[prompt]
+                lengths = [
+                    self.longest_token_prefix(ids.tolist(), prompt) for ids in (state.input_ids, self._input_ids)
+                ]
+                if lengths[0] > lengths[1]:
+                    self.load_state(state)
+
+
+class Completion:
+    """A completion: the request that it is, and what a response or its chunks tell of the pieces of its answer."""
+
+    def __init__(
         self,
+        llm: Any,
         prompt: str | list[int],
         suffix: str | None = None,
         max_tokens: float | None = 16,
@@ -96,143 +155,190 @@ class CompletingLlama(GuardedLlama):
         logits_processor: LogitsProcessorList | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
-    ) -> Iterator[Any]:
-        """The base class's completion: yields its chunks, or one response.
+    ) -> None:
+        """Arguments as of `create_completion`, of a `CompletingLlama`.
 
         Raises:
             ContextFullError: the prompt leaves no room for an answer.
         """
-        tokens = self._completion_prompt(prompt, suffix)
-        n_room = self._n_ctx - len(tokens)
+        self._llm = llm
+        self._given = prompt
+        self._n_logprobs = logprobs
+        self._echo = echo
+        self._seed = seed
+        self.prompt = _tokens_of(llm, prompt, suffix)
+        """Its tokens."""
+        n_room = llm.n_ctx_of_text - len(self.prompt)
         if n_room < 1:
             failure = ContextFullError(  # in the words that llama_cpp.server looks for
-                f"Requested tokens ({len(tokens)}) exceed context window of {self._n_ctx}, the answer included; "
-                "shorten the prompt or raise n_ctx."
+                f"Requested tokens ({len(self.prompt)}) exceed context window of {llm.n_ctx_of_text}, the answer "
+                "included; shorten the prompt or raise n_ctx."
             )
-            failure.n_prompt = len(tokens)
+            failure.n_prompt = len(self.prompt)
             raise failure
         most = n_room if max_tokens is None or not max_tokens > 0 else math.ceil(min(max_tokens, n_room))
         if logit_bias is not None:
             bias = bias_processor([(int(token), float(value)) for token, value in logit_bias.items()])
             logits_processor = LogitsProcessorList([*(logits_processor or ()), bias])
-        if self.verbose:
-            self._ctx.reset_timings()
-        self._load_cached(tokens)
-        self.set_seed(random.Random(self._seed).randint(0, 2**32) if seed is None else seed)
-        n_of_prompt = logprobs if echo and not stream else None
-        generation = self.start(
-            tokens, Request(most, keeps_rows=logprobs is not None, n_prompt_logprobs=n_of_prompt),
-            logits_processor=logits_processor, stopping_criteria=stopping_criteria, temp=temperature, top_p=top_p,
-            min_p=min_p, typical_p=typical_p, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty, top_k=top_k, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-            grammar=None if grammar is None else with_strict_strings(grammar),
-        )  # fmt: skip
-        output = self.new_output(tokens, [stop] if isinstance(stop, str) else stop or (), most, logprobs)
-        head = {
-            "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion", "created": int(time.time()),
-            "model": self.model_path if model is None else model,
-        }  # fmt: skip
-        committed: list[int] = []
-        told: list[Token] = []
-        n_before = len(prompt)
-        with contextlib.closing(generation.run()) as run:
-            while output.cause is None:
-                token = next(run, None)
-                if token is None:  # a stopping criterion said so
-                    piece = output.end("stop")
-                else:
-                    committed.append(token)
-                    piece = output.add(token, generation.row)
-                for one in piece.tokens:
-                    if stream and (one.text or logprobs is not None):
-                        yield {**head, "choices": [self._choice(one.text, [one], n_before, logprobs)]}
-                    n_before += len(one.text)
-                told += piece.tokens
-        finish = piece.finish
-        if stopping_criteria is not None and stopping_criteria(self._input_ids, generation.row):
-            finish = "stop"
-        if self.verbose:
-            self._ctx.print_timings()
-        if stream:
-            yield {**head, "choices": [self._choice("", [], 0, None, finish)]}
-        if self.cache:
-            self.cache[[*tokens, *committed[: output.n_tokens]]] = self.save_state()
-        if stream:
-            return
-        text = "".join(one.text for one in told)
-        offset = len(prompt)
-        if echo:
-            text = (prompt if isinstance(prompt, str) else self._text(prompt)) + text
-            offset = 0
-            if logprobs is not None:
-                told = [*self._echoed(tokens, generation), *told]
-        yield {
-            **head,
-            "choices": [self._choice(text, told, offset, logprobs, finish)],
-            "usage": {
-                "prompt_tokens": len(tokens),
-                "completion_tokens": output.n_tokens,
-                "total_tokens": len(tokens) + output.n_tokens,
+        self.output: Output = llm.new_output(
+            self.prompt, [stop] if isinstance(stop, str) else stop or (), most, logprobs
+        )
+        self.request: Request = llm.new_request(
+            self.prompt, self.output, n_prompt_logprobs=logprobs if echo and not stream else None,
+            logits_processor=logits_processor, stopping_criteria=_needed(stopping_criteria, llm), sampling={
+                "temp": temperature, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "top_k": top_k,
+                "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
+                "repeat_penalty": repeat_penalty, "tfs_z": tfs_z, "mirostat_mode": mirostat_mode,
+                "mirostat_tau": mirostat_tau, "mirostat_eta": mirostat_eta,
+                "grammar": None if grammar is None else with_strict_strings(grammar),
             },
-        }
+        )  # fmt: skip
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion", "created": int(time.time()),
+            "model": llm.model_path if model is None else model,
+        }  # fmt: skip
 
-    def _choice(
+    def next_seed(self, last: int) -> int:
+        """The seed of this completion, behind one with the seed `last`."""
+        return random.Random(last).randint(0, 2**32) if self._seed is None else self._seed
+
+    def new_stream(self) -> Callable[[Piece], list[Chunk]]:
+        """Tells one piece after the other in chunks."""
+        n_before = len(self._given)
+
+        def tell(piece: Piece) -> list[Chunk]:
+            nonlocal n_before
+            chunks = []
+            for one in piece.tokens:
+                if one.text or self._n_logprobs is not None:
+                    chunks.append(self._tell(one.text, [one], n_before, self._n_logprobs))
+                n_before += len(one.text)
+            if piece.finish is not None:
+                chunks.append(self._tell("", [], 0, None, piece.finish))
+            return chunks
+
+        return tell
+
+    def response(self, pieces: Sequence[Piece]) -> Chunk:
+        """Tells all pieces at once."""
+        tokens = [token for piece in pieces for token in piece.tokens]
+        text = "".join(piece.text for piece in pieces)
+        offset, n = len(self._given), pieces[-1].n_tokens
+        if self._echo:
+            text = (self._given if isinstance(self._given, str) else self._text(self._given)) + text
+            offset = 0
+            if self._n_logprobs is not None:
+                tokens = [*self._echoed(pieces[0]), *tokens]
+        usage = {
+            "prompt_tokens": len(self.prompt), "completion_tokens": n, "total_tokens": len(self.prompt) + n,
+        }  # fmt: skip
+        return {**self._tell(text, tokens, offset, self._n_logprobs, pieces[-1].finish), "usage": usage}
+
+    def _tell(
         self, text: str, tokens: list[Token], offset: int, n_logprobs: int | None, finish: str | None = None
-    ) -> dict[str, Any]:
-        """The only choice of a response. `offset`: characters before its tokens."""
+    ) -> Chunk:
+        """A response without usage. `offset`: characters before its tokens."""
         logprobs = (
             None if n_logprobs is None else completion_logprobs(tokens, offset, lambda token: self._text([token]))
         )
-        return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
+        return {**self._head, "choices": [choice]}
 
-    def _echoed(self, prompt: list[int], generation: Generation) -> list[Token]:
+    def _echoed(self, first: Piece) -> list[Token]:
         """The prompt's tokens as a response shows them: without BOS, and with nothing known of the first one."""
-        tokens = prompt_tokens(prompt, self._pieces([]), generation.prompt_logprobs)
-        if tokens[0].id == self.token_bos():
+        tokens = prompt_tokens(self.prompt, self._llm.pieces([]), first.prompt or ())
+        if tokens[0].id == self._llm.token_bos():
             del tokens[0]
         return [token._replace(logprobs=token.logprobs if i else None) for i, token in enumerate(tokens)]
 
     def _text(self, tokens: list[int]) -> str:
-        return self.detokenize(tokens).decode("utf-8", "ignore")
+        text: str = self._llm.detokenize(tokens).decode("utf-8", "ignore")
+        return text
 
-    def _completion_prompt(self, prompt: str | list[int], suffix: str | None) -> list[int]:
-        """The tokens of a prompt, as the base class puts them together."""
-        if isinstance(prompt, list) and suffix is None:
-            return list(prompt)
-        model, bos = self._model, self.token_bos()
-        cls, sep = model.token_cls(), model.token_sep()
-        first = bos if cls == -1 else cls
-        begin = [first] if model.add_bos_token() and first != -1 else []
-        end = [self.token_eos() if sep == -1 else sep] if model.add_eos_token() or sep != -1 else []
-        tokens = self._part(prompt, special=suffix is None) if isinstance(prompt, str) else list(prompt)
-        if suffix is not None:
-            has_mark = bool(suffix) and self.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
-            behind = self._part(_MARK + suffix if has_mark else suffix)[2 * has_mark :]
-            first_part, second = (behind, tokens) if self.spm_infill else (tokens, behind)
-            tokens = [_INFILL, *first_part, _INFILL, *second, _INFILL]
-        tokens = [*begin, *tokens, *end]
-        if tokens[:2] == [bos, bos]:
-            warnings.warn(
-                "the prompt begins with two BOS tokens, its own and the one that the model adds; leave its own out.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return tokens
 
-    def _part(self, text: str, special: bool = False) -> list[int]:
-        return self.tokenize(text.encode("utf-8"), add_bos=False, special=special) if text else []
+class Chat(Completion):
+    """A completion that is the whole answer of a chat."""
 
-    def _load_cached(self, prompt: list[int]) -> None:
-        """Loads the state of the cache, if there is one, where it serves the prompt better than the context does."""
-        if self.cache:
-            with contextlib.suppress(KeyError):
-                state = self.cache[prompt]
-                lengths = [
-                    self.longest_token_prefix(ids.tolist(), prompt) for ids in (state.input_ids, self._input_ids)
-                ]
-                if lengths[0] > lengths[1]:
-                    self.load_state(state)
+    @staticmethod
+    def is_served(llm: Any) -> bool:
+        """Whether the chat format of a model has nothing but a prompt to say: all but chatml-function-calling,
+        functionary and handlers of somebody's own."""
+        return getattr(chat_handler(llm), "__code__", None) is _OF_A_FORMATTER
+
+    def __init__(self, llm: Any, arguments: Mapping[str, Any]) -> None:
+        """Arguments of `create_chat_completion`, with their defaults, of a `CompletingLlama`."""
+        has_tools = arguments.get("tools") is not None or arguments.get("functions") is not None
+        tool = named_tool(arguments) if has_tools else None
+        self._convert: Callable[..., Any] = llama_chat_format._convert_completion_to_chat
+        if tool is not None:
+            self._convert = functools.partial(llama_chat_format._convert_completion_to_chat_function, tool)
+        super().__init__(llm, **hear_chat(llm, **arguments))
+
+    def new_stream(self) -> Callable[[Piece], list[Chunk]]:
+        """As of `Completion`."""
+        tell_piece, begin = super().new_stream(), 0
+
+        def tell(piece: Piece) -> list[Chunk]:
+            nonlocal begin
+            chunks: list[Chunk] = []
+            for chunk in tell_piece(piece):
+                # [the beginning of a stream, this chunk, and of a call the end]
+                converted = list(self._convert(iter([chunk]), stream=True))
+                chunks += converted[begin : 2 if chunk["choices"][0]["finish_reason"] is None else None]
+                begin = 1
+            return chunks
+
+        return tell
+
+    def response(self, pieces: Sequence[Piece]) -> Chunk:
+        """As of `Completion`."""
+        response: Chunk = self._convert(super().response(pieces), stream=False)
+        return response
+
+
+_OF_A_FORMATTER = llama_chat_format.chat_formatter_to_chat_completion_handler(lambda **_: None).__code__
+"""The code of all handlers that only format messages."""
+
+
+def _needed(criteria: StoppingCriteriaList | None, llm: Any) -> StoppingCriteriaList | None:
+    """Without the criteria of the base class's chat templates that name nothing but end-of-text tokens: each would cost
+    a copy of every token's row."""
+
+    def is_needed(criterion: Any) -> bool:
+        if getattr(criterion, "__qualname__", "") != "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token":
+            return True
+        return not all(map(llm.vocabulary.ends_text, criterion.__closure__[0].cell_contents.stop_token_ids))
+
+    return StoppingCriteriaList([criterion for criterion in criteria or () if is_needed(criterion)]) or None
+
+
+def _tokens_of(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """The tokens of a prompt, as the base class puts them together."""
+    if isinstance(prompt, list) and suffix is None:
+        return list(prompt)
+    model, bos = llm._model, llm.token_bos()
+    cls, sep = model.token_cls(), model.token_sep()
+    first = bos if cls == -1 else cls
+    begin = [first] if model.add_bos_token() and first != -1 else []
+    end = [llm.token_eos() if sep == -1 else sep] if model.add_eos_token() or sep != -1 else []
+    tokens = _tokenized(llm, prompt, special=suffix is None) if isinstance(prompt, str) else list(prompt)
+    if suffix is not None:
+        has_mark = bool(suffix) and llm.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
+        behind = _tokenized(llm, _MARK + suffix if has_mark else suffix)[2 * has_mark :]
+        first_part, second = (behind, tokens) if llm.spm_infill else (tokens, behind)
+        tokens = [_INFILL, *first_part, _INFILL, *second, _INFILL]
+    tokens = [*begin, *tokens, *end]
+    if tokens[:2] == [bos, bos]:
+        warnings.warn(
+            "the prompt begins with two BOS tokens, its own and the one that the model adds; leave its own out.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return tokens
+
+
+def _tokenized(llm: Any, text: str, special: bool = False) -> list[int]:
+    return list(llm.tokenize(text.encode("utf-8"), add_bos=False, special=special)) if text else []
 
 
 class _Growth:

@@ -19,16 +19,18 @@ from typing import Any
 
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
+from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.auto import choose_drafter
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
-from pyfly_cpp.engine.generation import Generation
+from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.engine.stats import Record, Round, Stats
+from pyfly_cpp.engine.stats import Record, Stats
 from pyfly_cpp.llama.completions import CompletingLlama
+from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import model_file
 
@@ -49,10 +51,6 @@ class FlyLlama(CompletingLlama):
     """Whether the next generation keeps a `Record` of every token in `records`."""
     records: list[Record]
     """How each token of the last generation was produced, prompt excluded, where `trace` was on; else empty."""
-    log_rounds: bool
-    """Whether the next generation keeps a `Round` of every round in `rounds`; off at first."""
-    rounds: list[Round]
-    """What each round of the last generation did, where `log_rounds` was on; else empty."""
     on_prefill: Callable[[int, int], None] | None
     """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
     drafter_reason: str | None
@@ -123,8 +121,6 @@ class FlyLlama(CompletingLlama):
         self.trace = trace
         self.on_prefill = on_prefill
         self.records = []
-        self.log_rounds = False
-        self.rounds = []
         self._warned: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
@@ -149,7 +145,7 @@ class FlyLlama(CompletingLlama):
         )
         self.drafter = drafter
         require_fitting(draft_max, self.n_batch)
-        self._warn_of_gate()
+        self.warn_of_gate()
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
@@ -191,9 +187,9 @@ class FlyLlama(CompletingLlama):
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
         drafters = require_drafters(drafter)
         with self._access.exclusive():
-            opened = self._decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
+            opened = self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
             self._supersede()
-            self._decoder.drafters = opened
+            self.decoder.drafters = opened
             given = as_given(drafters) if isinstance(drafter, str) else drafter
             self._decoding = replace(self._decoding, drafter=given)
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
@@ -229,21 +225,30 @@ class FlyLlama(CompletingLlama):
     @property
     def draft_max(self) -> int:
         """Most tokens in a round (K). Assigning None hands the decision back to the drafter, or to the governor."""
-        return max((k for _, k in self._drafting()), default=0)
+        return max(self.draft_lengths(self._decoding), default=0)
 
     @draft_max.setter
     def draft_max(self, draft_max: int | None) -> None:
         self.decoding = replace(self._decoding, draft_max=draft_max)
 
-    def _place(self) -> Any:
-        """Where the next text runs: it drafts as the settings are now."""
+    def prepare(self) -> None:
+        """Makes the next request draft as the settings are now; while none runs. The governor gets to know what that
+        costs."""
         self._configure(self._drafting(), self.adaptive)
-        return self._decoder.slot
+
+    def measure_costs(self) -> _native.Costs:
+        """What batches and drafts cost, measured now; what the context holds is dropped."""
+        self.reset()
+        self._configure(self._drafting(), False)
+        return self.decoder.batch.measure()
+
+    def draft_lengths(self, decoding: Decoding) -> list[int]:
+        """Most tokens that each drafter proposes in a round of such a request."""
+        return [draft_max_of(d, decoding.draft_max, self.n_batch) for d in require_drafters(self._decoding.drafter)]
 
     def _drafting(self) -> list[tuple[Drafter, int]]:
         """Each drafter and its K."""
-        k = self._decoding.draft_max
-        return [(d, draft_max_of(d, k, self.n_batch)) for d in require_drafters(self._decoding.drafter)]
+        return list(zip(require_drafters(self._decoding.drafter), self.draft_lengths(self._decoding)))
 
     @property
     def adaptive(self) -> bool:
@@ -263,7 +268,7 @@ class FlyLlama(CompletingLlama):
             "trace": self.trace,
         }
 
-    def _warn_of_gate(self) -> None:
+    def warn_of_gate(self) -> None:
         """Warns, once of each, of a gate that with this window and draft length can accept nothing loosely, and of one
         whose threshold lets everything pass."""
         for why in (why_strict(self.gate, self.window, self.draft_max), why_all(self.gate, self.draft_max)):
@@ -276,11 +281,11 @@ class FlyLlama(CompletingLlama):
     @property
     def stats(self) -> Stats:
         """Counters since the object was made or `reset_stats()` was called."""
-        return self._decoder.stats(self.adaptive)
+        return self.decoder.stats(self.adaptive)
 
     def reset_stats(self) -> None:
         """Sets all counters to 0."""
-        self._decoder.reset_stats()
+        self.decoder.reset_stats()
 
     # ---- Generation --------------------------------------------------------------------------------------------------
 
@@ -315,32 +320,26 @@ class FlyLlama(CompletingLlama):
             ContextFullError: the prompt, or the next token, does not fit in the context.
             BusyError: another thread or another generation uses this object.
         """
-        return self.start(
-            tokens, Request(resumable=True), reset=reset, logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temp=temp,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
-            tfs_z=tfs_z, mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
-            penalize_nl=penalize_nl, grammar=grammar,
-        ).run()  # fmt: skip
+        sampling = {
+            "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "temp": temp,
+            "repeat_penalty": repeat_penalty, "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty, "tfs_z": tfs_z, "mirostat_mode": mirostat_mode,
+            "mirostat_tau": mirostat_tau, "mirostat_eta": mirostat_eta, "penalize_nl": penalize_nl, "grammar": grammar,
+        }  # fmt: skip
+        request = self.new_request(
+            tokens, logits_processor=logits_processor, stopping_criteria=stopping_criteria, sampling=sampling
+        )
+        return Generation(self, request, reset=reset).run()
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        request: Request,
-        *,
-        reset: bool = True,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        **sampling: Any,
-    ) -> Generation:
-        """What `generate` runs: a generation that has not begun, for callers who want more of it than tokens.
+    def new_request(self, prompt: Sequence[int], output: Output | None = None, **wanted: Any) -> Request:
+        """A request of this model that has not begun: arguments as of `Request`."""
+        return Request(prompt, output, keeps_all_rows=bool(self._logits_all), **wanted)
 
-        Args:
-            prompt: Token ids, at least one.
-            request: How many tokens are wanted, which drafting respects, and which rows.
-            reset, logits_processor, stopping_criteria, **sampling: As of `generate`.
-        """
-        return Generation(
-            self, prompt, request, reset=reset, logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria, sampling=sampling,
-        )  # fmt: skip
+    def run(self, request: Request) -> list[Piece]:
+        """Runs a request that has an output to its end; raises as `generate` does."""
+        return list(Generation(self, request).run())
+
+    def new_sampler(self, request: Request) -> Any:
+        """The llama_cpp `LlamaSampler` of a request, with the seed as it is now."""
+        processors = request.processors and LogitsProcessorList([request.processors])
+        return self._init_sampler(logits_processor=processors, **request.sampling)

@@ -123,7 +123,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = self._kernels.attention and kernels.is_for_attention(info.architecture, kwargs)
         # The base class assigns to draft_model.
-        self._decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
+        self.decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
             with _native.load_guard(), _native.kernels_taken(self._kernels.bits):
                 super().__init__(model_path, **kwargs)
@@ -146,7 +146,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
-        self._decoder.attach(
+        self.decoder.attach(
             self._ctx.ctx,
             {
                 "n_gpu_layers": self.model_params.n_gpu_layers,
@@ -156,7 +156,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "kernel_types": self._kernels.bits,
             },
         )
-        self._stack.callback(self._decoder.close)
+        self._stack.callback(self.decoder.close)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__:
@@ -213,17 +213,22 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def can_speculate(self) -> bool:
         """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
-        return self._decoder.target.can_rewind
+        return self.decoder.target.can_rewind
+
+    @property
+    def n_ctx_of_text(self) -> int:
+        """Most tokens of one request, prompt and answer."""
+        return min(self._n_ctx, self._n_ctx_of_text or self._n_ctx)
 
     @property
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
-        return self._decoder.target.protected
+        return self.decoder.target.protected
 
     def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
         """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
         to know what that costs, measured when the context holds nothing that would be lost."""
-        decoder = self._decoder
+        decoder = self.decoder
         decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
         if adaptive and drafters and not decoder.knows_costs:
             where = self._placement.describe()
@@ -233,18 +238,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
             )
 
-    def _measure_costs(self, drafters: Sequence[tuple[Drafter, int]]) -> _native.Costs:
-        """What batches and drafts cost, measured now; what the context holds is dropped."""
-        self.reset()
-        self._configure(drafters, False)
-        return self._decoder.batch.measure()
-
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
 
     def _supersede(self) -> None:
         """Ends the generation that runs, if one does; its generator will find out."""
         self._access.generation += 1
-        slot = self._decoder.running
+        slot = self.decoder.running
         if slot is not None:
             # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
             try:
@@ -275,8 +274,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @functools.wraps(llama_cpp.Llama.create_chat_completion)
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        given = _CHAT.bind(self, *args, **kwargs).arguments
-        return super().create_chat_completion(**with_grammar({k: v for k, v in given.items() if k != "self"}))
+        return super().create_chat_completion(**self.chat_arguments(*args, **kwargs))
+
+    def chat_arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """All arguments of `create_chat_completion`, with defaults, and schemas as grammars. Raises as it does."""
+        given = _CHAT.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """As in the base class. Raises ValueError where the text would end the process (tokenizing.py)."""
@@ -310,7 +314,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
         with self._access.exclusive():
-            slot = self._decoder.running
+            slot = self.decoder.running
             if slot is not None:
                 slot.park(self.n_tokens)  # what it holds beyond is not part of the state
             return super().save_state() if self._logits_all else states.save_state(self)

@@ -65,7 +65,7 @@ def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("give either grammar= or a response_format with a schema, not both.")
         text = _as_text(schema, "the schema of response_format")
         out["response_format"], out["grammar"] = None, schema_grammar(text, "the schema of response_format")
-    named = _named_tool(out)
+    named = named_tool(out)
     for name, parameters in _parameters_of_tools(out):
         what = f"the schema of the tool {name!r}"
         with contextlib.suppress(*([] if name == named else [ValueError])):
@@ -92,7 +92,7 @@ def _as_text(schema: object, name: str) -> str:
         raise ValueError(f"{name} is not JSON: {error}.") from None
 
 
-def _named_tool(arguments: Mapping[str, Any]) -> Any:
+def named_tool(arguments: Mapping[str, Any]) -> Any:
     """The name of the tool that the answer must call; None where it may call any or none."""
     choice, function = arguments.get("tool_choice"), arguments.get("function_call")
     if isinstance(function, Mapping):  # the older form, which comes first in llama-cpp-python, too

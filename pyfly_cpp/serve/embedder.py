@@ -43,9 +43,9 @@ class Embedder:
         Raises:
             ValueError: the model makes no embeddings, or there is too little memory.
         """
-        llm: Any = batch._crew.host
+        llm: Any = batch.llama
         self._llm = llm
-        self._stepper = batch._crew.stepper
+        self._batch = batch
         self.pooling = _pooling(llm.metadata)
         """mean, cls or last: as the model's file says, mean where it says nothing."""
         self.n_ctx = batch.n_ctx
@@ -100,7 +100,7 @@ class Embedder:
             if time.monotonic() > deadline:
                 raise bad_request(f"a text takes more than {max_seconds:g} seconds; split it.", "input")
             evaluation = functools.partial(self._evaluate, tokens[i : i + _CHUNK], i == 0)
-            pieces.append(await asyncio.wrap_future(self._stepper.submit(evaluation)))
+            pieces.append(await asyncio.wrap_future(self._batch.between_steps(evaluation)))
         vector = np.sum(pieces, axis=0) if self.pooling == "mean" else pieces[0 if self.pooling == "cls" else -1]
         length = float(np.linalg.norm(vector))
         if not np.isfinite(length):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
+from llama_cpp import LlamaGrammar
+from llama_cpp.llama import LogitsProcessorList
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.engine.processors import bias_processor
 from pyfly_cpp.engine.prompting import Rendered, render_chat
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.orders import Order
-from pyfly_cpp.serve.writing import write
 
 _MOST_BYTES_OF_TOKEN = 64
 """A text that is longer than so many bytes for each token of the context is refused before it is read."""
@@ -29,7 +31,7 @@ class Model:
     def __init__(self, batch: FlyBatch) -> None:
         """`batch`: closed by whoever made it."""
         self.batch = batch
-        self._llm: Any = batch._crew.host
+        self._llm: Any = batch.llama
         self._vocab = self._llm._model.vocab
         self.vocabulary: Vocabulary = self._llm.vocabulary
         self.n_vocab = int(self._llm.n_vocab())
@@ -53,7 +55,7 @@ class Model:
     @property
     def has_failed(self) -> bool:
         """Whether the batch has ended by a failure: nothing more comes of it."""
-        return self.batch._crew.stepper.has_failed
+        return self.batch.has_failed
 
     def stats(self) -> Stats:
         """Of all texts; waits for the step that runs."""
@@ -132,9 +134,18 @@ class Model:
 
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
-    def write(self, order: Order, is_late: Callable[[], bool]) -> Handle:
-        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding cannot be."""
-        return self.batch.call(
-            lambda llm: write(llm, order, is_late), stream=True, seed=order.seed,
-            decoding=order.decoding, trace=order.records,
-        )  # fmt: skip
+    def write(self, order: Order) -> Handle:
+        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding or the sampling
+        cannot be."""
+        llm = self._llm
+        sampling = dict(order.sampling)
+        if order.grammar is not None:
+            sampling["grammar"] = LlamaGrammar.from_string(order.grammar.text, verbose=False)
+        request = llm.new_request(
+            order.prompt,
+            llm.new_output(order.prompt, order.stop, order.max_tokens, order.n_logprobs),
+            n_prompt_logprobs=order.n_logprobs if order.echo else None,
+            logits_processor=LogitsProcessorList([bias_processor(order.logit_bias)]) if order.logit_bias else None,
+            sampling=sampling,
+        )
+        return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records)

@@ -106,25 +106,13 @@ class Service:
     ) -> None:
         most = self.settings.limits.max_seconds
         n_tokens = 0
-        is_late = has_begun = False
-
-        def asked() -> bool:
-            nonlocal has_begun
-            has_begun = True
-            return is_late
-
         try:
             async with ticket.turn(most):
-                handle = self.model.write(order, asked)
+                # A grammar takes its time to be read.
+                handle = self.model.write(order) if order.grammar is None else \
+                    await asyncio.to_thread(self.model.write, order)  # fmt: skip
                 self._running.add(handle)
-
-                def expire() -> None:
-                    nonlocal is_late
-                    is_late = True
-                    if not has_begun:  # else it ends with its next token, and with what was held back
-                        handle.cancel()
-
-                timer = asyncio.get_running_loop().call_later(most, expire)
+                timer = asyncio.get_running_loop().call_later(most, handle.finish, "length")
                 last = arrived
                 self.metrics.prompt_tokens.inc(len(order.prompt))
                 try:
@@ -140,7 +128,7 @@ class Service:
                     self._running.discard(handle)
                     handle.cancel()
         except concurrent.futures.CancelledError:  # not asyncio's
-            events.put_nowait((i, Piece("", (), n_tokens, "length") if is_late else stopping()))
+            events.put_nowait((i, stopping()))
         except Exception as failure:
             events.put_nowait((i, self._told(failure, order)))
 

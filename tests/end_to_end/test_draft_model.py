@@ -38,7 +38,7 @@ def plain(tiny_target):
 
 def evaluated(fly):
     """Tokens the draft model has evaluated so far."""
-    (drafter,) = fly._decoder.drafters
+    (drafter,) = fly.decoder.drafters
     return drafter.n_evaluated
 
 
@@ -76,7 +76,7 @@ def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
     generate(fly, 1)
     lookup, draft = (seconds for _, seconds in fly.stats.governor.catch_up_seconds)
     assert lookup == 0.0 and 0.0 < draft < 1.0
-    native = fly._decoder.drafters[1]
+    native = fly.decoder.drafters[1]
     before = native.n_evaluated
     generate(fly, 1, PROMPT[40:70])  # all of it is new, though it is shorter
     has_followed = native.n_evaluated > before  # if that pays on this machine

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import signal
 import subprocess
@@ -27,8 +26,6 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window
-from pyfly_cpp.engine.output import logprobs_of
-from pyfly_cpp.engine.request import Request
 from pyfly_cpp.machine import memory
 
 F32 = llama_cpp.GGML_TYPE_F32
@@ -85,7 +82,7 @@ def endless(batch, **options):
         return scores
 
     options.setdefault("logits_processor", LogitsProcessorList([unhurried]))
-    host = batch._crew.host
+    host = batch.llama
     ends = {host.token_eos(): -100, host.token_bos(): -100}
     return batch.submit("Once", max_tokens=None, temperature=0, logit_bias=ends, **options)
 
@@ -149,7 +146,7 @@ def test_more_requests_than_slots(batch, alone):
 
 def digits_only(batch):
     """A processor that allows digits and spaces alone."""
-    host = batch._crew.host
+    host = batch.llama
     allowed = [i for i in range(host.n_vocab()) if host.detokenize([i]).strip().isdigit()]
 
     def processor(ids, scores):
@@ -216,29 +213,77 @@ def test_rules_of_their_own(batch, alone):
     assert handles[1].stats.loose_accepted > 0
 
 
-def sampled(llm, prompt):
-    return itertools.islice(llm.start(prompt, Request(12), temp=1.5).run(), 12)
-
-
-def test_functions_of_their_own(batch, alone):
+def test_pieces_of_requests_of_the_engine(batch, alone):
     prompt = alone.tokenize(PROMPTS[0].encode())
-    expected = alone.create_completion(prompt, logprobs=2, seed=3, **{**GREEDY, "max_tokens": 8})["choices"][0]
+    expected = alone.create_completion(prompt, logprobs=2, echo=True, **{**GREEDY, "max_tokens": 8})["choices"][0]
 
-    def write(llm):
-        generation = llm.start(prompt, Request(8, keeps_rows=True), temp=0.0)
-        for token in itertools.islice(generation.run(), 8):
-            yield token, logprobs_of(generation.row, token, 2), generation.record
+    def ask(temp, **how):
+        output = batch.llama.new_output(prompt, max_tokens=8, n_logprobs=2)
+        wanted = batch.llama.new_request(prompt, output, n_prompt_logprobs=2, sampling={"temp": temp})
+        return batch.write(wanted, **how)
 
-    streamed = list(batch.call(write, stream=True, seed=3, trace=True))
-    tokens = [token for token, _, _ in streamed]
-    assert alone.detokenize(tokens).decode() == expected["text"]
-    np.testing.assert_allclose([own for _, (own, _), _ in streamed], expected["logprobs"]["token_logprobs"], atol=1e-4)
-    assert [record.token for _, _, record in streamed] == tokens
-    assert batch.call(lambda llm: llm.draft_max, decoding=batch.decoding.but(draft_max=2)).result() == 2
-    first, second = (list(batch.call(lambda llm: sampled(llm, prompt), stream=True, seed=7)) for _ in range(2))
+    events = []
+    handle = ask(0.0, trace=True, on_event=events.append)
+    pieces = list(handle)
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert alone.detokenize(prompt + [token.id for token in tokens]).decode() == expected["text"]
+    assert [token.record for token in tokens] == handle.records
+    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert pieces[-1].stats is handle.stats and handle.stats.committed >= 8
+    found = [own for own, _ in pieces[0].prompt] + [token.logprobs[0] for token in tokens]
+    np.testing.assert_allclose(found, expected["logprobs"]["token_logprobs"][-len(found) :], atol=1e-4)
+    assert events[0] == "begun" and events[-1] == "ended" and events.count("round") == handle.stats.rounds
+    first, second = ([piece.text for piece in ask(1.5, seed=7)] for _ in range(2))
     assert first == second
-    with pytest.raises(ZeroDivisionError):
-        batch.call(lambda llm: 1 / 0).result()
+    with pytest.raises(TypeError, match="nonsense"):
+        batch.write(batch.llama.new_request(prompt, batch.llama.new_output(prompt), sampling={"nonsense": 1}))
+
+
+def test_an_answer_that_is_ended_where_it_stands(plain):
+    def ask():
+        prompt = plain.tokenize(b"Once")
+        return plain.write(plain.llama.new_request(prompt, plain.llama.new_output(prompt, ["no such text"])))
+
+    running, waiting = endless(plain), [endless(plain), ask(), ask()]
+    written = waiting[1]
+    written.finish("length")  # before it begins
+    assert [(piece.text, piece.finish) for piece in written] == [("", "length")]
+    running.cancel()
+    pieces = iter(waiting[2])
+    first = next(pieces)
+    waiting[2].finish("length")
+    rest = list(pieces)
+    assert (first.finish or rest[-1].finish) in ("length", "stop")
+    waiting[2].finish("length")  # nothing more
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"n": {}}}}}
+    for name in ("count", "add")
+]
+
+
+@pytest.mark.parametrize("chat_format", ["chat_template.default", "chatml-function-calling"])
+@pytest.mark.parametrize("choice", ["auto", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools(chat_format, choice, stream, batch, alone, monkeypatch):
+    """Whatever a chat format makes of them: some complete more than once."""
+
+    def without_ids(told):
+        if isinstance(told, dict):
+            return {k: without_ids(v) for k, v in told.items() if k not in ("id", "created")}
+        return [without_ids(v) for v in told] if isinstance(told, list) else told
+
+    for llm in (batch.llama, alone):
+        monkeypatch.setattr(llm, "chat_format", chat_format)
+    options = {**GREEDY, "tools": TOOLS, "tool_choice": choice, "stream": stream}
+    handle, expected = batch.submit(MESSAGES, **options), alone.create_chat_completion(MESSAGES, **options)
+    assert without_ids(handle.result(60)) == without_ids(list(expected) if stream else expected)
+    assert handle.stats.committed > 0
+    cancelled = batch.submit(MESSAGES, **options)
+    if cancelled.cancel():
+        with pytest.raises(CancelledError):
+            cancelled.result(5)
 
 
 @pytest.mark.alike
@@ -304,29 +349,18 @@ def test_counters(tiny_target, tiny_draft):
         assert batch.stats.committed > 0
 
 
-def test_tokens_that_nobody_wants_are_few(plain):
-    """A text that ends by max_tokens or an end-of-text token is not decoded further; a stop string costs a few."""
-    for options, most in (({}, 0), ({"stop": ["a"]}, 8)):
+def test_no_token_that_nobody_wants(plain):
+    """A text that ends, by whatever, is not decoded further."""
+    for options in ({}, {"stop": ["a"]}, {"stopping_criteria": StoppingCriteriaList([lambda ids, _: len(ids) > 20])}):
         handle = plain.submit(PROMPTS[0], **GREEDY, **options)
         n = handle.result()["usage"]["completion_tokens"]
-        deadline = time.time() + 5
-        while plain._crew.stepper.call(lambda: len(plain._crew.stepper._running)) and time.time() < deadline:
-            pass
-        assert n <= handle.stats.committed <= n + most + 1
+        assert n <= handle.stats.committed <= n + 1
 
 
-def test_a_slow_reader_is_waited_for_by_its_own_text_alone(plain):
-    gate = threading.Event()
-
-    def slow(ids, row):
-        gate.wait(20)
-        return False
-
-    handle = plain.submit("Once", stopping_criteria=StoppingCriteriaList([slow]), **GREEDY)
+def test_nobody_waits_for_a_reader(plain):
+    streams = [plain.submit("Once", stream=True, **GREEDY) for _ in range(2)]
     assert text_of(plain.submit(PROMPTS[0], **GREEDY).result(20))
-    assert handle.stats.committed < 8
-    gate.set()
-    assert text_of(handle.result(20)) == text_of(plain.submit("Once", **GREEDY).result(20))
+    assert all(stream.done() for stream in streams)
 
 
 def test_a_prompt_is_reported(plain):
@@ -518,11 +552,12 @@ def test_the_context_it_was_trained_on(tiny_target):
 # ---- The end ---------------------------------------------------------------------------------------------------------
 
 
-def threads_of(crew):
-    return [*crew._workers, crew.stepper._thread]
-
-
 def test_close_while_texts_run(tiny_target):
+    before = set(threading.enumerate())
+
+    def threads():
+        return set(threading.enumerate()) - before
+
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     handles = [endless(batch) for _ in range(5)]
     while not handles[0].stats.committed:
@@ -536,7 +571,7 @@ def test_close_while_texts_run(tiny_target):
         batch.submit("Tom")
     with pytest.raises(ValueError, match="this FlyBatch is closed"):
         batch.tokenize(b"Tom")
-    assert not any(thread.is_alive() for thread in threads_of(batch._crew))
+    assert not threads()
 
 
 def test_what_ended_the_stepping_is_said(tiny_target, monkeypatch):
@@ -544,7 +579,7 @@ def test_what_ended_the_stepping_is_said(tiny_target, monkeypatch):
         handle = endless(batch)
         while not handle.stats.committed:
             time.sleep(0.01)
-        monkeypatch.setattr(type(batch._crew.host._decoder.batch), "step", lambda _: 1 / 0)
+        monkeypatch.setattr(type(batch.llama.decoder.batch), "step", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             handle.result(20)
         with pytest.raises(ValueError, match=r"this FlyBatch failed \(division by zero\); load the model again"):
@@ -563,13 +598,18 @@ def test_close_in_a_callback(tiny_target):
     assert isinstance(handle.exception(20), CancelledError)
 
 
-def test_a_dropped_batch_ends_its_threads(tiny_target):
+def test_a_dropped_batch_ends_its_thread(tiny_target):
+    before = set(threading.enumerate())
+
+    def threads():
+        return set(threading.enumerate()) - before
+
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     batch.submit("Tom", **GREEDY).result()
-    threads = threads_of(batch._crew)
+    assert len(threads()) == 1
     del batch
     gc.collect()
-    assert not any(thread.is_alive() for thread in threads)
+    assert not threads()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")
@@ -578,7 +618,7 @@ def test_ctrl_c_while_texts_run(tiny_target):
     script = f"""
         from pyfly_cpp import FlyBatch
         batch = FlyBatch({tiny_target!r}, 8, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
-        host = batch._crew.host
+        host = batch.llama
         ends = {{host.token_eos(): -100, host.token_bos(): -100}}  # both end a text
         print("ready", flush=True)
         try:
@@ -655,7 +695,7 @@ def test_a_fork_of_the_process(tiny_target):
 
         options = {{"n_ctx": 256, "verbose": False, "adaptive": False}}
         batch = FlyBatch({tiny_target!r}, 2, n_threads=1, n_threads_batch=1, **options)
-        ends = {{batch._crew.host.token_eos(): -100, batch._crew.host.token_bos(): -100}}
+        ends = {{batch.llama.token_eos(): -100, batch.llama.token_bos(): -100}}
         running = batch.submit("Once", max_tokens=None, logit_bias=ends, stream=True)
         next(iter(running))
         in_fork(use_batch)

@@ -87,5 +87,5 @@ def running(batch, send_buffer=None, **settings):
 
 def no_end(batch):
     """A logit bias with which a text does not end."""
-    llm = batch._crew.host
+    llm = batch.llama
     return {str(t): -100 for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)}

@@ -12,7 +12,7 @@ import pytest
 from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
-from pyfly_cpp.batch.stepper import Stepper
+from pyfly_cpp.engine.stepper import Stepper
 from pyfly_cpp.serve.settings import Limits
 
 PATH = "/v1/completions"
@@ -106,7 +106,7 @@ def test_a_text_that_takes_too_long_keeps_what_might_have_been_a_stop_text(tiny_
         FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
         running(batch, limits=Limits(max_tokens=16000, max_seconds=0.5)) as one,
     ):
-        token = batch._crew.host.tokenize(b"a", add_bos=False)[-1]
+        token = batch.llama.tokenize(b"a", add_bos=False)[-1]
         body = {"prompt": "A", "stop": ["a" * 50 + "b"], "logit_bias": {str(token): 100}, "max_tokens": 16000}
         answer = one.post(PATH, **body).json()
         choice = answer["choices"][0]

@@ -19,7 +19,7 @@ _CELLS = 256  # llama.cpp's caches are multiples of it
 
 
 class SharedLlama(FlyLlama):
-    """Loads a model for several texts. Nothing is generated here, but in the views of it (views.py).
+    """Loads a model for several texts. It generates nothing: the stepper of a `FlyBatch` has its batch.
 
     The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
     on the others. Unless flash_attn says otherwise llama.cpp uses flash attention where the backend has it: without it
@@ -93,11 +93,6 @@ class SharedLlama(FlyLlama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
-
-    @property
-    def n_ctx_of_text(self) -> int:
-        """Most tokens of one text."""
-        return self._n_ctx_of_text
 
     def _require_memory(self, params: Any) -> None:
         """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would

@@ -1,0 +1,326 @@
+"""The thread that steps a batch, and alone touches it.
+
+The way of a token: `pyfly_batch_step` evaluates a step of all requests; `Request` makes pieces of text of what each has
+committed, and puts them on its `Feed`, where whoever waits takes them off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pyfly_cpp._native import Counters, Progress, Slot
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.decoder import Decoder
+from pyfly_cpp.engine.feed import Feed
+from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.stats import Stats
+from pyfly_cpp.machine.processes import Process
+
+CLOSED = "this FlyBatch is closed; load the model again."
+
+_LONGEST_WAIT = 1.0  # seconds; a finalizer that runs in this very thread cannot wake it
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Stepped:
+    """A request on its way through the stepper."""
+
+    request: Request
+    """Has an output."""
+    decoding: Decoding
+    draft_max: Sequence[int]
+    """Most tokens of a round, for each of the batch's drafters."""
+    sampler: Any
+    on_event: Callable[[str], None] | None = None
+    """Called in the stepping thread with what has just happened: `"begun"`, `"prompt"` (some of it was evaluated),
+    `"round"`, `"ended"`."""
+    feed: Feed = field(default_factory=Feed)
+    """Gets the pieces."""
+    slot: Slot | None = None
+    """Where it runs; None before and afterwards."""
+    stats: Stats = field(default_factory=Stats)
+    """What was counted, when it has ended."""
+
+    def tell(self, event: str) -> None:
+        """Calls on_event."""
+        if self.on_event is not None:
+            self.on_event(event)
+
+
+class Stepper:
+    """Steps the requests of a batch in a thread of its own, which alone touches the batch."""
+
+    def __init__(self, decoder: Decoder, n_ctx: int, n_vocab: int, adaptive: bool, on_end: Callable[[], None]) -> None:
+        """
+        Args:
+            decoder: Its batch is configured. Nobody else may use it, or what it borrows, before `on_end`.
+            n_ctx: Most tokens of a request.
+            n_vocab: Columns of a row.
+            adaptive: Whether the governor chooses.
+            on_end: The last that the thread does, after `close`.
+        """
+        self._decoder = decoder
+        self._batch = decoder.batch
+        self._n_ctx = n_ctx
+        self._n_vocab = n_vocab
+        self._adaptive = adaptive
+        self._on_end = on_end
+        self._changed = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._when_idle: deque[Callable[[], None]] = deque()
+        self._joining: deque[Stepped] = deque()
+        self._running: dict[int, Stepped] = {}
+        self._ended = Counters()
+        self._last_stats = Stats()
+        self._is_closing = False
+        self._failure: BaseException | None = None  # that ended the thread
+        self.process = Process("FlyBatch")
+        """Where the thread is. In a fork nothing here can be used, not even the locks: the thread may hold them."""
+        self._thread = threading.Thread(target=self._run, name="pyfly-stepper", daemon=True)
+        self._thread.start()
+
+    # ---- From any thread ---------------------------------------------------------------------------------------------
+
+    def add(self, step: Stepped) -> None:
+        """A request wants a slot; requests get theirs in this order. Raises ValueError where the stepper has ended."""
+        self._command(lambda: self._joining.append(step))
+
+    def cancel(self, step: Stepped, failure: BaseException) -> None:
+        """A request ends with a failure, if it has not ended."""
+        with contextlib.suppress(ValueError):  # closed: nothing is left of it
+            self._command(lambda: self._fail(step, failure))
+
+    def finish(self, step: Stepped, cause: str) -> None:
+        """An answer ends where it stands, if it has not ended; see `Output.end`."""
+        with contextlib.suppress(ValueError):
+            self._command(lambda: None if step.feed.future.done() else self._put(step, [step.request.end(cause)]))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper has ended."""
+        return self.submit(function).result()
+
+    def submit(self, function: Callable[[], T], when_idle: bool = False) -> Future[T]:
+        """The same without waiting; with when_idle, as soon as no request runs or waits. Functions are called in this
+        order; one whose future was cancelled by then is not."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as failure:
+                future.set_exception(failure)
+
+        if self.is_current_thread:
+            command()
+        else:
+            self._command((lambda: self._when_idle.append(command)) if when_idle else command)
+        return future
+
+    def close(self) -> None:
+        """No step follows the one that runs; what runs or waits is cancelled. Waits for that, unless a callback of a
+        request calls. Nothing runs in a fork."""
+        if self.process.is_current:
+            with self._changed:
+                self._is_closing = True
+                self._changed.notify()
+            if not self.is_current_thread:
+                self._thread.join()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether this is the stepping thread."""
+        return threading.current_thread() is self._thread
+
+    def stats(self) -> Stats:
+        """What was counted of all requests, also when it is closed."""
+        try:
+            return self.call(self._stats)
+        except ValueError:  # closed
+            if not self.is_current_thread:
+                self._thread.join()
+            return self._last_stats
+
+    def stats_of(self, step: Stepped) -> Stats:
+        """What was counted of this request, so far; waits for the step that runs."""
+        with contextlib.suppress(ValueError):  # closed
+            if step.slot is not None:
+                return self.call(lambda: step.stats if step.slot is None else self._described(step.slot.snapshot()))
+        return step.stats
+
+    def reset_stats(self) -> None:
+        """Sets the sum to 0, not what the running requests have counted."""
+
+        def reset() -> None:
+            self._ended = self._ended - self._counted()
+            self._decoder.python_seconds = 0.0
+
+        self.call(reset)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended by a failure."""
+        return self._failure is not None
+
+    def require_open(self) -> None:
+        """Raises ValueError where the stepper is closed, or has failed and says why; PyflyError in a fork."""
+        self.process.require_current()
+        if self._failure is not None:
+            raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure
+        if self._is_closing:
+            raise ValueError(CLOSED)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self.process.require_current()
+        with self._changed:
+            self.require_open()
+            self._commands.append(command)
+            self._changed.notify()
+
+    # ---- The thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._prepare():
+                self._step()
+        except BaseException as failure:
+            self._failure = failure
+            self._stop(failure)
+        else:
+            self._stop(CancelledError("the FlyBatch was closed."))
+        finally:
+            self._on_end()
+
+    def _prepare(self) -> bool:
+        """Does what was asked for, and waits until a request runs; False at the end."""
+        while True:
+            with self._changed:
+                if self._is_closing:
+                    return False
+                command = self._commands.popleft() if self._commands else None
+            if command is not None:
+                command()
+                continue
+            self._start_requests()
+            if self._running:
+                return True
+            if self._when_idle:
+                self._when_idle.popleft()()
+                continue
+            with self._changed:
+                if not self._commands and not self._is_closing:
+                    self._changed.wait(_LONGEST_WAIT)
+
+    def _start_requests(self) -> None:
+        while self._joining:
+            step = self._joining[0]
+            request = step.request
+            try:
+                request.require_fitting(self._n_ctx)
+                slot = self._batch.find_slot(request.history)
+                if slot is None:
+                    return
+                slot.reset_counters()
+                request.begin(slot, step.decoding, step.sampler, draft_max=step.draft_max)
+            except Exception as failure:
+                self._fail(step, failure)
+            else:
+                self._joining.popleft()
+                step.slot, self._running[slot.number] = slot, step
+                step.tell("begun")
+
+    def _step(self) -> None:
+        begun = time.perf_counter()
+        progress = self._batch.step()
+        ended = time.perf_counter()
+        for one in progress:
+            step = self._running[one.slot]
+            try:
+                self._read(step, one, ended - begun)
+            except BaseException as failure:  # also what a callback of the request raised
+                self._fail(step, failure)
+        self._decoder.python_seconds += time.perf_counter() - ended
+
+    def _read(self, step: Stepped, progress: Progress, seconds: float) -> None:
+        """Puts what a step did for a request on its feed."""
+        request = step.request
+        if progress.failure is not None:
+            self._put(step, [request.last_piece(progress.failure)])
+        elif not progress.is_round:
+            request.read_prompt(self._n_vocab)
+            step.tell("prompt")
+        else:
+            pieces = []
+            for committed in request.read_round(self._n_vocab, seconds):
+                piece = request.add(committed)
+                if piece.text or piece.finish:
+                    pieces.append(piece)
+                if piece.finish:
+                    break
+            step.tell("round")
+            if pieces:
+                self._put(step, pieces)
+
+    def _put(self, step: Stepped, pieces: list[Piece]) -> None:
+        is_last = pieces[-1].finish is not None
+        if is_last:
+            self._remove(step)
+            pieces[-1] = pieces[-1]._replace(stats=step.stats)
+        step.feed.put(pieces, is_last)
+
+    def _fail(self, step: Stepped, failure: BaseException) -> None:
+        self._remove(step)
+        step.feed.fail(failure)
+
+    def _remove(self, step: Stepped) -> None:
+        """The request has its slot no more; what that holds of the committed tokens serves later ones."""
+        slot = step.slot
+        if slot is None:
+            with contextlib.suppress(ValueError):
+                self._joining.remove(step)
+            return
+        del self._running[slot.number]
+        counters = slot.snapshot()
+        self._ended = self._ended + counters
+        step.slot, step.stats = None, self._described(counters)
+        with contextlib.suppress(Exception):  # the memory could not be cut: the slot's next request will be told
+            slot.end()
+        step.tell("ended")
+
+    def _described(self, counters: Counters) -> Stats:
+        return self._decoder.describe(counters, 0.0)
+
+    def _counted(self) -> Counters:
+        total = self._ended
+        for step in self._running.values():
+            total = total + step.request.slot.snapshot()
+        return total
+
+    def _stats(self) -> Stats:
+        stats = self._decoder.describe(self._counted(), self._decoder.python_seconds)
+        return self._decoder.with_state(stats, self._adaptive)
+
+    def _stop(self, failure: BaseException) -> None:
+        """Everybody hears why there is no more."""
+        with self._changed:
+            self._is_closing = True
+            commands, self._commands = [*self._commands, *self._when_idle], deque()
+        for command in commands:
+            with contextlib.suppress(Exception):
+                command()
+        for step in (*self._running.values(), *self._joining):
+            with contextlib.suppress(Exception):
+                self._fail(step, failure)
+        with contextlib.suppress(Exception):
+            self._last_stats = self._stats()

@@ -1,0 +1,148 @@
+"""`Generation`: the loop around the rounds of a FlyLlama, from a prompt to the last token that somebody wants.
+
+At every `yield`, `n_tokens`, `input_ids` and the KV cache are what the base class promises: the first `n_tokens` tokens
+are evaluated, the yielded token is the next one. What the batch holds beyond that is invisible, and is gone as soon as
+somebody else uses the context.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from pyfly_cpp.engine.request import Committed, Request
+from pyfly_cpp.errors import BusyError, ContextFullError
+from pyfly_cpp.machine.interrupts import interrupts_deferred
+
+
+class Generation:
+    """One generation of a FlyLlama. It begins when `run` is first asked for something, and runs as long as it is the
+    current one."""
+
+    def __init__(self, llm: Any, request: Request, *, reset: bool = True) -> None:
+        """
+        Args:
+            llm: The FlyLlama; how it decodes is asked when the generation begins.
+            request: What is wanted.
+            reset: Whether the prompt is all; otherwise it goes behind what the context holds.
+        """
+        self._llm = llm
+        self.request = request
+        self._reset = reset
+        self._access = llm._access
+        self._number = -1
+
+    def run(self) -> Generator[Any, Sequence[int] | None, None]:
+        """Yields the tokens of a request without an output, until a stopping criterion says so; what is sent is
+        appended to the history. Of a request with an output it yields the pieces that have text, and the last one.
+
+        Raises:
+            ValueError: the prompt is empty.
+            ContextFullError: the prompt does not fit in the context, or the next token; an output ends there.
+            BusyError: another thread or another generation uses the object.
+        """
+        llm, request, output = self._llm, self.request, self.request.output
+        try:
+            with self._access.exclusive():
+                self._begin()
+            llm.warn_of_gate()
+            while output is None or output.cause is None:
+                try:
+                    with self._step:
+                        begun = time.perf_counter()
+                        if request.processors is None:
+                            progress = llm.decoder.batch.step_alone()
+                        else:
+                            with interrupts_deferred():
+                                progress = llm.decoder.batch.step_alone()
+                        committed = self._read(progress, begun)
+                except ContextFullError as failure:
+                    yield request.last_piece(failure)
+                    return
+                if not progress.is_round:
+                    request.tell_prefill(llm.on_prefill)
+                elif len(request.arrivals) == 1:
+                    llm.decoder.warn_if_plain(stacklevel=2)
+                for one in committed:
+                    self._put(one)
+                    sent: Sequence[int] | None = None
+                    if output is not None:
+                        piece = request.add(one)
+                        if piece.text or piece.finish:
+                            yield piece
+                        if piece.finish:
+                            break
+                    elif not request.take(one):
+                        return
+                    else:
+                        sent = yield one.token
+                    if llm.n_tokens != one.position:
+                        self._access.require_current(self._number)
+                        raise BusyError(
+                            "this FlyLlama's state was changed (reset, eval, load_state, ...) while a generation was "
+                            "running; exhaust or close the generation first."
+                        )
+                    if sent is not None and len(sent):
+                        with self._step, interrupts_deferred():
+                            request.resume(one.position + 1, sent)
+                            self._hold()
+                        break
+        finally:
+            with self._access.last_step(self._number) as is_mine:
+                if is_mine:
+                    llm._supersede()
+
+    def _begin(self) -> None:
+        llm, request = self._llm, self.request
+        if not self._reset:
+            request.history[:0] = llm._input_ids.tolist()
+        request.require_fitting(llm._n_ctx)
+        llm._supersede()
+        self._number = self._access.generation
+        self._step = self._access.step(self._number)
+        request.trace = llm.trace
+        llm.prepare()
+        sampler = llm.new_sampler(request)
+        n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), request.history)
+        with interrupts_deferred():
+            # The last token gives the first row.
+            n_evaluated = min(n_reusable, len(request.history) - 1)
+            request.begin(llm.decoder.slot, llm.decoding, sampler, n_evaluated=n_evaluated)
+            self._hold()
+        llm.records = request.records
+        llm._requires_eval = True
+        if llm.verbose and llm.n_tokens:
+            n_left = len(request.history) - llm.n_tokens
+            print(f"FlyLlama: {llm.n_tokens} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
+
+    def _hold(self) -> None:
+        """Records what the text begins with."""
+        history = self.request.history
+        self._llm.input_ids[: len(history)] = history
+        self._llm.n_tokens = self.request.slot.n_evaluated  # of a recurrent state it may be less than could be reused
+
+    def _read(self, progress: Any, begun: float) -> list[Committed]:
+        """What a step that began then has committed."""
+        llm, request, started = self._llm, self.request, time.perf_counter()
+        n_vocab: int = llm.n_vocab()
+        if progress.is_round:
+            committed = request.read_round(n_vocab, started - begun)
+            llm.decoder.python_seconds += time.perf_counter() - started
+            return committed
+        for position, row in request.read_prompt(n_vocab):
+            if llm._logits_all:
+                llm.scores[position] = row
+        llm.n_tokens = request.slot.n_evaluated
+        return []
+
+    def _put(self, one: Committed) -> None:
+        """Makes a committed token the next one of the base class's sequence."""
+        llm = self._llm
+        with self._step:
+            if one.position < len(llm.input_ids):  # the last one of a full context has no place
+                llm.input_ids[one.position] = one.token
+            llm.n_tokens = one.position
+            if one.row is not None and llm._logits_all:
+                llm.scores[one.position - 1] = one.row
