@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +15,7 @@ from pyfly_cpp import __version__
 from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation
-from pyfly_cpp.cli.drafts import DraftView, legend, use_colour
+from pyfly_cpp.cli.drafts import legend, marked, use_colour
 from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import reading
 from pyfly_cpp.cli.options import Options, shared_options
@@ -173,21 +172,18 @@ class Chat:
         self._make_room(turn)
         before_stats = llm.stats
         said: list[str] = []
-        interrupted, finish_reason = False, None
-        view = DraftView(llm, write_marked, self._colour) if self._show_drafts else None
+        interrupted, finish = False, None
         try:
-            chunks: Any = llm.create_chat_completion(messages=turn.prompt(), stream=True, **self._options.request())
-            with reading(llm) as bar, contextlib.closing(chunks):
-                for chunk in chunks:
+            pieces = llm.write_chat(turn.prompt(), **self._options.request())
+            with reading(llm) as bar, contextlib.closing(pieces):
+                for piece in pieces:
                     bar.stop()
-                    choice = chunk["choices"][0]
-                    finish_reason = choice["finish_reason"]
-                    piece = choice["delta"].get("content") or ""
-                    said.append(piece)
-                    if view is not None:
-                        view.feed(piece)
+                    finish = piece.finish
+                    said.append(piece.text)
+                    if self._show_drafts:
+                        write_marked(marked(llm, piece, self._colour))
                     else:
-                        write(piece)
+                        write(piece.text)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
@@ -203,13 +199,11 @@ class Chat:
             return False
         turn.say("assistant", answer)
         self._conversation = turn
-        if view is not None:
-            view.finish()
         write("\n")
         notes = [llm.stats.since(before_stats).summary()]
         if interrupted:
             notes.insert(0, "stopped")
-        elif finish_reason == "length":
+        elif finish == "length":
             full = llm.n_tokens + 2 >= llm.n_ctx()
             notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
         note(f"({'; '.join(notes)})")

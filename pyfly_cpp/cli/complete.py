@@ -93,25 +93,22 @@ def _run(
     llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, models: Models
 ) -> tuple[str, str, dict[str, int]]:
     """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
-    complete: Any = llm.create_completion
     what: Any = prompt
     if chat:
-        complete = llm.create_chat_completion
         what = [{"role": "system", "content": system}] if system else []
         what.append({"role": "user", "content": prompt})
     texts: list[str] = []
     with reading(llm) as bar:
         try:
             if quiet:
-                response = complete(what, **request)
+                response: Any = (llm.create_chat_completion if chat else llm.create_completion)(what, **request)
                 choice = response["choices"][0]
                 text = (choice["message"]["content"] or "") if chat else choice["text"]
                 return text, choice["finish_reason"], response["usage"]
-            for chunk in complete(what, stream=True, **request):
+            for piece in (llm.write_chat if chat else llm.write)(what, **request):
                 bar.stop()
-                choice = chunk["choices"][0]
-                texts.append((choice["delta"].get("content") or "") if chat else choice["text"])
-                write(texts[-1])
+                texts.append(piece.text)
+                write(piece.text)
         except ContextFullError as error:
             if error.n_prompt is None:
                 raise
@@ -119,7 +116,7 @@ def _run(
                 f"the prompt has {error.n_prompt} tokens and the context holds {models.room(llm)}; shorten it, or "
                 "raise --n-ctx."
             ) from error
-    return "".join(texts), choice["finish_reason"], {}
+    return "".join(texts), str(piece.finish), {}
 
 
 def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:

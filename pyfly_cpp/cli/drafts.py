@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
 
 import click
 
 from pyfly_cpp.cli.terminal import shown
-from pyfly_cpp.engine.output import Characters
-from pyfly_cpp.engine.stats import Record
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 _COLOURS = {
@@ -51,40 +49,14 @@ def legend(colour: bool) -> str:
     return "tokens: " + ", ".join(paint(words, how, colour) for how, words in _WORDS.items())
 
 
-class DraftView:
-    """Writes one answer from the records of its tokens, as far as the answer's text has been streamed."""
-
-    def __init__(self, llm: FlyLlama, write: Callable[[str], None], colour: bool) -> None:
-        self._llm, self._write, self._colour = llm, write, colour
-        self._characters = Characters(lambda token: llm.detokenize([token], prev_tokens=[token]))
-        self._waiting: list[tuple[str, str]] = []  # text and how it came
-        self._n_seen = 0  # records
-        self._n_room = 0  # characters streamed and not yet written
-
-    def feed(self, text: str) -> None:
-        """Writes the next text of the answer."""
-        self._n_room += len(text)
-        records: Sequence[Record] = self._llm.records
-        for record in records[self._n_seen :]:
-            for token in record.rejected:
-                piece = self._llm.detokenize([token], prev_tokens=[token], special=True)
-                self._waiting.append((piece.decode("utf-8", errors="replace").replace("\n", "\u21b5"), "rejected"))
-            self._waiting.append((self._characters(record.token), record.origin))
-        self._n_seen = len(records)
-        # A rejected draft is written together with the token in its place.
-        while any(how != "rejected" for _, how in self._waiting):
-            i = next(i for i, (_, how) in enumerate(self._waiting) if how != "rejected")
-            if len(self._waiting[i][0]) > self._n_room:
-                return
-            self._n_room -= len(self._waiting[i][0])
-            for piece_text, how in self._waiting[: i + 1]:
-                self._write(paint(piece_text, how, self._colour))
-            del self._waiting[: i + 1]
-
-    def finish(self) -> None:
-        """Writes what is left of the streamed text: a token that the answer ends in the middle of."""
-        for text, how in self._waiting:
-            if how != "rejected" and self._n_room > 0:
-                self._write(paint(text[: self._n_room], how, self._colour))
-                self._n_room -= len(text)
-        self._waiting = []
+def marked(llm: FlyLlama, piece: Piece, colour: bool) -> str:
+    """A piece of an answer whose tokens have records, for stdout: each token as it came, behind the drafts that were
+    rejected in its place."""
+    out = []
+    for token in piece.tokens:
+        assert token.record is not None
+        for rejected in token.record.rejected:
+            draft = llm.detokenize([rejected], prev_tokens=[rejected], special=True)
+            out.append(paint(draft.decode("utf-8", errors="replace").replace("\n", "\u21b5"), "rejected", colour))
+        out.append(paint(token.text, token.record.origin, colour))
+    return "".join(out)

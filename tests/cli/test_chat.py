@@ -147,14 +147,14 @@ def test_another_start_is_another_answer(run, tmp_path):
 
 
 def test_a_failed_regeneration_keeps_the_answer(run, tmp_path, monkeypatch):
-    good = FlyLlama.create_chat_completion
+    good = FlyLlama.write_chat
     calls = []
 
     def flaky(self, messages, **kwargs):
         calls.append(messages)
         return good(self, messages, **kwargs) if len(calls) == 1 else (1 / 0 for _ in range(1))
 
-    monkeypatch.setattr(FlyLlama, "create_chat_completion", flaky)
+    monkeypatch.setattr(FlyLlama, "write_chat", flaky)
     talk, _ = talk_of(run, tmp_path, f"{QUESTION}\n/regenerate\n")
     assert len(calls) == 2 and len(talk["messages"]) == 2 and talk["messages"][1]["content"]
 
@@ -226,7 +226,7 @@ def test_a_system_prompt_that_is_not_utf8(run):
 
 def test_a_turn_that_failed_leaves_no_trace(run, monkeypatch, tmp_path):
     """Whatever fails, and wherever in the turn."""
-    good, file = FlyLlama.create_chat_completion, tmp_path / "talk.json"
+    good, file = FlyLlama.write_chat, tmp_path / "talk.json"
     n_calls = 0
 
     def flaky(self, messages, **kwargs):
@@ -234,12 +234,12 @@ def test_a_turn_that_failed_leaves_no_trace(run, monkeypatch, tmp_path):
         n_calls += 1
         if n_calls == 2:
             raise ZeroDivisionError("a chat template can raise anything")
-        chunks = good(self, messages, **kwargs)
+        pieces = good(self, messages, **kwargs)
         if n_calls == 3:
-            return (chunk if i < 4 else 1 / 0 for i, chunk in enumerate(chunks))
-        return chunks
+            return (piece if i < 4 else 1 / 0 for i, piece in enumerate(pieces))
+        return pieces
 
-    monkeypatch.setattr(FlyLlama, "create_chat_completion", flaky)
+    monkeypatch.setattr(FlyLlama, "write_chat", flaky)
     result = chat(run, stdin=f"{QUESTION}\nsecond\nthird\nfourth\n/save {file}\n")
     assert result.code == 1 and result.err.count("Error: ") == 2
     assert [m["content"] for m in json.loads(file.read_text())["messages"]][::2] == [QUESTION, "fourth"]

@@ -11,6 +11,7 @@ import pytest
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
 from pyfly_cpp.cli.terminal import Bar, shown, write
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import TARGET
@@ -33,9 +34,9 @@ def terminal(monkeypatch):
 @pytest.mark.parametrize("at_terminal", [True, False])
 def test_chat(run, monkeypatch, terminal, at_terminal):
     def answer(self, messages, **kwargs):
-        return ({"choices": [{"delta": {"content": char}, "finish_reason": None}]} for char in EVIL)
+        return (Piece(char) for char in EVIL)
 
-    monkeypatch.setattr(FlyLlama, "create_chat_completion", answer)
+    monkeypatch.setattr(FlyLlama, "write_chat", answer)
     if at_terminal:
         terminal()
     result = run("chat", "-m", TARGET, "-t", 1, stdin="hello\n")
