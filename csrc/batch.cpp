@@ -155,10 +155,6 @@ const std::vector<Batch::Progress> & Batch::step() {
         t->has_had_round = false;
         t->used = n_steps_;
         t->sequence.begin_step();
-        if (t->is_held) {
-            t->is_waiting = t->is_waiting && !may_return(*t);
-            continue;
-        }
         if (t->sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
             t->failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
                                                          " tokens is full; raise n_ctx or start a new sequence"};
@@ -259,7 +255,7 @@ bool Batch::waits_for_prefix(Text & t) {
             longest = &held;
             n_longest = n;
         }
-        if (other.is_running() && !other.is_held && other.order < t.order && other.sequence.n_rounds() == 0) {
+        if (other.is_running() && other.order < t.order && other.sequence.n_rounds() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);

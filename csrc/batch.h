@@ -58,14 +58,11 @@ class Batch {
     // How many more tokens are wanted of a text, >= 1. Counts down with what is committed, never below 1.
     void want(int32_t slot, int32_t n_room);
 
-    // A held text does nothing in a step, but keeps its slot and what it has in the cache. Beginning lets it go.
-    void hold(int32_t slot, bool is_held) { text(slot).is_held = is_held; }
-
     // Tokens of the prompt, or of what has to be evaluated again, before the text's next round; 0: the next step brings
     // a round.
     size_t n_left(int32_t slot) const;
 
-    // Every running text goes on: with a chunk of its prompt or with a round, unless it waits or is held.
+    // Every running text goes on: with a chunk of its prompt or with a round, unless it waits.
     struct Progress {
         int32_t slot;
         bool is_waiting;

@@ -293,13 +293,6 @@ pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room,
     });
 }
 
-pyfly_status pyfly_batch_hold(pyfly_batch * batch, int32_t slot, int32_t is_held, pyfly_error * error) {
-    return guard(error, [&] {
-        require_slot(batch, slot);
-        batch->impl.hold(slot, is_held != 0);
-    });
-}
-
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error) {
     return guard(error, [&] {
         require_slot(batch, slot);

@@ -20,7 +20,7 @@ Failure current_failure() {
 }
 
 void Text::begin() {
-    is_prepared = is_waiting = is_held = is_suspect = false;
+    is_prepared = is_waiting = is_suspect = false;
     failure = {};
     outcomes.begin();
 }

@@ -26,7 +26,6 @@ struct Text {
     int32_t n_room = Model::unlimited; // how many more tokens are wanted, >= 1
     bool is_prepared = false;          // the drafters have caught up with the prompt
     bool is_waiting = false;           // there was no room for it
-    bool is_held = false;              // somebody wants it to pause
     bool is_suspect = false;           // a batch with it failed: it is evaluated alone until it has had a round
     bool has_had_round = false;        // in the last step
     Failure failure = {};              // why it stopped in the last step, if it did

@@ -7,6 +7,13 @@ from pyfly_cpp._native import Batch
 from pyfly_cpp.engine.stats import Governor, Record
 
 
+def one_round(batch):
+    """A round of the only text of a batch, and before it what has to be evaluated; how many tokens it committed."""
+    while not (progress := batch.step_alone()).is_round:
+        pass
+    return progress.n_records
+
+
 class Engine:
     """`configure`, `begin`, `prefill`, `round`, ... of the only slot of a batch."""
 
@@ -29,6 +36,14 @@ class Engine:
     def begin(self, history, n_evaluated=0, sampler=None, **more):
         nodes, window, request = self._request
         self._slot.begin(history, nodes, window, n_evaluated=n_evaluated, sampler=sampler, **request, **more)
+
+    def prefill(self):
+        if self._slot.n_left > 0:
+            self._batch.step_alone()
+        return self._slot.n_left
+
+    def round(self):
+        return one_round(self._batch)
 
     def record(self, i):
         return Record.of(self._slot.record(i))

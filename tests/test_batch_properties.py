@@ -169,8 +169,6 @@ def test_a_step_says_which_texts_had_a_round():
         assert [step[0] for step in steps] == [(0, True, 1)] * 3
         assert steps[0][1] == (1, False, 0), "a chunk of its prompt"
         assert steps[2][1] == (1, True, 1)
-        first.hold(True)
-        assert [(p.slot, p.is_round) for p in batch.step()] == [(0, False), (1, True)]
 
 
 # ---- A full cache ----------------------------------------------------------------------------------------------------

@@ -605,10 +605,6 @@ pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep
  * committed counts down from it. */
 pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
-/* With is_held 1, until it is called with 0 or another text begins: the text does nothing in a step, but keeps its slot
- * and, as long as older texts do not need the room, what it has in the cache. */
-pyfly_status pyfly_batch_hold(pyfly_batch * batch, int32_t slot, int32_t is_held, pyfly_error * error);
-
 /* *n_left receives how many tokens the target or a drafter has to evaluate before the text's next round; 0: the next
  * step brings one. INVALID where no text runs. */
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
@@ -620,7 +616,7 @@ typedef struct pyfly_progress {
                            stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
     int32_t is_waiting; /* 1: the cache has no room for it beside older texts; it goes on when one of them has ended */
     int32_t is_round;   /* 1: it had a round, 0: a chunk of its prompt, or nothing */
-    size_t n_records;   /* tokens it committed; 0 is possible while it is held, has a prompt or an open window */
+    size_t n_records;   /* tokens it committed; 0 is possible while it has a prompt or an open window */
 } pyfly_progress;
 
 /* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), evaluated

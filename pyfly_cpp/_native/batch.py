@@ -245,30 +245,11 @@ class Slot:
         """At most n_room more tokens are wanted, >= 1."""
         check(lib.pyfly_batch_want, self._pointer, self.number, n_room)
 
-    def hold(self, is_held: bool) -> None:
-        """A held text does nothing in a step; beginning lets it go."""
-        check(lib.pyfly_batch_hold, self._pointer, self.number, int(is_held))
-
     @property
     def n_left(self) -> int:
         """Tokens to evaluate before the next round; 0: the next step brings one."""
         check(lib.pyfly_batch_n_left, self._pointer, self.number, self._size)
         return int(self._size[0])
-
-    # ---- Alone in its batch ------------------------------------------------------------------------------------------
-
-    def prefill(self) -> int:
-        """Evaluates at most one batch of the prompt; returns how many tokens are left to do so."""
-        if self.n_left > 0:
-            self._batch.step_alone()
-        return self.n_left
-
-    def round(self) -> int:
-        """One round, and before it what has to be evaluated for it; returns how many tokens it committed. Not for a
-        text that is held, whose round never comes."""
-        while not (progress := self._batch.step_alone()).is_round:
-            pass
-        return int(progress.n_records)
 
     # ---- What the last step brought ----------------------------------------------------------------------------------
 

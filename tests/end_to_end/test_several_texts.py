@@ -210,24 +210,6 @@ def test_a_common_prefix_is_shared(unified, tiny_target):
         assert sum(counters["prefilled"] for _, counters in texts) < 2 * len(start)
 
 
-def test_a_held_text_pauses(tiny_target):
-    """It does nothing, keeps what it has, and goes on as if nothing had been."""
-    prompts = some_prompts(2)
-    with opened(tiny_target) as target, Batch(target) as batch:
-        expected = [tokens for tokens, _ in complete(batch, prompts, [20, 20])]
-        for slot, prompt in zip(batch.slots, prompts):
-            slot.begin(prompt, Exact().nodes(), Window(0).config(), n_evaluated=0)
-        texts = [[], []]
-        while min(map(len, texts)) < 20:
-            batch.slots[1].hold(len(texts[0]) < 20)
-            n_evaluated = batch.slots[1].n_evaluated
-            for progress in batch.step():
-                if progress.n_records:
-                    texts[progress.slot] += [token for _, token in batch.slots[progress.slot].tokens()]
-            assert len(texts[0]) >= 20 or (batch.slots[1].n_evaluated == n_evaluated and not texts[1])
-        assert [text[:20] for text in texts] == expected
-
-
 def test_a_text_of_a_common_cache_has_a_limit(tiny_target):
     with opened(tiny_target, n_ctx=512, text_limit=40) as target, Batch(target) as batch:
         window = Window(0).config()
