@@ -61,10 +61,36 @@ def test_imports_point_one_way():
     for name in FILES:
         if name == "pyfly_cpp":
             continue
-        room = name.split(".")[1]
+        room = room_of(name)
         for module in imported(name) - {"pyfly_cpp"}:
-            other = module.split(".")[1]
+            other = room_of(module)
             assert other == room or floor[other] < floor[room], f"{name} imports {module}"
+
+
+OF_LLAMA_CPP = {
+    "_chat_handlers", "_convert_completion_to_chat", "_convert_completion_to_chat_function", "_ctx", "_grammar",
+    "_input_ids", "_logits_all", "_lora_adapter", "_model", "_n_ctx", "_requires_eval", "_seed", "_stack",
+}  # fmt: skip
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_fields_", "_exit"}
+
+
+def room_of(name):
+    return name.split(".")[1] if "." in name else ""
+
+
+def test_no_private_attribute_of_another_room():
+    own = {}
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+            found = node.attr if is_self else getattr(node, "name", None)
+            if isinstance(found, str):
+                own.setdefault(room_of(name), set()).add(found)
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                known = own[room_of(name)] | OF_LLAMA_CPP | OF_PYTHON
+                assert node.attr in known, f"{name} reaches for {node.attr}"
 
 
 def test_the_native_side_knows_only_the_errors():

@@ -102,6 +102,7 @@ class Generation:
         llm._supersede()
         self._number = self._access.generation
         self._step = self._access.step(self._number)
+        self._n_vocab: int = llm.n_vocab()
         request.trace = llm.trace
         llm.prepare()
         sampler = llm.new_sampler(request)
@@ -126,12 +127,11 @@ class Generation:
     def _read(self, progress: Any, begun: float) -> list[Committed]:
         """What a step that began then has committed."""
         llm, request, started = self._llm, self.request, time.perf_counter()
-        n_vocab: int = llm.n_vocab()
         if progress.is_round:
-            committed = request.read_round(n_vocab, started - begun)
+            committed = request.read_round(self._n_vocab, started - begun)
             llm.decoder.python_seconds += time.perf_counter() - started
             return committed
-        for position, row in request.read_prompt(n_vocab):
+        for position, row in request.read_prompt(self._n_vocab):
             if llm._logits_all:
                 llm.scores[position] = row
         llm.n_tokens = request.slot.n_evaluated
