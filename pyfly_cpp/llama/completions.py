@@ -134,29 +134,20 @@ class Completion:
         suffix: str | None = None,
         max_tokens: float | None = 16,
         temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
+        *,
         logprobs: int | None = None,
         echo: bool = False,
         stop: str | list[str] | None = None,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
         stream: bool = False,
         seed: int | None = None,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
         model: str | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
         logits_processor: LogitsProcessorList | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
+        **sampling: Any,
     ) -> None:
-        """Arguments as of `create_completion`, of a `CompletingLlama`.
+        """Arguments as of `create_completion`, of a `FlyLlama`.
 
         Raises:
             ContextFullError: the prompt leaves no room for an answer.
@@ -185,13 +176,8 @@ class Completion:
         )
         self.request: Request = llm.new_request(
             self.prompt, self.output, n_prompt_logprobs=logprobs if echo and not stream else None,
-            logits_processor=logits_processor, stopping_criteria=_needed(stopping_criteria, llm), sampling={
-                "temp": temperature, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "top_k": top_k,
-                "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
-                "repeat_penalty": repeat_penalty, "tfs_z": tfs_z, "mirostat_mode": mirostat_mode,
-                "mirostat_tau": mirostat_tau, "mirostat_eta": mirostat_eta,
-                "grammar": None if grammar is None else with_strict_strings(grammar),
-            },
+            logits_processor=logits_processor, stopping_criteria=_needed(stopping_criteria, llm),
+            sampling={**sampling, "temp": temperature, "grammar": grammar and with_strict_strings(grammar)},
         )  # fmt: skip
         self._head = {
             "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion", "created": int(time.time()),

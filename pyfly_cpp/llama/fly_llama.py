@@ -17,7 +17,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
+import llama_cpp
+from llama_cpp.llama import LogitsProcessorList
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
@@ -33,6 +34,8 @@ from pyfly_cpp.llama.completions import CompletingLlama
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import model_file
+
+_GENERATE = inspect.signature(llama_cpp.Llama.generate)
 
 
 class FlyLlama(CompletingLlama):
@@ -289,27 +292,7 @@ class FlyLlama(CompletingLlama):
 
     # ---- Generation --------------------------------------------------------------------------------------------------
 
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
+    def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """Generates tokens after a prompt, speculatively. Arguments and protocol are those of the base class.
 
         Yields:
@@ -320,16 +303,13 @@ class FlyLlama(CompletingLlama):
             ContextFullError: the prompt, or the next token, does not fit in the context.
             BusyError: another thread or another generation uses this object.
         """
-        sampling = {
-            "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "temp": temp,
-            "repeat_penalty": repeat_penalty, "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty, "tfs_z": tfs_z, "mirostat_mode": mirostat_mode,
-            "mirostat_tau": mirostat_tau, "mirostat_eta": mirostat_eta, "penalize_nl": penalize_nl, "grammar": grammar,
-        }  # fmt: skip
-        request = self.new_request(
-            tokens, logits_processor=logits_processor, stopping_criteria=stopping_criteria, sampling=sampling
-        )
-        return Generation(self, request, reset=reset).run()
+        sampling = _GENERATE.bind(self, *args, **kwargs).arguments
+        del sampling["self"]
+        tokens, reset = sampling.pop("tokens"), sampling.pop("reset", True)
+        wanted = {name: sampling.pop(name, None) for name in ("logits_processor", "stopping_criteria")}
+        return Generation(self, self.new_request(tokens, sampling=sampling, **wanted), reset=reset).run()
+
+    generate.__signature__ = _GENERATE  # type: ignore[attr-defined]
 
     def new_request(self, prompt: Sequence[int], output: Output | None = None, **wanted: Any) -> Request:
         """A request of this model that has not begun: arguments as of `Request`."""
