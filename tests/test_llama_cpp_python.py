@@ -16,7 +16,9 @@ from gguf_edit import edit_gguf
 from llama_cpp import _ggml, _logger, llama_chat_format, llama_grammar
 
 from pyfly_cpp import _native
-from pyfly_cpp.llama import guarded_llama
+from pyfly_cpp.engine import prompting
+from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.llama import completions, guarded_llama
 from pyfly_cpp.models import tokenizing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -157,3 +159,15 @@ def test_names_of_modules_that_are_not_public():
     assert {"string", "integer"} <= set(llama_grammar.PRIMITIVE_RULES)
     assert llama_grammar.BuiltinRule("a", []).content == "a"
     assert hasattr(llama_grammar.SchemaConverter, "visit")
+
+
+def test_chat_templates_only_format_and_stop_at_what_ends_a_text(plain):
+    """Else each chat would copy the row of every token, and have a thread of its own in a `FlyBatch`."""
+    plain.vocabulary = vocabulary = Vocabulary(plain._model.vocab)
+    heard = prompting.hear_chat(plain, [{"role": "user", "content": "Hello"}], temperature=0.0)
+    assert len(heard["stopping_criteria"]) == 1 and completions._needed(heard["stopping_criteria"], plain) is None
+    other = llama_chat_format.Jinja2ChatFormatter("x", "", "", stop_token_ids=[5])(messages=[]).stopping_criteria
+    assert not vocabulary.ends_text(5) and completions._needed(other, plain) == other
+    assert completions.Chat.is_served(plain)
+    plain.chat_format = "chatml-function-calling"
+    assert not completions.Chat.is_served(plain)
