@@ -153,6 +153,17 @@ pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protect
     return guard(error, [&] { mark(target->vocabulary, protected_tokens, n_protected, eog_tokens, n_eog); });
 }
 
+pyfly_status pyfly_target_protect_texts(pyfly_target * target, const char * const * texts, size_t n_texts,
+                                        pyfly_error * error) {
+    return guard(error, [&] {
+        std::vector<std::string> markers(texts, texts + n_texts);
+        if (std::any_of(markers.begin(), markers.end(), [](const std::string & text) { return text.empty(); })) {
+            throw Error(PYFLY_STATUS_INVALID, "a protected text is empty");
+        }
+        target->vocabulary.set_markers(std::move(markers));
+    });
+}
+
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity) {
     size_t n = 0;
     for (int32_t token = 0; token < target->vocabulary.n(); token++) {

@@ -131,8 +131,10 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
 
     // A mismatch: safety, gate, window.
     pyfly_reason reason = PYFLY_REASON_GATE;
-    const bool is_safe =
-        !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) && sampler_->could_draw(token);
+    const bool is_safe = !vocabulary_->is_protected(token) && !vocabulary_->is_protected(choice) &&
+                         sampler_->could_draw(token) &&
+                         (gate_.is_exact() || (!vocabulary_->writes_marker(transcript.history(), token) &&
+                                               !vocabulary_->writes_marker(transcript.history(), choice)));
     if (keeps_shaped_rows(gate_, measures_)) {
         // Rows that its tokens were not drawn from say nothing about them.
         const float * draft_row = draws_drafts() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());

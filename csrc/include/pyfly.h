@@ -150,7 +150,7 @@ typedef enum pyfly_reason {
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
     PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
-    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token is involved, or
+    PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token or text is involved, or
                                   because the gate would take one that is as good as impossible: margin >= 22.18 */
 } pyfly_reason;
 
@@ -235,6 +235,12 @@ void pyfly_target_free(pyfly_target * target);
  * vocabulary's control, unknown, unused and end-of-generation tokens and the markers of its chat template. */
 pyfly_status pyfly_target_protect(pyfly_target * target, const int32_t * protected_tokens, size_t n_protected,
                                   const int32_t * eog_tokens, size_t n_eog, pyfly_error * error);
+
+/* Texts (zero-terminated bytes, not empty, copied) that ordinary tokens write and that mean something to the chat, such
+ * as "[INST]": where a drafted token or the target's choice begins or continues one, nothing is accepted loosely.
+ * Replaces those of before. */
+pyfly_status pyfly_target_protect_texts(pyfly_target * target, const char * const * texts, size_t n_texts,
+                                        pyfly_error * error);
 
 /* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);

@@ -89,6 +89,11 @@ class Target(Handle):
         a, b = tokens("protected", sorted(protected)), tokens("eog", sorted(eog))
         check(lib.pyfly_target_protect, self.pointer, token_pointer(a), len(a), token_pointer(b), len(b))
 
+    def protect_texts(self, texts: Sequence[str]) -> None:
+        """Sets the texts, without NUL, that no token may begin or continue loosely."""
+        kept = [ffi.new("char[]", text.encode("utf-8")) for text in texts]
+        check(lib.pyfly_target_protect_texts, self.pointer, ffi.new("char *[]", kept), len(kept))
+
     @property
     def protected(self) -> frozenset[int]:
         """All protected tokens."""

@@ -38,6 +38,8 @@ class Decoder:
             n_ctx: Most tokens of one text; 0: as many as the context holds.
         """
         self._protected = protected
+        self.markers: Sequence[str] = ()
+        """Texts that no token may begin or continue loosely; to be set before the target is used."""
         self._adapts = adapts
         self._has_own_head = has_own_head
         self._limits = n_texts, n_ctx
@@ -80,6 +82,7 @@ class Decoder:
                 raise ValueError(CLOSED)
             target = _native.LlamaTarget(self._context, *self._adapts, *self._limits)
             target.protect(self._protected)
+            target.protect_texts(self.markers)
             self._target, self._batch = target, _native.Batch(target)
         return self._target, self._batch
 

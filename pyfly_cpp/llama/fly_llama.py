@@ -93,7 +93,7 @@ class FlyLlama(CompletingLlama):
                 and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
                 exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
-                markers of its chat template.
+                markers of its chat template. Markers that several ordinary tokens write are in `protected_texts`.
             rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". They
                 share the layers with this machine's GPUs, by free memory or as `tensor_split` says. Not for open
                 networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).

@@ -21,6 +21,7 @@ from pyfly_cpp.engine.access import CLOSED, Access
 from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute
 from pyfly_cpp.engine.costs import expect_costs, setup_of
 from pyfly_cpp.engine.decoder import Decoder
+from pyfly_cpp.engine.markers import markers_of
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.load_limits import why_not_loaded, within_positions
@@ -140,6 +141,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.vocabulary = Vocabulary(self._model.vocab)
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
+        self._decoder.markers = markers_of(self) if has_texts else ()
         if n_positions:
             self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
@@ -224,6 +226,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
         return self.decoder.target.protected
+
+    @property
+    def protected_texts(self) -> tuple[str, ...]:
+        """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): where a drafted token or the target's choice
+        begins or continues one, nothing is accepted loosely."""
+        return tuple(self._decoder.markers)
 
     def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
         """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets

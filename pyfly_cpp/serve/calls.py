@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from pyfly_cpp.serve.tools import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER, Call, Tools
+from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER
+from pyfly_cpp.serve.tools import Call, Tools
 
 _MOST_RESTARTS = 16  # each reads the rest of the answer again
 

@@ -9,13 +9,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER
 from pyfly_cpp.llama.schemas import as_json
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 _FUNCTION = re.compile(rf"{FUNCTION}([^>\n]+)>")
 _PART = re.compile(rf"{PARAMETER}([^>\n]+)>\n?|{END_FUNCTION}")

@@ -244,6 +244,8 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         const pyfly_scripted_config model = random_model(n_slots, n_slots == 1 ? 200 : random_int(210, 200 * n_slots));
         const bool has_rows = seed % 3 != 0;
         assert(pyfly_target_scripted_new(&model, scripted_row, &seed, &target, &error) == PYFLY_OK);
+        const char * const markers[] = {"</think>", "a\n", "+1"};
+        assert(pyfly_target_protect_texts(target, markers, 3, &error) == PYFLY_OK);
         assert(pyfly_drafter_callback_new(random_draft, nullptr, has_rows ? model.n_vocab : 0, &drafter, &error) ==
                PYFLY_OK);
         const pyfly_lookup_config looks = {3, 1, 6, 0, 500};

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyfly_cpp.engine.markers import CLOSE, OPEN
 from pyfly_cpp.serve.calls import CallReader
-from pyfly_cpp.serve.tools import CLOSE, OPEN, Tools
+from pyfly_cpp.serve.tools import Tools
 
 FUNCTIONS = [
     {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
