@@ -10,7 +10,7 @@ from typing import Any
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.engine.stats import Round
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, rotated
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, Sampling, rotated
 from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.statistics import Interval, Timed, speed, speedup
 
@@ -117,6 +117,7 @@ def measure(
     progress: Callable[[int, str], None] | None = None,
     known: Mapping[Key, Measured] | None = None,
     keep: Callable[[Measured], None] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> list[Measured]:
     """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
     kept.
@@ -127,6 +128,7 @@ def measure(
     Args:
         known: What was measured earlier and is not measured again.
         keep: Is given everything else as soon as it is measured.
+        sampling: Every prompt of every pass has its own seed, the same for all settings.
 
     Raises:
         ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
@@ -151,7 +153,9 @@ def measure(
                 for setting, earlier in zip(turns_of, there):
                     if earlier is None:
                         generator.forget(n_held)
-                        result = replace(generator.generate(rendered, setting, max_tokens), records=())
+                        seed = sampling.seed_of(repeat * len(prompts) + i)
+                        made = generator.generate(rendered, setting, max_tokens, sampling.temperature, seed)
+                        result = replace(made, records=())
                         measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
                         if keep is not None:
                             keep(measured[-1])

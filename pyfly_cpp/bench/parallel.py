@@ -18,7 +18,7 @@ import numpy as np
 from pyfly_cpp.bench.measure import Key, Measured, Summary, render, summarise
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.evaluation.generation import rotated
+from pyfly_cpp.evaluation.generation import Sampling, rotated
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.statistics import Interval, for_json, speedup
 
@@ -47,13 +47,14 @@ def measure_parallel(
     progress: Callable[[int, str], None] | None = None,
     known: Mapping[Key, Measured] | None = None,
     keep: Callable[[Measured], None] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> list[Measured]:
     """Runs every setting with every number of texts at once on the same prompts (of conversations, the first turn).
     They take turns on blocks of prompts, and another one begins each time; each evaluates its prompts anew.
 
     Args:
         counts: Texts at once, 1..generator.n_parallel.
-        known, keep: As of `measure`; a block of prompts is known as a whole or measured again.
+        known, keep, sampling: As of `measure`; a block of prompts is known as a whole or measured again.
 
     Raises:
         ValueError: there are fewer prompts than texts at once, a prompt and its answer do not fit in the context, or a
@@ -64,7 +65,7 @@ def measure_parallel(
     orders = []
     for i, prompt in enumerate(prompts):
         rendered = render(generator, prompt, [{"role": "user", "content": prompt.turns[0]}], max_tokens)
-        orders.append(Order(i, rendered, max_tokens))
+        orders.append(Order(i, rendered, max_tokens, sampling.temperature))
     n_blocks = max(1, len(orders) // (_BLOCK * max(counts)))
     blocks = [orders[i::n_blocks] for i in range(n_blocks)]
     cells = [(n, setting) for setting in settings for n in counts]
@@ -73,7 +74,8 @@ def measure_parallel(
         for _ in generator.generate_all(warm, setting):
             pass
     measured: list[Measured] = []
-    for i, (repeat, block) in enumerate(itertools.product(range(repeats), blocks)):
+    for i, (repeat, unseeded) in enumerate(itertools.product(range(repeats), blocks)):
+        block = [replace(order, seed=sampling.seed_of(repeat * len(orders) + order.key)) for order in unseeded]
         for n, setting in rotated(cells, i):
             keys = [(prompts[order.key].id, 0, repeat, str(setting), n) for order in block if order.key is not None]
             if known is not None and all(key in known for key in keys):

@@ -20,10 +20,10 @@ from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
-from pyfly_cpp.decoding.gates import Entropy, Gate, Margin
+from pyfly_cpp.decoding.gates import Entropy, Gate, Margin, Stochastic
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
-from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.evaluation.generation import Generator, Sampling
 from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, for_json, ratio, speed, speedup
 
 MIN_PROMPTS = MIN_GROUPS
@@ -206,6 +206,7 @@ def tune(
     max_tokens: int,
     words: Sequence[str],
     progress: Callable[[str, int, int, str], None] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> Tuned:
     """Searches (see the head of this file).
 
@@ -230,7 +231,7 @@ def tune(
         wanted = list(dict.fromkeys([EXACT, PLAIN, *settings]))
         n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
         report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
-        measured = measure(generator, prompts, wanted, max_tokens, progress=report)
+        measured = measure(generator, prompts, wanted, max_tokens, progress=report, sampling=sampling)
         for setting in wanted:
             candidates.setdefault(setting, assess(measured, setting))
 
@@ -244,7 +245,10 @@ def tune(
     # Under "agree" a mismatch can stand only if W positions of its round follow it.
     size = min(6, max(0, _draft_max(generator, start) - 2))
     windows = (Window(rule="reconverge"), Window(rule="agree", size=size))
-    gates = once([] if start.is_plain else [replace(start, gate=gate, window=w) for gate in GATES for w in windows])
+    tried = [replace(start, gate=gate, window=w) for gate in GATES for w in windows]
+    if sampling.temperature > 0:
+        tried.append(replace(start, gate=Stochastic(), window=None))
+    gates = once([] if start.is_plain else tried)
     run("2/3 gate", gates)
     leader = best([start, *gates]).setting
     drafter = generator.drafters.of(leader)
@@ -255,6 +259,6 @@ def tune(
     fastest = best(list(candidates))
     lossless = best([setting for setting in candidates if setting.is_exact])
     afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
-    confirmation = measure(generator, prompts, afresh, max_tokens)
+    confirmation = measure(generator, prompts, afresh, max_tokens, sampling=sampling)
     chosen, over = decide(fastest, lossless, confirmation)
     return Tuned(chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts)

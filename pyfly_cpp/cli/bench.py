@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,12 @@ from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outputs, show_table
+from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.decoding import Decoding, short_names, written
 from pyfly_cpp.errors import counted
+from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import sha256, write_atomically
 
@@ -39,7 +41,8 @@ Example:
 {written("adaptive (the governor, as in chat), ")}
 
 Prompts: JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's format); without --prompts, twelve
-that come with it. What is measured is kept as it comes: if it is interrupted, the same command (without --force) goes
+that come with it. With a --temperature, every prompt of every pass has a seed of its own, from --seed on, the same for
+all settings. What is measured is kept as it comes: if it is interrupted, the same command (without --force) goes
 on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs
 first: a single busy one makes every number wrong."""
 
@@ -52,6 +55,7 @@ _OPTIONS = [
                  help="Prompts, JSONL.  [default: twelve that come with it]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    *SAMPLING_OPTIONS,
     number("--repeats", kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
            "that many texts at once, each of --n-ctx tokens, instead of one alone."),
@@ -73,6 +77,8 @@ def command(
     prompt_file: str | None,
     limit: int | None,
     max_tokens: int,
+    temperature: float,
+    seed: int,
     repeats: int,
     counts: tuple[int, ...] | None,
     output: str | None,
@@ -92,14 +98,16 @@ def command(
             raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
         require_enough(prompts, counts)
     session = open_session(models, chosen, counts[-1] if counts else None)
+    sampling = Sampling(temperature, seed)
     asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
-             "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts}  # fmt: skip
+             "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts,
+             **asdict(sampling)}  # fmt: skip
     journal = _open_journal(output, {**session.conditions(), **asked}, prompts, force)
     known, keep = _keeping(journal, chosen)
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)
     with progress_bar(n_each * len(chosen) * repeats, "bench", lines=False) as progress:
-        how = (max_tokens, repeats, progress, known, keep)
+        how = (max_tokens, repeats, progress, known, keep, sampling)
         if counts:
             measured = measure_parallel(session.generator, prompts, chosen, counts, *how)
         else:
@@ -108,7 +116,7 @@ def command(
     title = f"Speed of {models.model.name}"
     facts = [
         f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
-        f"{max_tokens} tokens, greedy",
+        f"{max_tokens} tokens, {sampling.described(len(prompts) * repeats)}",
         *found.facts,
         *session.facts(),
     ]
@@ -118,6 +126,7 @@ def command(
         "models": session.models,
         "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
         "max_tokens": max_tokens,
+        **asdict(sampling),
         "repeats": repeats,
         **found.record,
         "measured": [m.as_dict() for m in measured],

@@ -149,6 +149,11 @@ def _sampling_option(name: str) -> Declared:
 
 
 TEMPERATURE_OPTION = _sampling_option("temperature")
+SAMPLING_OPTIONS = [
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, where there are several."),
+]
+"""Of commands that measure: greedy where nothing is said."""
 
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,

@@ -19,12 +19,14 @@ from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import Int, Real
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
+from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.decoding.presets import Preset, save_preset
+from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import write_atomically
@@ -38,10 +40,10 @@ Example:
 
 Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
 contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; it falls even where the same thing is only worded differently. A lossy setting is written only if it is surely
-faster than the best lossless one when both are measured once more. All drafters that there are get tried (the model's
-MTP head, --draft, prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the
-file."""
+order; it falls even where the same thing is only worded differently, and with a --temperature soon behind the first
+difference: then judge by answers, and lower --agreement. A lossy setting is written only if it is surely faster than
+the best lossless one when both are measured once more. All drafters that there are get tried (the model's MTP head,
+--draft, prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the file."""
 
 
 _OPTIONS = [
@@ -50,6 +52,7 @@ _OPTIONS = [
     number("--agreement", kind=Real(0, 1), default=0.8, help="Least mean agreement."),
     number("--lost-answers", kind=Int(0), default=0, help="Most answers that may be lost."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    *SAMPLING_OPTIONS,
     click.option("-o", "--output", default="pyfly-preset.json", metavar="FILE", help="The preset to write."),
     click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib)."),
     click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON."),
@@ -66,6 +69,8 @@ def command(
     agreement: float,
     lost_answers: int,
     max_tokens: int,
+    temperature: float,
+    seed: int,
     output: str,
     plot_file: str | None,
     as_json: bool,
@@ -80,6 +85,7 @@ def command(
     k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
     session = open_session(models, [Decoding(drafter=word) for word in words], draft_max=k)
     budget = tuning.Budget(agreement, lost_answers)
+    sampling = Sampling(temperature, seed)
     with progress_bar(1, "tune") as bar:
         stages: list[str] = []
 
@@ -89,15 +95,17 @@ def command(
                 click.echo(f"stage {stage}: {n} generations", err=True)
             bar(done, what, n)
 
-        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress)
+        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress, sampling)
     fresh = summarise(tuned.confirmation)
     chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
     claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
+    claim += f" Sampling: {sampling.described(len(prompts))}."
     preset = make_preset(tuned.chosen.setting, models.model, drafters)
     facts = {
         "sentence": claim,
         "n_prompts": tuned.n_prompts,
         "budget": dataclasses.asdict(budget),
+        **dataclasses.asdict(sampling),
         "measured": tuned.chosen.as_dict(),
         "confirmed": for_json(chosen),
         "machine": session.machine,

@@ -33,6 +33,28 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    temperature: float = 0.0
+    """0: the most probable ones."""
+    seed: int = 0
+    """Of the first generation; each has its own, whatever it is decoded with."""
+
+    def seed_of(self, i: int) -> int | None:
+        """The seed of generation i; None where nothing is drawn. (The largest 32-bit number is llama.cpp's word for any
+        seed.)"""
+        return (self.seed + i) % (2**32 - 1) if self.temperature > 0 else None
+
+    def described(self, n: int) -> str:
+        """For people, with n generations."""
+        if self.temperature == 0:
+            return "greedy"
+        seeds = f"seed {self.seed}" if n == 1 else f"seeds {self.seed} to {self.seed_of(n - 1)}"
+        return f"temperature {self.temperature:g}, {seeds}"
+
+
+@dataclass(frozen=True)
 class Generated:
     """One generation."""
 

@@ -27,7 +27,7 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.files import Row, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, rotated
+from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, Sampling, rotated
 from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.evaluation.task import UNJUDGED, Item, Task, Verdict
@@ -231,7 +231,7 @@ def _generate_in_parallel(
 
 
 def _seed(plan: Plan, i: int) -> int | None:
-    return plan.seed + i if plan.temperature > 0 else None
+    return Sampling(plan.temperature, plan.seed).seed_of(i)
 
 
 def judge(task: Task, item: Item, generated: Generated) -> Verdict:

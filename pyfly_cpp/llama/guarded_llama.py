@@ -141,7 +141,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.vocabulary = Vocabulary(self._model.vocab)
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
-        self._decoder.markers = markers_of(self) if has_texts else ()
+        self.decoder.markers = markers_of(self) if has_texts else ()
         if n_positions:
             self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
@@ -231,7 +231,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def protected_texts(self) -> tuple[str, ...]:
         """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): where a drafted token or the target's choice
         begins or continues one, nothing is accepted loosely."""
-        return tuple(self._decoder.markers)
+        return tuple(self.decoder.markers)
 
     def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
         """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets

@@ -14,6 +14,7 @@ from pyfly_cpp.bench.parallel import measure_parallel, summarise_loads
 from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.statistics import for_json
 
@@ -94,6 +95,25 @@ def test_everything_is_measured_once(measured):
     assert len({(m.prompt.id, m.setting) for m in measured}) == len(measured)
     begins = [m.setting for m in measured[:: len(SETTINGS)]]
     assert begins[: len(SETTINGS)] == [str(s) for s in SETTINGS], "who begins changes from prompt to prompt"
+
+
+@pytest.mark.alike
+def test_sampling(generator):
+    """Every prompt of every pass has a seed of its own, the same for all settings and in a second measurement."""
+    few, settings = [read_prompts()[0]] * 2, [PLAIN, Decoding.parse("stochastic")]
+
+    def outputs(sampling):
+        found = {}
+        for m in measure(generator, few, settings, 16, repeats=2, sampling=sampling):
+            found.setdefault(m.setting, []).append(m.result.tokens)
+        return found
+
+    greedy, drawn = outputs(Sampling()), outputs(Sampling(1.5, 7))
+    assert len(set(greedy["plain"])) == 1 and greedy["stochastic"] == greedy["plain"]
+    assert len(set(drawn["plain"])) == len(set(drawn["stochastic"])) == 4
+    assert outputs(Sampling(1.5, 7)) == drawn
+    assert outputs(Sampling(1.5, 8))["plain"][:3] == drawn["plain"][1:]
+    assert Sampling().described(4) == "greedy" and Sampling(0.7, 3).described(4) == "temperature 0.7, seeds 3 to 6"
 
 
 @pytest.mark.alike

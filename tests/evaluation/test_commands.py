@@ -248,6 +248,7 @@ def test_bench(run, tmp_path):
     assert set(record["memory_mib"]) == {"plain", "exact", "margin:0.5"}
     assert {"plain", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
+    assert "tokens, greedy" in result.stdout
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
     refused(run(bench, "-o", tmp_path / "b.json" / "x.json"), "cannot be written to")
     refused(run(bench, "-o", tmp_path), "is a folder")
@@ -347,6 +348,26 @@ def test_the_demo_model_is_the_default(run, tiny, tmp_path, monkeypatch, command
     assert f"no --model was given: this is the demo model, {tiny[0].name}" in result.stderr
 
 
+@pytest.mark.alike
+@pytest.mark.parametrize("more", [[], ["--parallel", "2"]])
+def test_bench_at_a_temperature(run, tmp_path, more):
+    few = ["-s", "stochastic", "--limit", 2, "-n", 12, "--temperature", 1.5, "--seed", 3, *more]
+    result = run(bench, *few, "-o", tmp_path / "b.json")
+    assert result.exit_code == 0, result.output
+    assert "temperature 1.5, seeds 3 to 4" in result.stdout
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert (record["temperature"], record["seed"]) == (1.5, 3)
+    again = run(bench, *few, "-o", tmp_path / "c.json")
+    greedy = run(bench, *few[:6], *more, "-o", tmp_path / "d.json")
+    assert again.exit_code == greedy.exit_code == 0
+
+    def plain(name):
+        measured = json.loads((tmp_path / f"{name}.json").read_text())["measured"]
+        return sorted((m["prompt"], m["output"]) for m in measured if m["setting"] == "plain")
+
+    assert plain("b") == plain("c") != plain("d")
+
+
 def test_tune_and_preset(run, tmp_path, monkeypatch):
     from pyfly_cpp.bench import tune as module
 
@@ -360,7 +381,14 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     claim = load_preset(preset).claim
     assert claim["n_prompts"] == 5 and "5 prompts of p.jsonl" in result.stdout and claim["budget"]["agreement"] == 0.8
+    assert "Sampling: greedy." in result.stdout
     refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
+    drawn = run(tune, "--prompts", prompts, "-n", 12, "-o", tmp_path / "drawn.json", "--temperature", 1.0, "--json")
+    assert drawn.exit_code == 0, drawn.output
+    drawn = json.loads(drawn.stdout)
+    assert drawn["temperature"] == 1.0 and "Sampling: temperature 1, seeds 0 to 4." in drawn["sentence"]
+    tried = {c["setting"].split()[0] for c in drawn["candidates"]}
+    assert ("stochastic" in tried) == ("margin:0.1" in tried), "unless plain decoding won at once"
     prompts.write_text('{"prompt": "a"}\n')
     refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
     assert not (tmp_path / "q.json").exists()
