@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pyfly_cpp.errors import BusyError
 from pyfly_cpp.machine.processes import Process
@@ -28,25 +29,28 @@ class Use:
         self._generation = generation
 
     def __enter__(self) -> None:
-        process = self._access.process
-        if process is not None:
-            process.require_current()
-        if not self._acquire(False):
-            raise BusyError(
-                "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
-                "FlyLlama per thread, a lock, or a FlyBatch."
-            )
         access, generation = self._access, self._generation
-        if access.is_closed or (generation is not None and access.generation != generation):
-            access.lock.release()
+        if access.process is not None:
+            access.process.require_current()
+        is_ours = access.lock._is_owned()
+        try:
+            if is_ours or not self._acquire(False):
+                raise BusyError(
+                    "this FlyLlama is in use, by another thread or by the very generation that called this; use one "
+                    "FlyLlama per thread, a lock, or a FlyBatch."
+                )
             access.require_current(access.generation if generation is None else generation)
+        except BaseException:  # also Ctrl-C, right behind the acquisition
+            if not is_ours and access.lock._is_owned():
+                access.lock.release()
+            raise
 
 
 class Access:
     """The lock of an object, and which of its generations is the current one."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock: Any = threading.RLock()  # not to be taken twice, but because it tells who holds it
         """Held during a use."""
         self.is_closed = False
         self.generation = 0
@@ -78,7 +82,7 @@ class Access:
     def last_step(self, generation: int) -> Iterator[bool]:
         """Around the end of a generation: whether it is for this generation to clean up. It is not where another one
         was started, or where the object is in use just now: whoever uses it next ends the generation."""
-        if self.is_elsewhere or not self.lock.acquire(blocking=False):
+        if self.is_elsewhere or self.lock._is_owned() or not self.lock.acquire(blocking=False):
             yield False
             return
         try:

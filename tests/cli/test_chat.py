@@ -135,7 +135,7 @@ def test_undo_and_regenerate(run, tmp_path):
     again, result = talk_of(run, tmp_path, f"{QUESTION}\n/regenerate\n")
     assert again["messages"] == one["messages"] and "likely to be the same one" in result.err
     assert result.out == 2 * (one["messages"][1]["content"] + "\n")
-    other, result = talk_of(run, tmp_path, f"{QUESTION}\n/set temperature 1.5\n/regenerate\n")
+    other, result = talk_of(run, tmp_path, f"{QUESTION}\n/set temperature 5\n/set min-p 0\n/set top-p 1\n/regenerate\n")
     assert other["messages"] != one["messages"] and len(other["messages"]) == 2 and "the same one" not in result.err
     for command in ("/undo", "/regenerate"):
         assert "there is no message yet" in chat(run, stdin=f"{command}\n").err

@@ -544,3 +544,19 @@ def test_a_generator_that_is_collected_during_a_call(target, expected):
         generator.close()
     assert answer(fly, SHORT) == expected[SHORT]
     assert answer(fly) == expected[PROMPT]
+
+
+def test_ctrl_c_right_behind_the_acquisition(target, expected):
+    """Python hears of it when the call of C has returned: the object is not in use then."""
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
+    use = fly._access.exclusive()
+
+    def interrupted(blocking):
+        fly._access.lock.acquire(blocking)
+        raise KeyboardInterrupt
+
+    use._acquire = interrupted
+    with pytest.raises(KeyboardInterrupt), use:
+        pass
+    assert answer(fly) == expected[PROMPT]
+    fly.close()
