@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pdoc
 import pdoc.doc
 
@@ -39,8 +41,9 @@ def build(folder: Path) -> None:
     os.chdir(here)  # beside a folder of the package's name pdoc would ask which of the two is meant
     resolve = pdoc.doc.safe_eval_type
 
-    def resolve_but_aliases(annotation: Any, *where: Any) -> Any:
-        resolved = resolve(annotation, *where)
+    def resolve_but_aliases(annotation: Any, names: dict[str, Any], *where: Any) -> Any:
+        # Signatures of llama_cpp's methods are written with names that it imports from typing and from itself.
+        resolved = resolve(annotation, {**vars(typing), **vars(llama_cpp.llama), **names}, *where)
         is_alias = isinstance(annotation, str) and any(alias in annotation for alias in ALIASES)
         return Written(annotation) if is_alias else resolved
 
