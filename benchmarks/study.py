@@ -118,15 +118,10 @@ class Instructions(Task):
     criterion = "followed"
 
     def parse(self, where: Where) -> Item:
-        """See Task."""
         checks = where.row.get("checks")
         if not isinstance(checks, dict) or not checks or not checks.keys() <= CHECKS.keys():
             raise where.error(f"the field 'checks' must hold conditions of {', '.join(CHECKS)}.")
-        return Item(where.text("id"), {"prompt": where.text("prompt"), "checks": checks})
-
-    def question(self, item: Item) -> str:
-        """See Task."""
-        return str(item.fields["prompt"])
+        return where.item({**where.fields("prompt"), "checks": checks})
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
         """Correct: all conditions hold; a fence around all of the answer, as chat models like it, is left out."""
@@ -178,8 +173,7 @@ def chunks(items: Mapping[str, Sequence[Item]], size: int) -> Iterator[tuple[str
 def read_rule(text: str, k: int | None) -> Decoding:
     """A rule as a setting; k: tokens a round where the rule does not say, None: governed. Raises ValueError."""
     if text in SHIPPED or text.endswith(".json"):
-        said = load_preset(text).decoding
-        setting = Decoding(said.gate, said.window, said.draft_max)
+        setting = replace(load_preset(text).setting(), adaptive=None)
     else:
         setting = Decoding.parse(text)
     if setting.is_plain:

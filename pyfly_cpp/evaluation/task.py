@@ -177,9 +177,9 @@ class Task(ABC):
         """A row of the hub, in the form of a data file's. Raises DataError."""
         raise NotImplementedError(f"{self.name} names no split of the hub")
 
-    @abstractmethod
     def question(self, item: Item) -> str:
-        """What the user says."""
+        """What the user says: the field `prompt`, unless the task has other words."""
+        return str(item.fields["prompt"])
 
     @abstractmethod
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:

@@ -22,9 +22,6 @@ class Writing(Task):
     def parse(self, where: Where) -> Item:
         return where.item(where.fields("prompt"), group="prompt_id")
 
-    def question(self, item: Item) -> str:
-        return str(item.fields["prompt"])
-
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
         """Correct: no breakdown (see repetition.py). Detail: `loop`, and the loop's `period` if there is one."""
         reason = breakdown(text, tokens)
