@@ -6,18 +6,22 @@
 #
 # --build installs llama-cpp-python with that backend, then pyfly-cpp, into the Python environment that is active; with
 # --wheels from the files of that folder alone, without a network.
-# Otherwise every step runs for ten minutes at most, and is done once: the same command goes on where it was interrupted,
-# a step that failed is tried again. Steps: tests (pytest -m device), costs-all and costs-half (batches of 1 to 512 rows
-# with all layers on the GPU, and with 15), lookup (prompt lookup), draft (with -d: a draft model or a head), parallel (1
-# to 64 texts at once; prompts are Spec-Bench's question.jsonl, which the variable PROMPTS names), gsm8k (a hundred items
-# of the JSONL file that the variable GSM8K names). FOLDER (default: gpu-results) gets a log and tables for each, and
-# table.md.
+# Otherwise every step runs for ten minutes at most, and is done once: the same command resumes where it was interrupted,
+# and tries a step that failed again. The steps:
+#     tests                 pytest -m device
+#     costs-all, costs-half batches of 1 to 512 rows, with all layers on the GPU and with half of them
+#     changes               batches that change their size
+#     lookup                prompt lookup
+#     draft                 with -d: a draft model or a head
+#     parallel              1 to 64 texts at a time; PROMPTS names the prompts, such as Spec-Bench's question.jsonl
+#     gsm8k                 a hundred items of the JSONL file that GSM8K names
+# FOLDER (default: gpu-results) gets a log and tables for each, and table.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "gpu.sh: $1" >&2; exit 2; }
 
-target= draft= out=gpu-results steps=tests,costs-all,costs-half,lookup,draft,parallel,gsm8k build= wheels=
+target= draft= out=gpu-results steps=tests,costs-all,costs-half,changes,lookup,draft,parallel,gsm8k build= wheels=
 while [ $# -gt 0 ]; do
     [ $# -ge 2 ] || die "$1 needs a value; the first lines of this file say which"
     case $1 in
@@ -80,10 +84,13 @@ bench() {
 
 "${fly[@]}" doctor -m "$target" >"$out/doctor.txt" 2>&1
 step tests python -m pytest -m device -n 0 -q -rA tests/test_device.py
+half=$(sed -n 's/.* \([0-9]*\) layers.*/\1/p' "$out/doctor.txt" | head -1)
+half=$((${half:-2} / 2))
 for layers in all half; do
     step "costs-$layers" python benchmarks/kernels.py --model "$target" --rows 1,2,3,4,6,8,12,16,32,64,512 --behind 512 \
-        --gpu-layers "$([ $layers = all ] && echo -1 || echo 15)"
+        --gpu-layers "$([ $layers = all ] && echo -1 || echo "$half")"
 done
+step changes python benchmarks/kernels.py --changes --model "$target" --rows 1,2,4,8,16 --behind 512 --repeats 16 --gpu-layers -1
 bench lookup -s "exact lookup adaptive" -s "exact lookup k=15" -s "margin:0.3 lookup k=15" -s "entropy:0.3 lookup k=15"
 [ -n "$draft" ] &&
     bench draft -d "$draft" -s "exact draft adaptive" -s "exact draft k=15" -s "entropy:0.3 draft k=15" -s "margin:0.3 draft k=15"

@@ -1,7 +1,7 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16]
-        [--repeats 7] [--threads N] [--gpu-layers N]
+        [--repeats 7] [--threads N] [--gpu-layers N] [--changes]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
@@ -10,6 +10,9 @@ are medians; the ratio is the median of the ratios of neighbours in time, with i
 logits of tokens that were evaluated alone with those of the same tokens in batches.
 
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
+
+--changes times batches of one size in a row, and each behind a batch of one token, with our kernels alone: backends of
+GPUs record batches that come again, and a draft that comes now and then pays for it.
 
 With --gpu-layers N (-1: all) so many layers are on a GPU, for what a batch costs there; our kernels have the rest.
 
@@ -25,12 +28,13 @@ import argparse
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import llama_cpp
 import numpy as np
-from common import print_machine, spread
+from common import markdown, print_machine, spread
 
 from pyfly_cpp import FlyLlama, _native
 from pyfly_cpp.machine import kernels
@@ -108,17 +112,46 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
         print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
-def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
-    """Prints a model's table."""
-    rows = [int(n) for n in given.rows.split(",")]
-    sides = [Side(path, choice, given, given.behind + max(rows)) for choice in kernels.CHOICES[::-1]]
-    llm = sides[0].llm
-    tokens = np.random.default_rng(1).integers(0, llm.n_vocab(), given.behind + max(rows)).tolist()
+def rows_of(given: argparse.Namespace) -> list[int]:
+    """The sizes of batches that are asked for."""
+    return [int(n) for n in given.rows.split(",")]
+
+
+def open_sides(path: str, choices: Sequence[str], given: argparse.Namespace) -> tuple[list[Side], list[int]]:
+    """A model with each choice of kernels, behind the same beginning, and the tokens that may follow."""
+    n_most = max(rows_of(given))
+    sides = [Side(path, choice, given, given.behind + n_most) for choice in choices]
+    tokens = np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), given.behind + n_most).tolist()
     before, behind = tokens[: given.behind], tokens[given.behind :]
     for side in sides:
         for i in range(0, len(before), MOST_BATCH):
             side.evaluate(before[i : i + MOST_BATCH], i)
         side.evaluate(behind[:16], given.behind)
+    return sides, behind
+
+
+def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
+    """Batches of one size in a row, and each between two of one token."""
+    (side,), behind = open_sides(path, ["auto"], given)
+
+    def ms(sizes: Sequence[int]) -> list[float]:
+        times = [[1e3 * side.evaluate(behind[:n], given.behind) for n in sizes] for _ in range(given.repeats + 2)]
+        return [median(column) for column in zip(*times[2:])]  # the first two warm up
+
+    rows = []
+    for n in rows_of(given):
+        (again,) = ms([n])
+        rows.append([str(n), *(f"{one:.2f}" for one in (again, *ms([n, 1])))])
+    print(f"\n{name}, behind {given.behind} tokens, milliseconds\n")
+    print(markdown(["tokens", "the same again", "behind 1 token", "then 1 token"], rows))
+    side.llm.close()
+
+
+def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
+    """Prints a model's table."""
+    rows = rows_of(given)
+    sides, behind = open_sides(path, kernels.CHOICES[::-1], given)
+    llm = sides[0].llm
     times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
     for _ in range(given.repeats):
         for n in rows:
@@ -167,6 +200,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model")
     what.add_argument("--attention", type=int, metavar="CELLS")
+    parser.add_argument("--changes", action="store_true", help="what a change of the batch's size costs")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
     parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
     parser.add_argument("--behind", type=int, default=16, metavar="N")
@@ -178,6 +212,8 @@ def main() -> None:
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
+    if given.changes:
+        return print_changes(given.model, Path(given.model).name, given)
     speeds = roofline(given.threads)
     if not given.types:
         compare(given.model, Path(given.model).name, given, speeds)

@@ -5,7 +5,8 @@ against llama.cpp's own server.
     python benchmarks/throughput.py ... --server PATH/TO/llama-server
                                         [--server-args "-md DRAFT --spec-type draft-simple --spec-draft-n-max 3"]
 
-All ways take turns on the same prompts (who begins changes), greedy, in the model's chat format. "decode" is tokens per
+All ways take turns on the same prompts (who begins changes), greedy, in the model's chat format; prompt lookup without
+a memory, which would hold the answers of the turn before. "decode" is tokens per
 second of the steps' time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts
 everything. What the costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after
 each turn of plain decoding; "as filled" counts the batches that the turn really had, of which the last have fewer texts
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import sys
 import time
@@ -151,16 +153,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return [row for row in rows if row["way"] == way and row["n"] == n]
 
     def ratios(way: str, n: int, base: tuple[str, int], key: str) -> str:
-        return spread([a[key] / b[key] for a, b in zip(of(way, n), of(*base))])
+        found = [a[key] / b[key] for a, b in zip(of(way, n), of(*base))]
+        return "" if any(map(math.isnan, found)) else spread(found)
 
     lines = []
     for n in sorted({row["n"] for row in rows}):
         for way in dict.fromkeys(row["way"] for row in rows if row["n"] == n):
             mine = of(way, n)
+            decode = statistics.median(row["decode"] for row in mine)
             share, filled = (statistics.median(row[key] for row in of("plain", n)) for key in ("allowed", "as_filled"))
             alone = ratios(way, n, (way, min(row["n"] for row in rows)), "decode")
             lines.append([
-                str(n), way, f"{statistics.median(row['decode'] for row in mine):.1f}", alone, f"{share:.2f}",
+                str(n), way, "" if math.isnan(decode) else f"{decode:.1f}", alone, f"{share:.2f}",
                 f"{filled:.2f}", ratios(way, n, ("plain", n), "decode"),
                 f"{statistics.median(row['wall'] for row in mine):.1f}", ratios(way, n, ("llama-server", n), "wall"),
             ])  # fmt: skip
