@@ -7,7 +7,7 @@ namespace pyfly {
 
 namespace {
 
-// Each was varied in simulated worlds (docs/threads.md, "Constants").
+// Each was varied in simulated worlds (docs/design/threads.md, "Constants").
 constexpr double window_us = 100e3;      // of evaluating that is judged together: many time slices of the scheduler
 constexpr int32_t low_windows = 2;       // in a row before a trial: a moment's work of others is not worth one
 constexpr double long_us = 1e6;          // an evaluation that takes this long is reason enough, once

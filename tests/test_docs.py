@@ -26,8 +26,9 @@ NOT_RUN = {
     "CONTRIBUTING.md": 2,  # installs
     "models/README.md": 1,  # fetches models
     "docs/evaluation.md": 3,  # lm_eval; hours
+    "docs/installing.md": 3,  # installs, compiles, removes
     "docs/heads.md": 1,  # llama.cpp's converter
-    "docs/rpc.md": 5,  # needs RPC; compiles
+    "docs/rpc.md": 4,  # needs RPC; compiles
     "docs/serving.md": 3,  # installs, docker, lm_eval
     "benchmarks/results/qwen2.5-coder-1.5b.md": 3,  # hours
 }

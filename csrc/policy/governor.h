@@ -1,5 +1,5 @@
 // The governor: how many tokens to draft for each text, and with which drafter, so that expected tokens per second of
-// the whole batch are highest. No llama.h. docs/governor.md has the derivation and what each rate is worth.
+// the whole batch are highest. No llama.h. docs/design/governor.md has the derivation and what each rate is worth.
 //
 //     v = (n_texts + sum of A_text(i) over the drafted rows) / (C(all rows) + D), plain: n_texts / C(n_texts)
 //
@@ -43,7 +43,7 @@ struct MeasuredCosts {
     std::vector<CatchUp> catch_up;
 };
 
-// What each is worth is in docs/governor.md.
+// What each is worth is in docs/design/governor.md.
 struct GovernorSettings {
     double hysteresis = 1.03; // gain over plain decoding that drafting must promise
     double spent = 0.0025;    // of the time, at most, on trials of drafters that do not seem to pay; prompts likewise
