@@ -1,4 +1,5 @@
-// How many threads the next evaluation gets, from what the ones before showed. No llama.h, no clock. docs/design/threads.md
+// How many threads the next evaluation gets, from what the ones before showed. No llama.h, no clock.
+// docs/design/threads.md
 //
 // ggml's threads meet at a barrier after every node of the graph, so an evaluation is as slow as its slowest thread,
 // and a thread without a core holds up all others. Threads that compute or spin use a core each; where the process got
