@@ -127,8 +127,8 @@ typedef struct pyfly_gate_node {
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
-    /* Of the next `size` positions all that are drafted match (FLy paper, Eq. 8-9): in its round all of them, across
-     * rounds, where the target adds tokens of its own, at least one. */
+    /* All drafted ones among the next `size` positions match (FLy paper, Eq. 8-9). Within a round these are all of
+     * them; across rounds, in which the target adds tokens of its own, at least one. */
     PYFLY_WINDOW_AGREE = 0,
     PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a round without a draft rejects
                                  * what is undecided before it */
@@ -404,9 +404,10 @@ typedef struct pyfly_lookup_config {
     size_t n_memory;              /* most tokens of answers that are remembered; 0: none */
 } pyfly_lookup_config;
 
-/* It looks in the text itself, in the answers of texts that have ended, and in texts[n_texts]. answers[n_answers]: what
- * the memory of answers begins with. Both are copied, with a -1 between two texts. `target` is borrowed; NULL: no token
- * is known to be a control token. INVALID: a number is out of range, or a token is none of the target's. */
+/* Prompt lookup: searches the text itself, the answers of texts that have ended, and texts[n_texts].
+ * answers[n_answers]: the first contents of the memory of answers. Both are copied, with a -1 between two texts.
+ * `target` is borrowed; NULL: no token is known to be a control token. INVALID: a number is out of range, or a token is
+ * none of the target's. */
 pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_lookup_config * config,
                                       const int32_t * texts, size_t n_texts, const int32_t * answers, size_t n_answers,
                                       pyfly_drafter ** out, pyfly_error * error);

@@ -69,7 +69,7 @@ TakeFailure = Callable[[], Optional[BaseException]]
 
 
 def _no_failure() -> None:
-    """Of a sampler without Python functions."""
+    """The failure check of a sampler without Python functions."""
 
 
 class Batch(Handle):

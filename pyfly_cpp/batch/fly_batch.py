@@ -280,16 +280,16 @@ class FlyBatch:
 
     @property
     def drafter_reason(self) -> str | None:
-        """As of `FlyLlama`."""
+        """The reason for the choice of drafter, as in `FlyLlama`."""
         return self._llama.drafter_reason
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """As of `llama_cpp.Llama`."""
+        """The tokens of a text, as `llama_cpp.Llama.tokenize` makes them."""
         tokens: list[int] = self.llama.tokenize(text, add_bos, special)
         return tokens
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """As of `llama_cpp.Llama`."""
+        """The text of tokens, as `llama_cpp.Llama.detokenize` makes it."""
         text: bytes = self.llama.detokenize(tokens, prev_tokens, special)
         return text
 
@@ -340,7 +340,7 @@ class _ForHandler:
         return getattr(self._batch.llama, name)
 
     def create_completion(self, prompt: Any, **arguments: Any) -> Any:
-        """As of `Llama`, by a request of the batch."""
+        """A completion as `Llama` makes it, by a request of the batch."""
         if self._feed.future.done():
             raise CancelledError("the request was cancelled.")
         handle = self._batch.submit(prompt, **arguments, **self._how)

@@ -19,7 +19,7 @@ SPLIT = ("draft", "verify", "gate", "python")
 
 
 Key = tuple[str, int, int, str, int]
-"""Of a generation in a measurement: prompt, turn, repeat, setting, texts at once."""
+"""A generation in a measurement: prompt, turn, repeat, setting, number of requests."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding; 0 where nothing was decoded after the first round."""
+        """Speed of decoding; 0 if nothing was decoded after the first round."""
         return self.result.decode_tokens / self.result.decode_seconds if self.result.decode_seconds > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _by_depth(results: Sequence[Generated]) -> tuple[float, ...]:
 
 
 def _split(results: Sequence[Generated]) -> dict[str, float]:
-    """Of everything but the prompt, the first round's draft included: that is where `Stats` counts it."""
+    """Seconds of everything but the prompt. The first round's draft is included, as in `Stats`."""
     parts = {name: sum(getattr(r.stats, f"seconds_{name}") for r in results) for name in SPLIT}
     whole = sum(r.seconds_prompt + r.decode_seconds - r.stats.seconds_prefill for r in results)
     if whole <= 0:

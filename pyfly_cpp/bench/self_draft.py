@@ -35,7 +35,7 @@ DEPTH = 6
 """Tokens that candidates draft in a round."""
 
 MAX_TOKENS = 48
-"""Of an answer."""
+"""The longest answer."""
 
 N_CTX = 2048
 
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
     ftype: int
     """`llama_ftype` of llama.h."""
     bits: float
-    """Of a weight, about, on the large side: some matrices are kept in larger types."""
+    """Bits of a weight, a little too many: some matrices are kept in larger types."""
 
 
 KINDS = {

@@ -40,7 +40,7 @@ class Companion(NamedTuple):
     size: int
     """Bytes, all parts of a split model together."""
     share: float
-    """Of the target's bytes."""
+    """Size as a share of the target's."""
 
 
 def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
@@ -68,7 +68,7 @@ class _Candidate(NamedTuple):
     """Another model file of a promising size."""
 
     distance: float
-    """Of its share from BEST_SHARE, as a ratio: >= 0."""
+    """The ratio by which its share differs from BEST_SHARE: >= 0."""
     path: Path
     size: int
     share: float

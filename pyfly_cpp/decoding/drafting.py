@@ -35,7 +35,7 @@ class Drafters:
     """The drafters that are there, the first of a kind counts. A word that needs no file stands for its kind's default
     where there is none."""
     default: AnyDrafter | None = None
-    """Of a setting without a word; None: the draft model if there is one, else prompt lookup."""
+    """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What holds of drafters that are made of words, by the names of `OwnDrafter.options`."""
 

@@ -36,7 +36,7 @@ class Decision:
     choice: int
     """The target's choice; -1 behind the rejection of a block, where none was made."""
     entropy: float
-    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    """Entropy of the target's row, nats: of its top n if the gate measures that, else of the whole row."""
     margin: float
     """ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token."""
 

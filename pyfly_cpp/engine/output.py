@@ -56,9 +56,9 @@ class Piece(NamedTuple):
     finish: str | None = None
     """`"stop"` or `"length"` in the last piece, None before."""
     prompt: tuple[Logprobs, ...] | None = None
-    """Of the prompt's tokens from the second on; for whoever hands pieces on to put into the first one."""
+    """Log-probabilities of the prompt's tokens from the second on, for the first piece."""
     stats: Stats | None = None
-    """What was counted; for whoever hands pieces on to put into the last one."""
+    """The counters, for the last piece."""
 
 
 class Characters:

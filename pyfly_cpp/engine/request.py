@@ -82,7 +82,7 @@ class Request:
         self.n_arrived: list[int] = []
         """Tokens of the answer that came then, an end-of-text token included."""
         self.prompt_logprobs: list[Logprobs] = []
-        """Of the prompt's tokens behind `prompt_from`, where they are wanted."""
+        """Log-probabilities of the prompt's tokens after `prompt_from`, if requested."""
         self._n_prompt_logprobs = n_prompt_logprobs
         self._prompt_from = prompt_from
         self._stopping_criteria = stopping_criteria

@@ -18,7 +18,7 @@ ORIGINS = tuple(_native.ORIGINS)
 
 @dataclass(frozen=True)
 class Governor:
-    """What the governor has learned of costs and acceptance, and what it chose. See docs/governor.md."""
+    """The governor's estimates of costs and acceptance, and its choices (docs/governor.md)."""
 
     target_seconds: tuple[float, ...] = ()
     """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
@@ -45,10 +45,10 @@ class Governor:
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads decode, where `n_threads="auto"` chooses. See docs/threads.md."""
+    """How many threads decode, if `n_threads="auto"` chooses (docs/threads.md)."""
 
     n: int
-    """Of the next evaluation."""
+    """Threads of the next evaluation."""
     n_max: int
     """On a free machine: the physical cores."""
     changes: int
@@ -69,9 +69,9 @@ class Stats:
     """Tokens that came out for good, an end-of-text token included. What the last round accepted after the end of the
     answer (a stop text, a limit) does not count, except while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
-    """Of these: drafted, and the target's own choice."""
+    """Committed tokens that were drafted and are the target's own choice."""
     loose_accepted: int = 0
-    """Of these: drafted, another than the target's choice, loosely accepted."""
+    """Committed tokens that were drafted and loosely accepted instead of the target's choice."""
     rejected_gate: int = 0
     """Mismatches rejected by the gate."""
     rejected_window: int = 0
@@ -104,7 +104,7 @@ class Stats:
     committed_by_region: tuple[tuple[str, int], ...] = ()
     """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
     loose_by_region: tuple[tuple[str, int], ...] = ()
-    """Of these: loose accepts."""
+    """Loose accepts among these."""
     governor: Governor | None = None
     """What the governor has learned (`adaptive=True`)."""
     threads: Threads | None = None
@@ -116,7 +116,7 @@ class Stats:
     seconds_prefill: float = 0.0
     """Prompt processing, the first round's batch included if it holds prompt tokens."""
     seconds_catch_up: float = 0.0
-    """Of these: draft models and heads that evaluated the prompt."""
+    """The part of these in which draft models and heads evaluated the prompt."""
     seconds_draft: float = 0.0
     """Drafting."""
     seconds_verify: float = 0.0
@@ -240,7 +240,7 @@ class Record:
     round: int
     """Which round of the generation produced it, from 0."""
     entropy: float
-    """Of the target's row, nats: the top-n entropy if the gate measures that, else of the whole row."""
+    """Entropy of the target's row, nats: of its top n if the gate measures that, else of the whole row."""
     margin: float
     """ln p(top 1) - ln p(drafted token), nats."""
     logprob: float

@@ -39,7 +39,7 @@ class Sampling:
     temperature: float = 0.0
     """0: the most probable ones."""
     seed: int = 0
-    """Of the first generation; each has its own, whatever it is decoded with."""
+    """Seed of the first generation; each has its own, independent of the setting."""
 
     def seed_of(self, i: int) -> int | None:
         """The seed of generation i; None where nothing is drawn. (The largest 32-bit number is llama.cpp's word for any
@@ -71,7 +71,7 @@ class Generated:
     decode_seconds: float
     """Until the last of them was there."""
     stats: Stats
-    """Of this generation, its first round included."""
+    """Counters of this generation, its first round included."""
     records: tuple[Record, ...] = ()
     """With trace, one for each token, an end-of-text token included."""
     rounds: tuple[Round, ...] = ()

@@ -23,8 +23,8 @@ _DISTURBING = 0.25
 
 
 def used_by_others(seconds: float = 0.5) -> float | None:
-    """Of the CPUs that this process may run on, how many other processes use, on average over so many seconds; None
-    where the system does not say (only Linux does). Takes that long."""
+    """How many of this process's CPUs other processes use, on average over so many seconds; None on systems that do not
+    show it (all but Linux). Takes that long."""
 
     def busy() -> float:
         ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}

@@ -54,7 +54,7 @@ class Mgsm(Task):
         return where.item(fields, group="gsm8k_test_id")
 
     def kind(self, item: Item) -> str:
-        """Its language."""
+        """The item's language."""
         return str(item.fields["language"])
 
     def question(self, item: Item) -> str:

@@ -29,7 +29,7 @@ class Mmlu(ChoiceTask):
         return where.item({**super().parse(where).fields, **where.fields("subject")})
 
     def kind(self, item: Item) -> str:
-        """Its subject."""
+        """The item's subject."""
         return str(item.fields["subject"])
 
     def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:

@@ -25,10 +25,10 @@ from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
 
 _MOST = 8
-"""Texts that are chosen at most where nobody says how many: more gain little on most processors."""
+"""The largest automatic number of requests: more gain little on most processors."""
 
 _SHARE = 0.25
-"""Of the free memory, that their caches may take then."""
+"""The share of the free memory that their caches may take then."""
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
@@ -72,7 +72,7 @@ class ParallelGenerator(Generator):
 
     @property
     def n_ctx(self) -> int:
-        """As of `Generator`."""
+        """The context of each request, in tokens."""
         return self._batch.n_ctx
 
     def close(self) -> None:
@@ -80,15 +80,15 @@ class ParallelGenerator(Generator):
         self._batch.close()
 
     def run(self, request: Request) -> None:
-        """As of `Generator`."""
+        """Runs a request to its end."""
         self._batch.write(request).result()
 
     def require(self, settings: Sequence[Decoding]) -> None:
-        """As of `Generator`. Waits until nothing runs."""
+        """Checks the settings as `Generator` does. Waits until nothing runs."""
         self._when_idle(lambda: super(ParallelGenerator, self).require(settings))
 
     def configure(self, setting: Decoding) -> None:
-        """As of `Generator`, for what is begun from now on. Waits until nothing runs."""
+        """Applies a setting to later requests. Waits until nothing runs."""
 
         def change() -> None:
             super(ParallelGenerator, self).configure(setting)
@@ -106,7 +106,7 @@ class ParallelGenerator(Generator):
     def generate(
         self, prompt: Prompt, setting: Decoding, max_tokens: int, temperature: float = 0.0, seed: int | None = None
     ) -> Generated:
-        """As of `Generator`."""
+        """One generation, as `Generator` makes it."""
         ((_, made),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
         return made
 

@@ -76,7 +76,7 @@ class Table:
     n_items: int
     """Items of the plan."""
     n_complete: int
-    """Of these, answered by every setting."""
+    """Items that every setting has answered."""
     n_groups: int
     rows: tuple[SettingResult, ...]
 

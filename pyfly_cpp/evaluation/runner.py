@@ -275,7 +275,7 @@ def _line(plan: Plan, generator: Generator, prompt: Prompt, made: Made) -> Row:
 
 
 def _margins(generated: Generated) -> dict[str, list[float]]:
-    """Of a generation that was traced: the margins of what was accepted loosely, and of what a window took back."""
+    """The margins in a traced generation: of loosely accepted tokens, and of tokens that a window took back."""
     kinds = {"loose": "loose", "window": "taken back"}
     margins: dict[str, list[float]] = {kind: [] for kind in kinds.values()}
     for record in generated.records:

@@ -61,7 +61,7 @@ class Limits:
     wall_seconds: float = 10.0
     """Then it is killed."""
     cpu_seconds: int = 8
-    """Of the process; then the kernel kills it."""
+    """CPU time of the process; then the kernel kills it."""
     memory_bytes: int = 1 << 30
     """Address space; not on macOS."""
     file_bytes: int = 8 << 20

@@ -18,7 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
-"""Of every interval."""
+"""Confidence level of every interval."""
 
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
@@ -26,7 +26,7 @@ MIN_GROUPS = 5
 """Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
 
 N_RESAMPLES = 4000
-"""Of every bootstrap."""
+"""Resamples of every bootstrap."""
 
 
 @dataclass(frozen=True)

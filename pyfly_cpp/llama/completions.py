@@ -158,7 +158,7 @@ class Completion:
         self._echo = echo
         self._seed = seed
         self.prompt = _tokens_of(llm, prompt, suffix)
-        """Its tokens."""
+        """The prompt's tokens."""
         n_room = llm.n_ctx_of_text - len(self.prompt)
         if n_room < 1:
             failure = ContextFullError(  # in the words that llama_cpp.server looks for
@@ -261,7 +261,7 @@ class Chat(Completion):
         super().__init__(llm, **hear_chat(llm, **arguments))
 
     def new_stream(self) -> Callable[[Piece], list[Chunk]]:
-        """As of `Completion`."""
+        """A function from pieces to chunks of a chat."""
         tell_piece, begin = super().new_stream(), 0
 
         def tell(piece: Piece) -> list[Chunk]:
@@ -277,7 +277,7 @@ class Chat(Completion):
         return tell
 
     def response(self, pieces: Sequence[Piece]) -> Chunk:
-        """As of `Completion`."""
+        """The response of a chat, from its pieces."""
         response: Chunk = self._convert(super().response(pieces), stream=False)
         return response
 

@@ -80,7 +80,7 @@ class SharedLlama(FlyLlama):
 
     @property
     def context_params(self) -> Any:
-        """As of `GuardedLlama`, for several sequences in one cache. Checks that it fits before the context is made."""
+        """Parameters of a context for several sequences in one cache. Checks that it fits first."""
         params = super().context_params
         params.n_seq_max = self.n_parallel
         params.kv_unified = True

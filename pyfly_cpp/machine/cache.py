@@ -1,4 +1,4 @@
-"""Where pyfly-cpp keeps files of its own."""
+"""The folders of pyfly-cpp's own files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Of what can be made again: `pyfly-cpp` in the user's cache folder. It need not exist.
+    """The folder for files that can be made again: `pyfly-cpp` in the user's cache folder. It need not exist.
 
     Raises:
         RuntimeError: the user has no home folder, and no variable names a cache folder.
@@ -23,8 +23,8 @@ def cache_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Of what would be missed, but not much: the history of the input, measurements of a benchmark that was stopped. It
-    need not exist.
+    """The folder for files worth keeping: the history of the input, measurements of an interrupted benchmark. It need
+    not exist.
 
     Raises:
         RuntimeError: the user has no home folder, and no variable names a folder.

@@ -23,7 +23,7 @@ class Device(NamedTuple):
     """Bytes."""
     memory_total: int
     address: int
-    """Of the ggml_backend_dev."""
+    """Address of the ggml_backend_dev."""
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

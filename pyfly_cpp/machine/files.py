@@ -21,7 +21,7 @@ class OutputError(ValueError):
 
 
 def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
-    """Of a file's content, in hexadecimal; `report` is called with the bytes done."""
+    """The hash of a file's content, in hexadecimal; `report` is called with the bytes done."""
     out, done = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -44,7 +44,7 @@ _ROWS = (1, 4, 16)
 _N_OUT = 8192
 """Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
 _N_CELLS = 1024
-"""Of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
+"""Cells of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3

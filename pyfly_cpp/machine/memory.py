@@ -49,7 +49,7 @@ def _copy(struct: Any) -> Any:
 
 
 def bytes_of_model(path: str) -> int:
-    """Of a GGUF file with all its parts."""
+    """The size of a GGUF file with all its parts."""
     file = Path(path)
     parts = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(file.name))
     return sum(part.stat().st_size for part in file.parent.glob(parts))
@@ -72,7 +72,7 @@ def _free_of_system() -> int | None:
 
 
 def _free_of_group(folder: Path) -> int | None:
-    """Of a container. Files that were read count as used there, but make room when it is needed."""
+    """Free bytes of a container. Files that were read count as used there, but make room when it is needed."""
     try:
         limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()

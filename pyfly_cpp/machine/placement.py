@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def addresses(self) -> list[int] | None:
-        """Of the ggml_backend_devs; None: llama.cpp chooses."""
+        """Addresses of the ggml_backend_devs; None: llama.cpp chooses."""
         return None if self._devices is None else [device.address for device in self._devices]
 
     @property

@@ -45,7 +45,7 @@ class HubFile(NamedTuple):
     """A file of a repository."""
 
     name: str
-    """Its path in the repository."""
+    """The file's path in the repository."""
     size: int
     """Bytes."""
     sha256: str | None = None
@@ -66,7 +66,7 @@ class HubModel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the file to load."""
+        """Name of the file to load."""
         return self.files[0].name
 
 

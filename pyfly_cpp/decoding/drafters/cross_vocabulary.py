@@ -32,12 +32,12 @@ class CrossVocabulary(OwnDrafter):
 
     @property
     def model_path(self) -> str | os.PathLike[str]:
-        """Of the draft model."""
+        """The draft model's file."""
         return self.draft.model_path
 
     @property
     def draft_max(self) -> int | None:  # type: ignore[override]
-        """Of the draft model."""
+        """The draft model's `draft_max`."""
         return self.draft.draft_max
 
     @property

@@ -11,7 +11,7 @@ from pyfly_cpp import _native
 
 
 def field_names(kind: type) -> tuple[str, ...]:
-    """Of a dataclass."""
+    """The names of a dataclass's fields."""
     return tuple(field.name for field in fields(kind))
 
 
@@ -95,7 +95,7 @@ class OwnDrafter:
     """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
     the governor just as many."""
     draft_most: int
-    """Of a draft model 8, of a head 3, of one that drafts blocks 15, of prompt lookup `num_pred_tokens`."""
+    """Default longest draft: draft models 8, heads 3, heads that draft blocks 15, prompt lookup `num_pred_tokens`."""
 
     @property
     def in_target(self) -> bool:
@@ -104,7 +104,7 @@ class OwnDrafter:
 
     @property
     def file(self) -> str | os.PathLike[str] | None:
-        """Its file, if it has one."""
+        """The drafter's file, if any."""
         return getattr(self, self.file_field) if self.takes_file else None
 
     @classmethod
