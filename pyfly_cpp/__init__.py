@@ -1,20 +1,20 @@
 """pyfly-cpp: loosely speculative decoding (FLy) for GGUF models, on llama-cpp-python.
 
-`FlyLlama` is a `llama_cpp.Llama` that generates speculatively. `FlyBatch` serves many requests at once on one model.
+`FlyLlama` is a `llama_cpp.Llama` that generates speculatively. `FlyBatch` serves many requests at a time on one model.
 Both take
 
 - a *drafter*, which proposes tokens: `DraftModel`, `PromptLookup`, `MTP`, `Eagle3`, `DFlash`, `DSpark`,
   `CrossVocabulary`, or any llama_cpp `LlamaDraftModel`;
-- a *gate*, which says what may happen to a draft that is not the target's choice: `Exact` and `Stochastic` are
-  lossless; `Entropy`, `Margin` and `Fuzzy` are not;
-- a `Window`: what must happen after a mismatch that the gate let pass, for it to stand.
+- a *gate*, the rule for a draft that is not the target's choice: `Exact` and `Stochastic` are lossless; `Entropy`,
+  `Margin` and `Fuzzy` are not;
+- a `Window`: the condition under which a mismatch that the gate let pass stands.
 
 `Decoding` is these and the draft length as one value, `load_preset` reads one from a file. `verify` judges a round on
-arrays, without a model. `kernels` brings our products of packed weights to a plain `llama_cpp.Llama`, too.
+arrays, without a model. `kernels` also gives a plain `llama_cpp.Llama` our kernels.
 
 All errors at run time are a `PyflyError`; a wrong argument is a `ValueError`. `pyfly_cpp.errors` has the others.
 
-More gates are in `pyfly_cpp.decoding.gates`, what is counted and traced (`Stats`, `Record`, `Round`) in
+More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Record`, `Round`) in
 `pyfly_cpp.engine.stats`, the handle of a request in `pyfly_cpp.batch.handles`.
 """
 

@@ -1,7 +1,7 @@
-"""`FlyBatch`: many requests at once, on one model.
+"""`FlyBatch`: many requests at a time, on one model.
 
-One thread steps them and makes their text (engine/stepper.py). What the caller holds of a request is a `Handle`, which
-reads its queue of pieces and tells them as completions where somebody asks for them.
+One thread steps them and makes their text (engine/stepper.py). The caller of a request holds a `Handle`, which
+reads its queue of pieces and makes completions of them on demand.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Prompt = Union[str, Sequence[int], Sequence[dict[str, Any]]]
 
 
 class FlyBatch:
-    """Many requests at once: one model, one evaluation per step for all, each request as a `FlyLlama` would serve it.
+    """Many requests at a time: one model, one evaluation per step for all, each request as a `FlyLlama` would serve it.
 
-    Up to `n_parallel` requests run, the others wait for their turn in the order in which they came. Every text is what
-    it would be alone, up to the noise of the backend's kernels. Texts that begin alike share what is evaluated of it,
-    and a text that has ended serves later ones that begin like it. Any thread may call any method, but not in a fork.
+    Up to `n_parallel` requests run, the others wait in order. Every answer is the same as alone, up to the
+    noise of the backend's kernels. A prefix shared by several requests, running or ended, is evaluated only once. Any
+    thread may call any method, but not in a fork.
 
         with FlyBatch("target.gguf", n_parallel=8, n_ctx=4096) as batch:
             answers = batch.complete(prompts, max_tokens=200)
@@ -60,20 +60,20 @@ class FlyBatch:
 
         Args:
             model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
-            n_parallel: Requests that run at once. Each takes memory for n_ctx tokens.
-            n_ctx: Most tokens of one text, prompt and answer; rounded up to a multiple of 256. 0: what the model was
-                trained on.
-            n_cells: Tokens of all texts together, >= n_ctx; None: n_ctx * n_parallel. Fewer save memory: where they do
-                not suffice, the youngest text waits until another one has ended and is evaluated again then.
-            n_chunk: Most tokens of new prompts in one step, >= 1, so that they do not hold up the texts that run; None:
+            n_parallel: Requests that run at a time. Each takes memory for n_ctx tokens.
+            n_ctx: Most tokens of one request, prompt and answer; rounded up to a multiple of 256. 0: the context the
+                model was trained with.
+            n_cells: Tokens of all requests together, >= n_ctx; None: n_ctx * n_parallel. Fewer save memory: if they do
+                not suffice, the newest request waits until another one has ended, and is evaluated again then.
+            n_chunk: Most tokens of new prompts in one step, >= 1, so that they do not hold up running requests; None:
                 n_batch.
             **kwargs: Arguments of `FlyLlama`. Gate, window, draft_max, trace and on_prefill are the defaults of
-                requests. Embeddings are refused; logits_all is not needed and without effect.
-                flash_attn is on where the backend has it, unless it is False.
+                requests. Embeddings are not supported; logits_all is not needed and without
+                effect. flash_attn is on if the backend has it, unless it is False.
 
         Raises:
-            ValueError: an argument is unknown or out of range, the file is missing or no usable GGUF, or so many texts
-                do not fit in memory.
+            ValueError: an argument is unknown or out of range, the file is missing or no usable GGUF, or so many
+                requests do not fit in memory.
             IncompatibleDraftError: the draft has another vocabulary.
         """
         if n_chunk is not None:
@@ -96,20 +96,20 @@ class FlyBatch:
         on_prefill: Callable[[int, int], None] | None = None,
         **request: Any,
     ) -> Handle:
-        """Hands in a request; returns at once.
+        """Submits a request; returns immediately.
 
         Args:
             prompt: Text, token ids, or the messages of a chat.
-            trace, on_prefill: As of `FlyLlama`, for this request; None: as the batch's.
-            **request: gate, window and draft_max, as of `FlyLlama`; None: as the batch's. Whether drafting is governed
+            trace, on_prefill: As in `FlyLlama`, for this request; None: the batch's.
+            **request: gate, window and draft_max, as in `FlyLlama`; None: the batch's. Whether drafting is governed
                 is decided for the batch; if it is, draft_max is an upper limit.
                 And arguments of `create_completion` or, for messages, of `create_chat_completion`; without a seed it is
                 the next of a chain, as in a `FlyLlama`. Callbacks (on_prefill, logits processors, stopping criteria)
                 are called in the thread that steps all requests.
 
         Raises:
-            ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork. What is wrong
-                with the prompt its result raises.
+            ValueError: an argument is out of range, or the batch is closed; PyflyError: this is a fork. Faults of
+                the prompt are raised by its result.
             TypeError: the completion has no such argument.
         """
         is_chat, asked_for = _understood(prompt)
@@ -149,14 +149,14 @@ class FlyBatch:
         trace: bool | None = None,
         on_event: Callable[[str], None] | None = None,
     ) -> Handle:
-        """Hands in a request of the engine, which comes as pieces of text (`engine.output.Piece`); returns at once.
+        """Submits a request of the engine, which yields pieces of text (`engine.output.Piece`); returns immediately.
 
         Args:
             request: Made by `llama.new_request`, with an output.
-            seed: Of its sampling; None: the last one again.
-            decoding: How it decodes, but for drafter and adaptive, which are the batch's; None: as the batch.
-            trace: As of `submit`. Raises as it does; the sampling may also be refused.
-            on_event: Called in the thread that steps, with what has just happened to the request: "begun", "prompt"
+            seed: Seed of its sampling; None: the last one again.
+            decoding: How it decodes, except for drafter and adaptive, which are the batch's; None: the batch's.
+            trace: As in `submit`, which raises the same; the sampling may also be rejected.
+            on_event: Called in the thread that steps, with the event: "begun", "prompt"
                 (some of it was evaluated), "round", "ended".
         """
         decoding = decoding or self.decoding
@@ -183,7 +183,7 @@ class FlyBatch:
         return step
 
     def _have_handled(self, messages: list[Any], request: dict[str, Any], how: dict[str, Any]) -> Handle:
-        """A chat whose format completes as it likes, in a thread of its own."""
+        """A chat whose format makes its own completions, in a thread of its own."""
         feed, steps = Feed(), list[Stepped]()
         llama = _ForHandler(self, feed, steps, how)
         arguments = self.llama.chat_arguments(messages, **request)
@@ -212,11 +212,11 @@ class FlyBatch:
         """Serves a list of requests; returns their results in the order of the prompts.
 
         Args:
-            prompts: As of `submit`.
+            prompts: As in `submit`.
             on_progress: Called in this thread with (finished, all) requests whenever one has finished.
-            return_exceptions: Put what a request raised in the place of its result. False: the first failure is raised,
-                and the other requests are cancelled, as they are by Ctrl-C and by what on_progress raises.
-            **request: As of `submit`, for all of them.
+            return_exceptions: Put a request's exception in place of its result. False: the first failure is raised, and
+                the other requests are cancelled, as by Ctrl-C and by an exception of on_progress.
+            **request: As in `submit`, for all of them.
         """
         if isinstance(prompts, (str, bytes, bytearray)):
             raise ValueError("prompts is a list of prompts; put the one prompt into a list, or use submit().")
@@ -248,14 +248,14 @@ class FlyBatch:
 
     @property
     def llama(self) -> SharedLlama:
-        """The model: its tokens, chat formats and settings. Nothing can be generated with it. Raises ValueError where
+        """The model: its tokens, chat formats and settings. Nothing can be generated with it. Raises ValueError if
         the batch is closed or has failed, PyflyError in a fork."""
         self._stepper.require_open()
         return self._llama
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended by a failure: nothing more comes of it."""
+        """Whether it has failed and can serve no more requests."""
         return self._stepper.has_failed
 
     def between_steps(self, function: Callable[[], T], when_idle: bool = False) -> Future[T]:
@@ -265,17 +265,17 @@ class FlyBatch:
 
     @property
     def decoding(self) -> Decoding:
-        """How requests decode that say nothing of it."""
+        """How requests decode by default."""
         return self.llama.decoding
 
     @property
     def n_parallel(self) -> int:
-        """Requests that run at once."""
+        """Requests that run at a time."""
         return self._llama.n_parallel
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens of one text."""
+        """Most tokens of one request."""
         return self._llama.n_ctx_of_text
 
     @property
@@ -296,8 +296,8 @@ class FlyBatch:
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancels what runs or waits and frees everything; a second call does nothing, nor does a call in a fork of the
-        process. Waits for the step that runs, unless it is called by a callback of a request."""
+        """Cancels all requests and frees everything; a second call does nothing, nor does a call in a fork of the
+        process. Waits for the running step, unless it is called by a callback of a request."""
         self._stepper.close()  # again where an earlier call could not wait
         self._finalizer.detach()
 

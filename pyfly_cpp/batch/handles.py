@@ -1,4 +1,4 @@
-"""What a `FlyBatch` hands out for a request."""
+"""The handle of a request to a `FlyBatch`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Handle:
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the end: the response, as `create_completion` or `create_chat_completion` return it; with
-        stream=True, and of `write`, the list of what comes.
+        stream=True, and after `write`, the list of its chunks or pieces.
 
         Raises:
-            concurrent.futures.TimeoutError: it takes longer than `timeout` seconds; the request goes on.
+            concurrent.futures.TimeoutError: it takes longer than `timeout` seconds; the request continues.
             concurrent.futures.CancelledError: it was cancelled.
             PyflyError: this process is a fork of the one that runs it.
             Exception: what the completion raised.
@@ -61,7 +61,7 @@ class Handle:
         return self._told(self.feed.to_wait_for().result(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the end: what `result` would raise, None if nothing. Raises TimeoutError as it does."""
+        """Waits for the end: the exception that `result` would raise, or None. Raises TimeoutError as it does."""
         return self.feed.to_wait_for().exception(timeout)
 
     def done(self) -> bool:
@@ -70,7 +70,7 @@ class Handle:
 
     def cancel(self) -> bool:
         """Ends the request, whether it runs or waits; its slot is free for another one. Returns False, and does
-        nothing, where it has ended already. From any thread, any number of times."""
+        nothing, if it has already ended. From any thread, any number of times."""
         return _cancel(self.feed, self.steps, self._stepper, "the request was cancelled.")
 
     def finish(self, cause: str) -> None:
@@ -79,7 +79,7 @@ class Handle:
             self._stepper.finish(step, cause)
 
     def __iter__(self) -> Iterator[Any]:
-        """What comes, as it comes; without stream=True that is the response. Begins at the first whenever it is
+        """Chunks as they arrive; without stream=True, the response. Begins at the first one whenever it is
         called."""
         if self._response is not None:
             yield self.result()
@@ -124,12 +124,12 @@ class Handle:
 
     @property
     def stats(self) -> Stats:
-        """What was counted of this request so far; waits for the step that runs."""
+        """Counters of this request so far; waits for the running step."""
         return self._stepper.stats_of(self.steps[-1]) if self.steps else Stats()
 
     @property
     def records(self) -> list[Record]:
-        """How each token came, with trace=True."""
+        """How each token was produced, with trace=True."""
         return self.steps[-1].request.records if self.steps else []
 
 

@@ -42,17 +42,17 @@ class Decoding:
     """
 
     gate: Gate = Exact()  # noqa: RUF009 - frozen
-    """What may happen to a draft that is not the target's choice."""
+    """The rule for a draft that is not the target's choice."""
     window: Window | None = None
-    """What a deferred mismatch needs to stand; None: the gate's own."""
+    """The condition under which a deferred mismatch stands; None: the gate's own."""
     draft_max: int | None = None
-    """Tokens in a round (K), >= 0; 0 decodes plainly. None: what the drafter says."""
+    """Tokens in a round (K), >= 0; 0 decodes plainly. None: the drafter's own."""
     drafter: Any = None
-    """A word of `drafters.WORDS`, with `:FILE` behind it where the word takes one; `"none"`; `"auto"` (what is chosen
+    """A word of `drafters.WORDS`, with `:FILE` after it if the word takes one; `"none"`; `"auto"` (chosen
     for the model); a drafter, or several. None: the default of whoever decodes."""
     adaptive: bool | None = None
-    """Whether the governor chooses drafter and length; what is drafted then depends on measured times. None: the
-    default of whoever decodes: a FlyLlama governs unless a length is asked for, measuring commands do not."""
+    """Whether the governor chooses drafter and length; drafts then depend on measured times. None: the default of
+    whoever decodes: a FlyLlama governs unless a length is set, measuring commands do not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", require_gate(self.gate))
@@ -65,7 +65,7 @@ class Decoding:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it drafts nothing."""
+        """Whether nothing is drafted."""
         return self.drafter == "none" or self.draft_max == 0
 
     @property

@@ -30,11 +30,11 @@ class Decision:
     """`"match"`, `"strict"` or `"defer"`; `"safety"` if a protected or forbidden token forbids the question, or if the
     gate would take a draft token that is as good as impossible: a margin of 22.18 nats or more."""
     window: str
-    """What became of a deferred mismatch: `"stands"`, `"broken"`, `"does not fit"`; `""` for other positions."""
+    """The end of a deferred mismatch: `"stands"`, `"broken"`, `"does not fit"`; `""` for other positions."""
     reason: str
     """`"match"` and `"loose"`: accepted; `"gate"`, `"window"`, `"boundary"`, `"safety"`: rejected, and why."""
     choice: int
-    """The target's choice; -1 behind the rejection of a block, where none was made."""
+    """The target's choice; -1 after the rejection of a block, since none was made."""
     entropy: float
     """Entropy of the target's row, nats: of its top n if the gate measures that, else of the whole row."""
     margin: float
@@ -53,7 +53,7 @@ class Verification:
     n_accepted: int
     """Length of the accepted prefix of the draft."""
     tokens: list[int]
-    """What is emitted: the accepted prefix and, unless that ends the text, the target's own token (its choice at the
+    """The emitted tokens: the accepted prefix and, unless that ends the text, the target's own token (its choice at the
     rejection, or the bonus)."""
     decisions: list[Decision]
     """One for each drafted position."""
@@ -89,25 +89,25 @@ def verify(
 
     Args:
         logits: float32 [K+1, V], the target's rows; row i is its distribution for draft token i, row K for the bonus.
-            -inf is a forbidden token. One that is 2^32 times less likely than the row's favourite, as after a bias of
+            -inf is a forbidden token. One that is 2^32 times less likely than the most probable one, as after a bias of
             -100, is never accepted loosely either.
         draft: int [K], the drafted tokens; K may be 0.
-        gate: What may be deferred.
-        window: What a deferred mismatch needs; by default the FLy paper's window, for every gate, since there is only
+        gate: The rule for mismatches.
+        window: The condition for mismatches; by default the FLy paper's window, for every gate, since there is only
             one round. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
-        target_tokens: int [K+1], the target's choices; None for the argmax of each row, or what `Stochastic` draws.
+        target_tokens: int [K+1], the target's choices; None for the argmax of each row, or the draws of `Stochastic`.
         draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
             those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
             (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
             temperature and put -inf where tokens are cut off.
-        n_answered: Tokens of the answer before this round, >= 0, for guards; without effect where `answered` is given.
-        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself what the gate
-            defers counts as given away.
-        seed: 0..2**64-1, of what `Stochastic` and rFSD draw; two rounds need two seeds to be independent.
-        regions: What is written at each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
+        n_answered: Tokens of the answer before this round, >= 0, for guards; without effect if `answered` is given.
+        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself, deferred
+            tokens count as given away.
+        seed: 0..2**64-1, for the draws of `Stochastic` and rFSD; two rounds need two seeds to be independent.
+        regions: The region of each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
         answered: int [n_answered], the tokens of the answer before this round, for `NoRepeat`.
-        eog: Token ids that end a text; protected as well. Nothing is emitted behind one, and a window that is still
+        eog: Token ids that end a text; protected as well. Nothing is emitted after one, and a window that is still
             open there does not hold.
 
     Returns:

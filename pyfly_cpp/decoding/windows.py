@@ -1,4 +1,4 @@
-"""The deferral window: what must happen after a deferred mismatch for it to stand.
+"""The deferral window: the condition under which a deferred mismatch stands.
 
 On the command line and in settings a window is written as in `str(window)`: `reconverge:6`, `agree:5 tail=6`,
 `agree:2 across`.
@@ -35,17 +35,17 @@ WORDS = (*RULES, "across", "in-round", "tail=", "window=")
 
 @dataclass(frozen=True)
 class Window:
-    """Conditions on the `size` positions after a deferred mismatch. Where the text ends before they are decided, the
-    mismatch is rejected, and the text goes on with the target's own choice."""
+    """Conditions on the `size` positions after a deferred mismatch. If the text ends before they are decided, the
+    mismatch is rejected, and the text continues with the target's own choice."""
 
     size: int = 6
-    """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand at once."""
+    """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand immediately."""
 
     rule: str = "agree"
-    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, where the
-    target adds tokens of its own, at least one is drafted, and all that are match. `"reconverge"`: one drafted position
-    among the next W matches; where a round has no draft, what is undecided is rejected before it. Agree suits long
-    drafts (K > W), reconverge short ones (K <= W)."""
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, to which the
+    target adds tokens of its own, at least one is drafted, and all drafted ones match. `"reconverge"`: one drafted
+    position among the next W matches; before a round without a draft, undecided mismatches are rejected. Agree suits
+    long drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
     """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code

@@ -1,4 +1,4 @@
-"""What was counted and traced: results of a `FlyLlama`, as frozen dataclasses."""
+"""Counters and traces of a `FlyLlama`, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Governor:
     """The governor's estimates of costs and acceptance, and its choices (docs/governor.md)."""
 
     target_seconds: tuple[float, ...] = ()
-    """Estimated cost of a target batch of 1, 2, ... rows; 0 where nothing is known yet."""
+    """Estimated cost of a target batch of 1, 2, ... rows; 0 if nothing is known yet."""
     draft_seconds: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    """Estimated cost of drafting 1, 2, ... tokens, by drafter; 0 where unknown, or free."""
+    """Estimated cost of drafting 1, 2, ... tokens, by drafter; 0 if unknown, or free."""
     catch_up_seconds: tuple[tuple[str, float], ...] = ()
-    """Estimated cost of evaluating one token that a drafter has missed, by drafter; 0 where unknown, or free."""
+    """Estimated cost of evaluating one token that a drafter has missed, by drafter; 0 if unknown, or free."""
     acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
@@ -66,8 +66,8 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens that came out for good, an end-of-text token included. What the last round accepted after the end of the
-    answer (a stop text, a limit) does not count, except while the generation is running, and in a `FlyBatch`."""
+    """Tokens given out for good, an end-of-text token included. Tokens that the last round accepted after the end of
+    the answer (a stop string, a limit) do not count, except while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Committed tokens that were drafted and are the target's own choice."""
     loose_accepted: int = 0
@@ -80,9 +80,9 @@ class Stats:
     """Mismatches rejected because the window could not be decided before the end of the round."""
     rejected_safety: int = 0
     """Mismatches rejected because of a protected or forbidden token, one that cannot be taken, or one that the gate
-    would take although it is as good as impossible (2^32 times less likely than the target's favourite)."""
+    would take although it is as good as impossible (2^32 times less likely than the most probable one)."""
     rollbacks: int = 0
-    """Times that tokens behind a deferred mismatch were taken back."""
+    """Times that tokens after a deferred mismatch were taken back."""
     rolled_back: int = 0
     """Tokens taken back by them."""
     window_fallbacks: int = 0
@@ -91,7 +91,7 @@ class Stats:
     prefilled: int = 0
     """Prompt tokens evaluated."""
     replayed: int = 0
-    """Tokens evaluated again because the model's memory had to go back further than wanted."""
+    """Tokens evaluated again because the model's memory had to go back further than needed."""
     checkpoints: int = 0
     """Copies that were made of a recurrent state, to come back to: one for a prompt, for a draft that is deeper than
     its snapshots, and for a mismatch whose window outlives its round."""
@@ -102,17 +102,17 @@ class Stats:
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
     committed_by_region: tuple[tuple[str, int], ...] = ()
-    """Committed tokens by what they are part of, where the gate follows that (`Regions`)."""
+    """Committed tokens by region of the answer, if the gate follows that (`Regions`)."""
     loose_by_region: tuple[tuple[str, int], ...] = ()
     """Loose accepts among these."""
     governor: Governor | None = None
-    """What the governor has learned (`adaptive=True`)."""
+    """The governor's estimates (`adaptive=True`)."""
     threads: Threads | None = None
-    """How many threads decode; None where the number was given."""
+    """How many threads decode; None if you gave a number."""
     mean_margin_loose: float = math.nan
     """Mean ln p(top 1) - ln p(draft) of loose accepts, nats; NaN if there were none."""
     mean_margin_rejected: float = math.nan
-    """The same of rejected mismatches; NaN where none was measured (`Exact()` measures none)."""
+    """The same of rejected mismatches; NaN if none was measured (`Exact()` measures none)."""
     seconds_prefill: float = 0.0
     """Prompt processing, the first round's batch included if it holds prompt tokens."""
     seconds_catch_up: float = 0.0
@@ -138,7 +138,7 @@ class Stats:
 
     @property
     def acceptance(self) -> float:
-        """Accepted / drafted tokens; NaN where nothing was drafted."""
+        """Accepted / drafted tokens; NaN if nothing was drafted."""
         return (self.matched + self.loose_accepted) / self.drafted if self.drafted else math.nan
 
     @property
@@ -168,7 +168,7 @@ class Stats:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
 
     def since(self, before: Stats) -> Stats:
-        """What was counted since `before`: all counters and seconds. Means and figures by depth are those of now."""
+        """The counters and seconds since `before`. Means and figures by depth are those of now."""
         more = {
             field.name: getattr(self, field.name) - getattr(before, field.name)
             for field in fields(Stats)
@@ -178,7 +178,7 @@ class Stats:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Stats:
-        """What `as_dict` made, without what the governor has learned; None becomes NaN."""
+        """Reads the result of `as_dict`, without the governor's estimates; None becomes NaN."""
         kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
         values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
@@ -206,11 +206,11 @@ class Stats:
 @dataclass(frozen=True)
 class Round:
     """What one round did (`Request.log_rounds`). A provisional token counts as drafted in its own round; as matched or
-    loose, and as committed, in the one that decides on it. What the last round brings after the end of the answer is
+    loose, and as committed, in the one that decides on it. Tokens of the last round after the end of the answer are
     counted here, unlike in `Stats`."""
 
     committed: int
-    """Tokens that came out for good."""
+    """Tokens given out for good."""
     drafted: int
     """Tokens proposed to the target."""
     matched: int
@@ -236,7 +236,7 @@ class Record:
     depth: int
     """1-based place in its round's draft; 0 for the target's own."""
     reason: str
-    """`"match"`, `"loose"`; for the target's own token, what rejected the draft here, or `"bonus"`."""
+    """`"match"`, `"loose"`; for the target's own token, the reason why the draft was rejected here, or `"bonus"`."""
     round: int
     """Which round of the generation produced it, from 0."""
     entropy: float
@@ -248,7 +248,7 @@ class Record:
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
     region: str = ""
-    """What it is part of, one of `gates.REGIONS`; empty where the gate does not follow that."""
+    """The region it belongs to, one of `gates.REGIONS`; empty if the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:

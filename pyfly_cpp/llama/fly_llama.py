@@ -1,10 +1,10 @@
 """`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
 
-It is a subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrained` are the base class's own. What
-it replaces is `generate` (the native rounds of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
+A subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrained` are the base class's own. It
+replaces `generate` (the native rounds of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
 its text), and saving and loading of states.
 
-Here are the settings, what starts a generation, and its results; the model and its context are in `guarded_llama.py`,
+Here are the settings, the start of a generation, and its results; the model and its context are in `guarded_llama.py`,
 completions in `completions.py`, the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
 """
 
@@ -43,7 +43,7 @@ class FlyLlama(CompletingLlama):
 
     Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
     `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
-    (docs/threads.md). A number is that many, always; with a number of `n_threads` alone, batches take all physical
+    (docs/threads.md). A number means exactly that many; with a number for `n_threads` alone, batches take all physical
     cores. The base class takes half of the logical cores for generation.
     An object serves one generation at a time; use one object per thread.
     """
@@ -53,11 +53,11 @@ class FlyLlama(CompletingLlama):
     trace: bool
     """Whether the next generation keeps a `Record` of every token in `records`."""
     records: list[Record]
-    """How each token of the last generation was produced, prompt excluded, where `trace` was on; else empty."""
+    """How each token of the last generation was produced, prompt excluded, if `trace` was on; else empty."""
     on_prefill: Callable[[int, int], None] | None
     """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
     drafter_reason: str | None
-    """Why this drafter, where something chose it; a sentence without its full stop."""
+    """The reason for this drafter, if it was chosen automatically; a sentence without its full stop."""
 
     def __init__(
         self,
@@ -82,36 +82,36 @@ class FlyLlama(CompletingLlama):
         Args:
             model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
-                `LlamaDraftModel`, several of these (the cheapest first), a text ("lookup", "draft:FILE"), or None for
-                plain decoding. The base class's `draft_model=` does the same. "auto": the MTP head that the model
-                carries, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
-                `drafter_reason` says why.
+                `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
+                plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
+                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
+                `drafter_reason` has the reason.
             gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: What a deferred mismatch needs to stand, or its written form ("reconverge:6"); None: the gate's own.
-            draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: what the drafter says.
-            adaptive: Let the governor choose drafter and draft length (0 included) for every round, by what they cost
-                and earn (docs/governor.md). False: the first drafter that proposes something, at full length;
-                exactly reproducible. None: the governor, unless a `draft_max` is asked for, here or of a drafter.
+            draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
+            adaptive: Let the governor choose drafter and draft length (0 included) for every round, by their costs
+                and gains (docs/governor.md). False: the first drafter that proposes something, at full length;
+                exactly reproducible. None: the governor, unless a `draft_max` is set, here or in a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
                 markers of its chat template. Markers that several ordinary tokens write are in `protected_texts`.
             rpc_servers: Other machines that hold parts of the model: rpc-servers of llama.cpp, "host:port". They
-                share the layers with this machine's GPUs, by free memory or as `tensor_split` says. Not for open
-                networks: nothing is encrypted, and nobody is asked for a password (docs/rpc.md).
+                share the layers with this machine's GPUs, by free memory or by `tensor_split`. Not for open
+                networks: there is no encryption and no password (docs/rpc.md).
             devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
                 server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
                 `DraftModel(devices=...)`.
-            kernels: "auto": weights are packed for our own products where those are faster on this machine, which
-                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: what the
-                environment variable PYFLY_KERNELS says, else "auto". The draft model follows.
+            kernels: "auto": packs weights for our own kernels if those are faster on this machine, which
+                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: the
+                environment variable PYFLY_KERNELS, else "auto". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
-            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on where attention is ours (`kernels`).
+            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on if attention is ours (`kernels`).
 
         Raises:
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.
             IncompatibleDraftError: the draft has another vocabulary.
-            RpcError: an RPC server is not there, or of another version.
+            RpcError: an RPC server does not answer, or has another version.
         """
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
         said = {name: kwargs.pop(name) for name in OF_REQUEST if name in kwargs}  # that are no arguments of their own
@@ -152,12 +152,12 @@ class FlyLlama(CompletingLlama):
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:
-        """Loads a model as a preset says (see `pyfly_cpp.decoding.presets`).
+        """Loads a model with the settings of a preset (`pyfly_cpp.decoding.presets`).
 
         Args:
-            path: A file (`pyfly-cpp tune` writes them), or the name of a preset that comes with the package: `"safe"`,
+            path: A file (`pyfly-cpp tune` writes them), or the name of an included preset: `"safe"`,
                 `"balanced"` or `"fast"`. Those name no model.
-            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` where it names no model.
+            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` if it names no model.
 
         Raises:
             ValueError: the preset cannot be read, or neither names a model.
@@ -173,7 +173,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def decoding(self) -> Decoding:
-        """How it decodes, in one value. Assigned, it is taken over but for its drafter, which `drafter` loads."""
+        """How it decodes, in one value. Assigning takes over everything except the drafter, which `drafter` loads."""
         return self._decoding
 
     @decoding.setter
@@ -183,7 +183,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def drafter(self) -> Drafter | Sequence[Drafter] | None:
-        """What proposes tokens. Assigning loads a draft model at once; on an error the old drafter stays."""
+        """The drafter. Assigning loads a draft model immediately; on an error the old drafter stays."""
         return self._decoding.drafter
 
     @drafter.setter
@@ -209,7 +209,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def gate(self) -> Gate:
-        """What may happen to a draft token that is not the target's choice."""
+        """The gate: the rule for draft tokens that are not the target's choice."""
         return self._decoding.gate
 
     @gate.setter
@@ -218,7 +218,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def window(self) -> Window:
-        """What a deferred mismatch needs to stand. Assigning None makes it the gate's own, whatever the gate is."""
+        """The window, which a deferred mismatch needs to stand. None: the gate's own."""
         return self._decoding.window or self._decoding.gate.window
 
     @window.setter
@@ -240,7 +240,7 @@ class FlyLlama(CompletingLlama):
         self._configure(self._drafting(), self.adaptive)
 
     def measure_costs(self) -> _native.Costs:
-        """What batches and drafts cost, measured now; what the context holds is dropped."""
+        """The costs of batches and drafts, measured now; the context's tokens are dropped."""
         self.reset()
         self._configure(self._drafting(), False)
         return self.decoder.batch.measure()
@@ -255,7 +255,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the governor chooses. Assigning None: it does unless a `draft_max` is asked for."""
+        """Whether the governor chooses. None: unless a `draft_max` is set."""
         return is_governed(self._decoding.adaptive, require_drafters(self.drafter), self._decoding.draft_max)
 
     @adaptive.setter

@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens for the target.
+"""Drafters, which propose tokens for the target.
 
 The classes here hold configuration (frozen dataclasses) and know how they are written, which options of the command
 line set their fields, and how they open (the name of their constructor in pyfly.h); the work is done in

@@ -24,7 +24,7 @@ class CrossVocabulary(OwnDrafter):
     options: ClassVar[tuple[AnyOption, ...]] = DraftModel.options
 
     draft: DraftModel
-    """draft_max counts the target's tokens; p_min is of the draft's own."""
+    """draft_max counts the target's tokens; p_min applies to the draft's own."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, DraftModel):

@@ -14,7 +14,7 @@ from pyfly_cpp.machine.files import require_gguf
 
 @dataclass(frozen=True)
 class MTP(WithModel):
-    """Multi-token prediction: the NextN blocks that many models carry in their own file (or in a companion file). They
+    """Multi-token prediction: the NextN blocks in the file of many models (or in a companion file). They
     read the target's hidden states, use the weights that are loaded, and cost one block for each drafted token.
     """
 
@@ -86,7 +86,7 @@ class DFlash(WithModel):
     """Path of the head's GGUF file."""
 
     draft_max: int | None = None
-    """At most as many as a block has, as the file says; None: that many, 15 at most."""
+    """At most the length of a block in the file; None: that many, 15 at most."""
 
     p_min: float = 0.0
 

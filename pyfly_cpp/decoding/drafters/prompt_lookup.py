@@ -1,4 +1,4 @@
-"""Prompt lookup: the text itself, earlier answers and named texts as the drafter."""
+"""Prompt lookup: drafts from the request itself, earlier answers and named files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class PromptLookup(OwnDrafter):
-    """What followed the last n tokens when they occurred before is proposed again. Costs nothing; pays where an answer
-    repeats the prompt (edits, summaries, code), an earlier answer, or a text of yours. Source: Saxena 2023, "Prompt
-    Lookup Decoding".
+    """Finds earlier places of the last n tokens and proposes the tokens that followed them. Costs almost nothing; helps
+    if an answer repeats the prompt (edits, summaries, code), an earlier answer, or a file of yours. Source: Saxena
+    2023, "Prompt Lookup Decoding".
 
-    It looks in the request's own text, in the answers that this FlyLlama or FlyBatch has given since the drafter was
-    assigned, and in `texts`; what agrees with the most tokens wins, the request's own text if several are equal.
-    Answers of one request change how fast another is decoded, and not what it says: a request whose gate is not exact,
-    whose answer drafts could change, does not look in them. docs/lookup.md has more.
+    The search covers the request itself, the answers that this FlyLlama or FlyBatch has given since the drafter was
+    assigned, and `texts`. The place that agrees with the most tokens wins, among equals the request itself. One
+    request's answer can make another one faster, but never changes it: a request whose gate is not exact does not
+    search earlier answers. docs/lookup.md has more.
     """
 
     word = "lookup"
@@ -68,13 +68,13 @@ class PromptLookup(OwnDrafter):
 
     memory: int = 2**18
     """Most tokens of earlier answers that are remembered, 0..2**27, each in 28 to 52 bytes; when it is full, the older
-    half goes. 0: none, so that the speed of one answer shows nothing of others."""
+    half is dropped. 0: none, so that the speed of one answer reveals nothing about others."""
 
     memory_file: _Path | None = None
     """Where these answers are kept when the model is closed, for the next run; for one vocabulary."""
 
     texts: tuple[_Path, ...] = ()
-    """Texts in UTF-8, and folders of them, to look in. They are read when the drafter is opened."""
+    """Files in UTF-8, and folders of them, to search. They are read when the drafter is opened."""
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, (str, os.PathLike)):

@@ -1,14 +1,14 @@
-"""Gates: what may happen to a draft token that is not the target's choice.
+"""Gates: the rules for draft tokens that are not the target's choice.
 
-A gate looks at the target's row at a mismatch and says *strict* (reject now) or *defer* (let the window decide). All
-logarithms are natural; p = softmax(row) over the whole vocabulary, after everything that forbids or reweighs tokens
+A gate looks at the target's row at a mismatch and decides: *strict* (reject now) or *defer* (let the window decide).
+All logarithms are natural; p = softmax(row) over the whole vocabulary, after everything that forbids or reweighs tokens
 (grammar, logit bias, logits processors, penalties) and before temperature and truncation.
 
 Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
 in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
 `all(margin:0.5,exact-first:8)`, `regions(prose=margin:0.3,think=relaxed)`. Guards only restrict other gates, with which
-they stand in an `all(...)`. `FORMS` (in `written.py`) is the table that everything which reads, lists or explains them
-looks into. A gate brings its own window, which applies where none is given.
+they stand in an `all(...)`. `FORMS` (in `written.py`) is the one table for reading, listing and explaining
+them. A gate includes its own window, which applies unless you set one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gates that the literature uses without a window: what they defer stands at once."""
+"""Gates that the literature uses without a window: deferred tokens stand immediately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyfly_cpp.ranges import require_integer, require_number
 
 
 class AtOnce(Gate):
-    """What the literature uses without a window: what it defers stands at once."""
+    """A gate that the literature uses without a window: deferred tokens stand immediately."""
 
     @property
     def window(self) -> Window:
@@ -21,10 +21,10 @@ class AtOnce(Gate):
 
 @dataclass(frozen=True)
 class Ratio(AtOnce):
-    """Defers where p(draft) / p(top 1) > r: the margin gate with tau = -ln r, by default without a window."""
+    """Defers if p(draft) / p(top 1) > r: the margin gate with tau = -ln r, by default without a window."""
 
     r: float = 0.74
-    """Share of the favourite's probability, in (0, 1]. 1 is exact matching."""
+    """Share of the highest probability, in (0, 1]. 1 is exact matching."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "r", require_number("r", self.r, 1.0))
@@ -40,7 +40,7 @@ class Ratio(AtOnce):
 
 @dataclass(frozen=True)
 class Typical(AtOnce):
-    """Typical acceptance: defers where p(draft) > min(epsilon, delta exp(-H)), H being the entropy of the whole row.
+    """Typical acceptance: defers if p(draft) > min(epsilon, delta exp(-H)), H being the entropy of the whole row.
 
     Source: Medusa (arXiv 2401.10774), section 2.3.1. There p has the temperature of the request; here it has none, and
     the draft's first token is not accepted unseen.
@@ -65,7 +65,7 @@ class Typical(AtOnce):
 
 @dataclass(frozen=True)
 class Relaxed(AtOnce):
-    """Relaxed acceptance: defers one of the target's k most probable tokens where p(top 1) - p(draft) <= delta.
+    """Relaxed acceptance: defers one of the target's k most probable tokens if p(top 1) - p(draft) <= delta.
 
     Source: TensorRT-LLM (`relaxed_topk`, `relaxed_delta`), which does so inside think blocks only.
     """

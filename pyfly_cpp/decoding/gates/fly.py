@@ -28,7 +28,7 @@ class Exact(Gate):
 
 @dataclass(frozen=True)
 class Entropy(Gate):
-    """Defers where the target is undecided.
+    """Defers if the target is undecided.
 
     With `top=n`: H_n = -sum over the n most probable tokens of p ln p (not renormalised, nats) >= theta. Source: the
     FLy reference code (AMD-AGI/FLy, `fly/models/FLy.py`), with n = 3.
@@ -48,7 +48,7 @@ class Entropy(Gate):
     two_draws: bool = False
     """At temperature > 0: draw the target's choice twice, and let a draft match that either draw gives, as the
     reference code does; what is emitted for a rejected draft is the first draw. Drafts are the drafter's favourites, as
-    there. What only the second draw gives counts as a match, though the distribution is no longer the target's."""
+    there. A token of the second draw alone counts as a match, though the distribution is no longer the target's."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.two_draws, bool):
@@ -75,13 +75,13 @@ class Entropy(Gate):
 
 @dataclass(frozen=True)
 class Margin(Gate):
-    """Defers where the draft token is almost as likely as the target's favourite: ln p(top 1) - ln p(draft) < tau.
+    """Defers if the draft token is almost as likely as the most probable one: ln p(top 1) - ln p(draft) < tau.
 
     Source: the llama.cpp variant of FLy. tau = 0 is exact matching.
     """
 
     tau: float = 0.3
-    """Threshold in nats, >= 0: 0.3 lets a token pass that has over 74 % (exp -0.3) of the favourite's probability."""
+    """Threshold in nats, >= 0: 0.3 lets a token pass that has over 74% (exp -0.3) of the highest probability."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", require_number("tau", self.tau))
@@ -91,7 +91,7 @@ class Margin(Gate):
 
     @property
     def window(self) -> Window:
-        """As in the llama.cpp variant: it gains with short drafts, in whose rounds `agree` cannot hold."""
+        """That of the llama.cpp variant: it gains with short drafts, in whose rounds `agree` cannot hold."""
         return Window(rule="reconverge")
 
     def __str__(self) -> str:

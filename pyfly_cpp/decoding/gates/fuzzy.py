@@ -17,7 +17,7 @@ KINDS = tuple(_NODES)
 
 @dataclass(frozen=True)
 class Fuzzy(AtOnce):
-    """Defers where a divergence of the two rows is at most a threshold, whatever the token is.
+    """Defers if a divergence of the two rows is at most a threshold, for any token.
 
     With p the target's distribution, q the draft's, m = (p + q) / 2, in nats: `"kl"` KL(q || p), `"kl-target"`
     KL(p || q), `"js"` the Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2, `"js-code"` with the arguments
@@ -29,7 +29,7 @@ class Fuzzy(AtOnce):
 
     Needs a drafter with distributions: a draft model or a head.
 
-    With `residual=True`, rFSD (written `rfsd-js:0.1`): where the divergence is above the threshold, speculative
+    With `residual=True`, rFSD (written `rfsd-js:0.1`): if the divergence is above the threshold, speculative
     sampling (`Stochastic`) decides, and a draft that fails its test is replaced by a draw from norm(max(p - q, 0)). At
     threshold 0 every token has the target's own distribution. The paper's FSD rejects there without a test and draws
     from p. The divergence is that of the rows before temperature and truncation, as without the residual, so that a

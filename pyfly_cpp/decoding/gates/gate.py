@@ -1,4 +1,4 @@
-"""What all gates have in common."""
+"""The common base of gates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gate:
 
     @property
     def window(self) -> Window:
-        """The gate's own window: what a mismatch that it defers needs to stand, where nobody says otherwise."""
+        """The gate's own window, the default for mismatches that it defers."""
         return Window()
 
     def in_region(self, region: str) -> Gate:
@@ -68,5 +68,5 @@ class Gate:
 
     @property
     def is_guard(self) -> bool:
-        """Whether it only says where others may not defer."""
+        """Whether it only restricts other gates."""
         return False

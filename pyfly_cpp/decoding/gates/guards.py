@@ -9,7 +9,7 @@ from pyfly_cpp.ranges import require_integer, require_number
 
 
 class Guard(Gate):
-    """What only restricts other gates, with which it stands in an `AllOf`."""
+    """A gate that only restricts others, in an `AllOf`."""
 
     @property
     def is_guard(self) -> bool:
@@ -18,7 +18,7 @@ class Guard(Gate):
 
 @dataclass(frozen=True)
 class ExactFirst(Guard):
-    """A guard: the first n tokens of an answer are the target's own choices, because all that follows depends on them
+    """A guard: the first n tokens of an answer are the target's own choices, because everything after depends on them
     (arXiv 2610.08678). `AllOf(Margin(0.3), ExactFirst(8))`."""
 
     n: int = 8
@@ -37,12 +37,12 @@ class ExactFirst(Guard):
 @dataclass(frozen=True)
 class Budget(Guard):
     """A guard: the margins that an answer gives away, ln p(top 1) - ln p(draft) summed over its loosely accepted
-    tokens, stay under so many nats for every 100 tokens. What is not given away is saved up.
+    tokens, stay under so many nats for every 100 tokens. The rest is saved up.
     `AllOf(Margin(1.0), Budget(2.0))`.
     """
 
     nats: float = 2.0
-    """For 100 tokens, >= 0. 0 is exact."""
+    """Nats for 100 tokens, >= 0. 0 is exact."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nats", require_number("nats", self.nats))
@@ -56,8 +56,8 @@ class Budget(Guard):
 
 @dataclass(frozen=True)
 class NoRepeat(Guard):
-    """A guard: no loosely accepted token is the last of n that stand in the answer already, as in a loop that the
-    target would leave. What the target repeats itself stands. `AllOf(Margin(0.3), NoRepeat(8))`."""
+    """A guard: no loosely accepted token repeats an n-token sequence already in the answer, as in a loop that the
+    target would leave. Repetition by the target itself is not prevented. `AllOf(Margin(0.3), NoRepeat(8))`."""
 
     n: int = 8
     """Tokens, >= 1."""

@@ -1,4 +1,4 @@
-"""A gate that follows what is being written, and what is being written in a text."""
+"""A gate that depends on the region being written, and the regions of a text."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pyfly_cpp.decoding.windows import Window
 
 @dataclass(frozen=True)
 class Regions(Gate):
-    """Defers as the gate does that is named for what is being written; where none is named, nothing.
+    """Uses the gate named for the region being written, and defers nothing in other regions.
 
-    `Regions(prose=Margin(0.3), think=Relaxed())` is loose in prose and thoughts alone. What each region is, exactly, is
-    at the top of `csrc/regions.h`: of what applies the first in this order counts: structured, think, code, numbers,
-    prose. The text is followed from the beginning of the prompt on, so an answer whose prompt opens a think block
-    begins in it. A mismatch has the window of the gate that deferred it.
+    `Regions(prose=Margin(0.3), think=Relaxed())` is loose in prose and thoughts alone. `csrc/regions.h` defines each
+    region. If several apply, the first in this order counts: structured, think, code, numbers, prose. The text is
+    followed from the beginning of the prompt on, so an answer whose prompt opens a think block begins in it. A mismatch
+    has the window of the gate that deferred it.
     """
 
     prose: Gate | None = None
-    """All that is nothing else."""
+    """Everything else."""
     code: Gate | None = None
     """Fenced blocks and code spans of Markdown. Code without a fence is prose."""
     numbers: Gate | None = None
     """Tokens of prose, drafted or the target's choice, with a digit, or with an operator behind one."""
     think: Gate | None = None
-    """Think blocks, with all that is in them."""
+    """Think blocks with their contents."""
     structured: Gate | None = None
     """Tool calls, and answers under a grammar or JSON schema."""
 
@@ -82,7 +82,7 @@ class Regions(Gate):
 
 
 def regions_of(pieces: Sequence[str | bytes], control: Iterable[int] = ()) -> list[str]:
-    """What is being written at each piece of a text, as `Regions` sees it: "prose", "code", "numbers", "think" or
+    """The region of each piece of a text, as `Regions` sees it: "prose", "code", "numbers", "think" or
     "structured".
 
     Args:

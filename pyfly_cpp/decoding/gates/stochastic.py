@@ -1,4 +1,4 @@
-"""Speculative sampling: the target's choices are drawn beside the drafts, and stay distributed as the target's."""
+"""Speculative sampling: the target's choices depend on the drafts, and keep the target's distribution."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pyfly_cpp.decoding.gates.gate import GateNode
 
 @dataclass(frozen=True)
 class Stochastic(AtOnce):
-    """Speculative sampling. Lossless at any temperature, and accepts more than `Exact()` where it is above 0.
+    """Speculative sampling. Lossless at any temperature, and accepts more than `Exact()` if it is above 0.
 
     A draft x is drawn from the drafter's distribution q and accepted with probability min(1, p(x) / q(x)), p being the
     target's distribution after the whole sampler chain (processors, biases, penalties, grammar, truncation,
-    temperature); what is emitted in place of a rejected draft is drawn from norm(max(p - q, 0)). So every token has the
+    temperature); a rejected draft is replaced by a draw from norm(max(p - q, 0)). So every token has the
     target's own distribution. Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023
     (arXiv 2302.01318), algorithm 2.
 
     Draft models and heads draw from their row, truncated and scaled as the request truncates and scales the target's,
-    without its penalties, biases and grammar. What prompt lookup or a callable proposes is accepted with probability
+    without its penalties, biases and grammar. Proposals of prompt lookup or a callable are accepted with probability
     p(x): q has everything on it. At temperature 0 this is `Exact()`. Random numbers follow from the request's seed; the
-    same seed gives the same text where the same is drafted, which the governor does not promise.
+    same seed gives the same text if the same tokens are drafted, which the governor does not promise.
 
-    It decides at once, so it takes no window; it accepts nothing loosely, so there is nothing to combine it with.
-    Mirostat, which learns from what it draws itself, is refused.
+    It decides immediately, so it takes no window; it accepts nothing loosely, so there is nothing to combine it with.
+    Mirostat, which learns from its own draws, is rejected.
     """
 
     block: bool = False
-    """Block verification: the drafts of a round are accepted together. Lossless too, and no fewer tokens a round in
+    """Block verification: the drafts of a round are accepted together. Also lossless, with no fewer tokens per round in
     expectation. Logits processors then see drafts that may be taken back. Source: Sun et al. 2024 (arXiv 2403.10444),
     algorithm 2."""
 
