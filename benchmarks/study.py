@@ -17,7 +17,7 @@ in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-
 (PART-BEGIN-END). It can be killed at any moment; the same command resumes. With --race N, rules whose recovery is
 clearly (95 %) below 99 % after N items of code and maths are left out of the chunks that follow.
 
-The files of --data, in the forms of docs/evaluation.md: gsm8k_test.jsonl, humaneval.jsonl, mbpp_sanitized.jsonl,
+The files of --data, in the formats of docs/tasks.md: gsm8k_test.jsonl, humaneval.jsonl, mbpp_sanitized.jsonl,
 creative_writing_prompts.jsonl, csqa_dev.jsonl. The instructions are in instructions.jsonl beside this script.
 """
 

@@ -25,11 +25,12 @@ NOT_RUN = {
     "README.md": 2,  # installs, compiles
     "CONTRIBUTING.md": 2,  # installs
     "models/README.md": 1,  # fetches models
-    "docs/evaluation.md": 3,  # lm_eval; hours
+    "docs/tasks.md": 2,  # lm_eval
     "docs/installing.md": 3,  # installs, compiles, removes
     "docs/heads.md": 1,  # llama.cpp's converter
     "docs/rpc.md": 4,  # needs RPC; compiles
-    "docs/serving.md": 3,  # installs, docker, lm_eval
+    "docs/serving.md": 1,  # installs
+    "docs/deploying.md": 2,  # docker, lm_eval
     "benchmarks/results/qwen2.5-coder-1.5b.md": 3,  # hours
 }
 """Blocks that no test runs. Their commands are parsed all the same."""

@@ -84,7 +84,7 @@ def require_permission(task: Task, allow_code_execution: bool) -> None:
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
             f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (how it is "
-            "contained is in docs/evaluation.md)."
+            "contained is in docs/tasks.md)."
         )
     task.require()
 
