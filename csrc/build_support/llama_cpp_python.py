@@ -12,8 +12,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-OLDEST_SUPPORTED = "0.3.36"
-"""The oldest release whose llama.h has what csrc/ calls."""
+OLDEST_SUPPORTED = "0.3.34"
+"""The oldest release whose llama.h has what csrc/ calls; csrc/llama/release.h names it, too."""
 
 RUNTIME_DEPENDENCIES = [
     "numpy>=1.24",
@@ -23,9 +23,10 @@ RUNTIME_DEPENDENCIES = [
 
 
 def release() -> str:
-    """The installed release, such as "0.3.36"; raises SystemExit with a remedy if there is none that fits."""
+    """The installed release, such as "0.3.36", without a local label; raises SystemExit with a remedy if there is none
+    that fits."""
     try:
-        version = importlib.metadata.version("llama-cpp-python")
+        version = importlib.metadata.version("llama-cpp-python").split("+")[0]
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit(
             f"llama-cpp-python is not installed in the build environment; install {OLDEST_SUPPORTED} or newer "
@@ -40,8 +41,7 @@ def release() -> str:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    public = version.split("+")[0]
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in public.split(".")[:3])
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")[:3])
 
 
 def package_folder() -> Path:
@@ -70,5 +70,6 @@ def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, *_: Any
 
 if __name__ == "__main__":
     print(f"RELEASE={release()}")
+    print("NUMBER={}{:02}{:02}".format(*_key(release())))
     print(f"INCLUDE={include_folder()}")
     print(f"LIB={package_folder() / 'lib'}")

@@ -6,17 +6,18 @@
 
 #include "error.h"
 #include "llama/llama_ext.h"
+#include "llama/release.h"
 
 namespace pyfly {
 
 namespace {
 
 // Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
-constexpr std::array publishing = {"bailingmoe3",    "deepseek4",  "gemma4",       "gpt-oss",   "hunyuan-dense",
-                                   "hunyuan_vl",     "lfm2",       "lfm2moe",      "llama",     "mimo2",
-                                   "minimax-01",     "minimax-m2", "muse-glimmer", "nanbeige",  "nemotron_h",
-                                   "nemotron_h_moe", "qwen3",      "qwen35",       "qwen35moe", "qwen3moe",
-                                   "qwen3next",      "qwen4exp"};
+const std::vector<Since> publishing = {
+    {334, {"gemma4", "gpt-oss", "llama", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
+    {335, {"deepseek4", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h", "nemotron_h_moe"}},
+    {336, {"bailingmoe3", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "mimo2", "nanbeige", "qwen4exp"}},
+};
 
 [[noreturn]] void refuse(const std::string & why) {
     throw Error(PYFLY_STATUS_INCOMPATIBLE, why);
@@ -52,7 +53,7 @@ void require_layer_head(const llama_model * target, const ModelFile & file, cons
     const auto number = [](int64_t n) { return std::to_string(n); };
     const int64_t n_embd = llama_model_n_embd(target), n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(target));
     const std::string architecture = model_architecture(target);
-    if (std::find(publishing.begin(), publishing.end(), architecture) == publishing.end()) {
+    if (!has_layer_inputs || !has_nextn || !is_known(publishing, architecture)) {
         refuse("llama.cpp does not publish the hidden states of architecture " + architecture + ", which " + what +
                " reads; choose another drafter");
     }

@@ -92,11 +92,15 @@ uint64_t pyfly_target_vocabulary(const pyfly_target * target) {
 pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memory * out, pyfly_error * error) {
     return guard(error, [&] {
         *out = {};
+#if PYFLY_HAS_MEMORY_BREAKDOWN
         const auto * context = static_cast<const llama_context *>(llama_context_pointer);
         for (const auto & [type, data] : llama_get_memory_breakdown(context)) {
             (ggml_backend_buft_is_host(type) ? out->host : out->device) +=
                 static_cast<int64_t>(data.context + data.compute);
         }
+#else
+        (void)llama_context_pointer;
+#endif
     });
 }
 

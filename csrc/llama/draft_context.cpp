@@ -15,14 +15,22 @@ namespace pyfly {
 
 namespace {
 
-// A model's devices, and a null pointer behind the last.
+// A model's devices, and a null pointer behind the last; empty where llama.cpp does not say.
 std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
     std::vector<ggml_backend_dev_t> devices;
     for (int32_t i = 0; i < llama_model_n_devices(model); i++) {
         devices.push_back(llama_model_get_device(model, i));
     }
-    devices.push_back(nullptr);
+    if (!devices.empty()) {
+        devices.push_back(nullptr);
+    }
     return devices;
+}
+
+void load_head([[maybe_unused]] llama_model_params & params, [[maybe_unused]] bool is_loaded) {
+#if PYFLY_HAS_LOAD_MTP
+    params.load_mtp = is_loaded;
+#endif
 }
 
 bool has_texts(const llama_vocab * vocabulary) {
@@ -138,12 +146,12 @@ OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_
     return [&](const ModelFile & file, const char * what, DraftKind kind) {
         llama_model_params params = llama_model_default_params();
         params.n_gpu_layers = config.n_gpu_layers;
-        params.load_mtp = kind == DraftKind::mtp_head;
+        load_head(params, kind == DraftKind::mtp_head);
         params.devices = reinterpret_cast<ggml_backend_dev_t *>(config.devices);
         std::vector<ggml_backend_dev_t> of_target;
         if (params.devices == nullptr && kind != DraftKind::model) {
             of_target = devices_of(llama_get_model(target.context()));
-            params.devices = of_target.data();
+            params.devices = of_target.empty() ? nullptr : of_target.data();
         }
         params.use_extra_bufts = config.use_extra_bufts != 0;
         return load(file, params, config.kernel_types, what);
@@ -153,9 +161,13 @@ OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_
 ModelPointer open_without_weights(const ModelFile & file, const char * what, DraftKind kind) {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = 0;
+#if PYFLY_HAS_LOAD_MODE
     params.load_mode = LLAMA_LOAD_MODE_NONE;
+#else
+    params.use_mmap = false;
+#endif
     params.no_alloc = true;
-    params.load_mtp = kind == DraftKind::mtp_head;
+    load_head(params, kind == DraftKind::mtp_head);
     params.use_extra_bufts = false;
     return load(file, params, 0, what);
 }

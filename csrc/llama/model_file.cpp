@@ -7,15 +7,19 @@
 #include <fstream>
 
 #include "error.h"
+#include "llama_ext.h"
+#include "release.h"
 
 namespace pyfly {
 
 namespace {
 
 // Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
-constexpr std::array with_graph = {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4",
-                                   "glm-dsa",     "glm4moe",    "hy_v3",     "mimo2",      "nemotron_h_moe",
-                                   "qwen35",      "qwen35moe",  "qwen3next", "step35"};
+const std::vector<Since> with_graph = {
+    {334, {"cohere2moe", "qwen35", "qwen35moe", "step35"}},
+    {335, {"deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "nemotron_h_moe", "qwen3next"}},
+    {336, {"bailingmoe3", "glm4moe"}},
+};
 // Those whose graph runs the block that is selected. The others abort where there is more than one.
 constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
 // Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
@@ -76,7 +80,7 @@ std::string block(int64_t i, const char * tensor) {
 } // namespace
 
 int32_t mtp_draft_max(const std::string & architecture, int32_t n_nextn) {
-    if (n_nextn < 1 || !contains(with_graph, architecture)) {
+    if (n_nextn < 1 || !has_nextn || !is_known(with_graph, architecture)) {
         return 0;
     }
     if (n_nextn == 1) {
@@ -96,7 +100,9 @@ bool ModelFile::has_flat_mtp() const {
 }
 
 ModelFile::ModelFile(const std::string & path) : path_(path) {
-    gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
+    ggml_context * tensors = nullptr;
+    gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, &tensors}));
+    tensors_.reset(tensors);
     if (!gguf_) {
         throw Error(
             PYFLY_STATUS_INVALID,
@@ -164,8 +170,8 @@ std::string_view ModelFile::token(size_t i) const {
 }
 
 int64_t ModelFile::tensor_size(const std::string & name, int32_t dimension) const {
-    const int64_t tensor = gguf_find_tensor(gguf_.get(), name.c_str());
-    return tensor < 0 ? 0 : gguf_get_tensor_ne(gguf_.get(), tensor)[dimension];
+    const ggml_tensor * tensor = ggml_get_tensor(tensors_.get(), name.c_str());
+    return tensor == nullptr ? 0 : tensor->ne[dimension];
 }
 
 std::optional<std::vector<int64_t>> ModelFile::read_integers(const std::string & name) const {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ggml.h"
 #include "gguf.h"
 
 namespace pyfly {
@@ -82,10 +83,12 @@ class ModelFile {
 
     struct Deleter {
         void operator()(gguf_context * gguf) const { gguf_free(gguf); }
+        void operator()(ggml_context * tensors) const { ggml_free(tensors); }
     };
 
     std::string path_;
     std::unique_ptr<gguf_context, Deleter> gguf_;
+    std::unique_ptr<ggml_context, Deleter> tensors_; // without their data
     std::string architecture_;
     int64_t tokens_ = -1; // key of the vocabulary; -1: none
 };

@@ -82,11 +82,17 @@ def _versions() -> dict[str, str]:
     return {
         "pyfly-cpp": __version__,
         "llama-cpp-python": llama_cpp.__version__,
-        "llama.cpp": llama_cpp.llama_version().decode("utf-8", errors="replace"),
+        "llama.cpp": _llama_cpp_version(),
         "Python": platform.python_version(),
         "numpy": np.__version__,
         "cffi": cffi.__version__,
     }
+
+
+def _llama_cpp_version() -> str:
+    """Of releases that have one."""
+    version = getattr(llama_cpp, "llama_version", None)
+    return "" if version is None else version().decode("utf-8", errors="replace")
 
 
 def _machine() -> dict[str, Any]:

@@ -28,7 +28,7 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
         n_ctx: Cells that they share.
     """
     dry_model, dry_context = _copy(model_params), _copy(context_params)
-    dry_model.no_alloc, dry_model.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+    leave_weights(dry_model)
     dry_model.progress_callback = llama_cpp.llama_progress_callback()
     dry_context.n_seq_max, dry_context.n_ctx = n_texts, n_ctx
     with contextlib.ExitStack() as stack:
@@ -41,7 +41,14 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
         if not context:
             return None
         stack.callback(llama_cpp.llama_free, context)
-        return _native.context_memory(context).host
+        return _native.context_memory(context).host or None
+
+
+def leave_weights(model_params: Any) -> None:
+    """Makes these llama_model_params load a file's header alone."""
+    model_params.no_alloc = True
+    model_params.use_mmap = False  # of releases before 0.3.35; no field, and without effect, in others
+    model_params.load_mode = getattr(llama_cpp, "LLAMA_LOAD_MODE_NONE", 0)
 
 
 def _copy(struct: Any) -> Any:

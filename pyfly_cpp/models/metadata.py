@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.machine import log
+from pyfly_cpp.machine import log, memory
 
 
 @contextlib.contextmanager
@@ -23,7 +23,8 @@ def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
         ValueError: llama.cpp cannot load it.
     """
     model_params = llama_cpp.llama_model_default_params()
-    for name, value in {"no_alloc": True, "load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, **params}.items():
+    memory.leave_weights(model_params)
+    for name, value in params.items():
         setattr(model_params, name, value)
     with _native.load_guard(), log.silenced(unless_verbose=True):
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
