@@ -30,7 +30,6 @@ from pyfly_cpp._native.library import (
     REASONS,
     REGIONS,
     WINDOW_RULES,
-    require_release,
     simd_level,
 )
 from pyfly_cpp._native.model import (
@@ -86,7 +85,6 @@ __all__ = [
     "load_guard",
     "model_vocabulary",
     "regions",
-    "require_release",
     "simd_level",
     "take_attention",
     "take_kernels_everywhere",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import json
+import shlex
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import llama_cpp  # loads libllama, which the extension below resolves to
 
@@ -14,12 +18,25 @@ from pyfly_cpp.errors import VersionMismatchError
 ABI_VERSION = 2
 
 
+def _rebuild() -> str:
+    """The end of a message about an extension for another release: the command that compiles it for this one."""
+    try:
+        origin = json.loads(importlib.metadata.distribution("pyfly-cpp").read_text("direct_url.json") or "{}")
+    except importlib.metadata.PackageNotFoundError:
+        origin = {}
+    source = url2pathname(urlparse(origin["url"]).path) if "dir_info" in origin else "pyfly-cpp"
+    return (
+        "run `pip install scikit-build-core cmake ninja cffi && pip install --force-reinstall --no-deps --no-cache-dir "
+        f"--no-build-isolation --no-binary pyfly-cpp {shlex.quote(source)}` to compile it for that release."
+    )
+
+
 def require_release(compiled: str, installed: str) -> None:
-    """Raises VersionMismatchError unless pyfly-cpp was compiled against the llama-cpp-python that is installed."""
-    if compiled != installed:
+    """Raises VersionMismatchError unless pyfly-cpp was compiled against the llama-cpp-python that is installed. Local
+    labels, such as +cu124, tell the backend, and do not count."""
+    if compiled != installed.split("+")[0]:
         raise VersionMismatchError(
-            f"pyfly-cpp was compiled against llama-cpp-python {compiled}, but {installed} is installed; run "
-            "`pip install --force-reinstall --no-deps --no-build-isolation pyfly-cpp` to compile it for that release."
+            f"pyfly-cpp was compiled against llama-cpp-python {compiled}, but {installed} is installed; {_rebuild()}"
         )
 
 
@@ -50,8 +67,8 @@ def _load() -> tuple[Any, Any]:
         raise
     except ImportError as error:
         raise VersionMismatchError(
-            f"pyfly-cpp's extension does not load with llama-cpp-python {llama_cpp.__version__} ({error}); run "
-            "`pip install --force-reinstall --no-deps --no-build-isolation pyfly-cpp` to compile it for that release."
+            f"pyfly-cpp's extension does not load with llama-cpp-python {llama_cpp.__version__} ({error}); "
+            + _rebuild()
         ) from None
     ffi, lib = extension.ffi, extension.lib
     require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), llama_cpp.__version__)

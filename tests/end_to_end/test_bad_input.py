@@ -360,12 +360,49 @@ def test_protected_tokens_outside_the_vocabulary(tiny_target):
 # ---- Versions --------------------------------------------------------------------------------------------------------
 
 
+IMPORT_TWICE = """
+import sys
+import llama_cpp
+llama_cpp.__version__ = sys.argv[1]
+for _ in range(2):
+    try:
+        import pyfly_cpp
+    except ImportError as error:
+        print(type(error).__name__, error)
+print(sorted(name for name in sys.modules if name.startswith("pyfly_cpp")))
+"""
+
+
+def import_twice(version, **environment):
+    command = [sys.executable, "-c", IMPORT_TWICE, version]
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_import_with_another_release():
-    code = "import llama_cpp; llama_cpp.__version__ = '0.1.2'; import pyfly_cpp"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode != 0
-    assert "VersionMismatchError" in last and "0.1.2 is installed" in last and "pip install" in last
+    """It is refused each time, and leaves nothing that could be used by halves."""
+    first, second, modules = import_twice("0.1.2")
+    assert first == second
+    assert "VersionMismatchError" in first and "0.1.2 is installed" in first and "pip install" in first
+    assert "_native" not in modules and "fly_llama" not in modules
+
+
+def test_import_with_a_local_label_of_this_release():
+    (modules,) = import_twice(llama_cpp.__version__ + "+cu124")
+    assert "fly_llama" in modules
+
+
+def test_the_command_that_rebuilds_has_the_folder_it_was_installed_from(tmp_path):
+    installed = tmp_path / "pyfly_cpp-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pyfly-cpp\nVersion: 0.1.0\n")
+    (installed / "direct_url.json").write_text('{"url": "file:///some%20where/pyfly", "dir_info": {}}')
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert "'/some where/pyfly'`" in import_twice("0.1.2", PYTHONPATH=path)[0]
+    (installed / "direct_url.json").unlink()
+    assert "pyfly-cpp pyfly-cpp`" in import_twice("0.1.2", PYTHONPATH=path)[0]
 
 
 @pytest.mark.parametrize("how", ["script", "module"])
