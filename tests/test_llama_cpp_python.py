@@ -114,7 +114,7 @@ def test_structures_are_laid_out_as_in_the_library():
     model = llama_cpp.llama_model_default_params()
     assert [model.n_gpu_layers, model.split_mode, model.main_gpu] == [-1, 1, 0]
     flags = ("vocab_only", "check_tensors", "use_extra_bufts", "no_host", "load_mtp")
-    assert [name for name in flags if getattr(model, name)] == ["use_extra_bufts"]
+    assert [name for name in flags if getattr(model, name, False)] == ["use_extra_bufts"]
     context = llama_cpp.llama_context_default_params()
     assert [context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max, context.n_rs_seq] == [
         512, 2048, 512, 1, 0,

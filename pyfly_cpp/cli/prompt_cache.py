@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 from llama_cpp.llama import LlamaState
 
@@ -31,7 +32,7 @@ def load(path: Path, llm: FlyLlama) -> None:
         return
     header, state = _read(path)
     if header.get("of") != _identity(llm):
-        note(f"({path} keeps the prompt of another model or of other settings; it will be written anew)")
+        note(f"({path} keeps the prompt of another model, other settings or another release; it will be written anew)")
         return
     tokens = np.array(header["tokens"], dtype=np.intc)
     llm.load_state(
@@ -58,6 +59,7 @@ def _identity(llm: FlyLlama) -> dict[str, Any]:
     status = Path(llm.model_path).stat()
     params = llm.context_params
     return {
+        "llama_cpp_python": llama_cpp.__version__,  # states have no version of their own
         "size": status.st_size,
         "changed": status.st_mtime_ns,
         "n_ctx": llm.n_ctx(),

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import llama_cpp
 import pytest
 from fake_rpc import fake_rpc_server
 
@@ -154,7 +155,7 @@ def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
         assert result.code == code and message in result.err, result.err
 
 
-def test_a_prompt_cache(run, tmp_path):
+def test_a_prompt_cache(run, tmp_path, monkeypatch):
     file, prompt = tmp_path / "prompt.cache", "Natalia sold clips to 48 of her friends in April."
     first = json.loads(complete(run, "--json", "--prompt-cache", file, prompt).out)
     again = json.loads(complete(run, "--json", "--prompt-cache", file, prompt).out)
@@ -162,7 +163,9 @@ def test_a_prompt_cache(run, tmp_path):
     assert first["stats"]["prefilled"] > 10 and again["stats"]["prefilled"] == 0 and again["text"] == first["text"]
     assert longer["stats"]["prefilled"] < 10
     assert longer["text"] == json.loads(complete(run, "--json", f"{prompt} And in May?").out)["text"]
-    assert "another model or of other settings" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
+    assert "another model, other settings" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
+    monkeypatch.setattr(llama_cpp, "__version__", "0.1.2")
+    assert "another release" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
     damaged = file.read_bytes()
     file.write_bytes(damaged[:-1])
     other = tmp_path / "precious.txt"
