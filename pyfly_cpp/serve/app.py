@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.serve import requests
@@ -24,23 +23,16 @@ from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, internal, stopping
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import read_decoding, written
+from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import App, guarded, refuse
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, while_there
 
-PAGE = Path(__file__).with_name("page.html")
-"""What is shown at /, where it is there."""
-
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 
 def make_app(service: Service) -> App:
     """The application, behind everything that is asked of strangers."""
-    routes = _Routes(service)
+    routes, pages = _Routes(service), Pages()
 
     def post(path: str, kind: Callable[..., Answer], model: type[requests.Request]) -> Route:
         return Route(path, _Answers(service, path, kind, model), methods=["POST"])
@@ -66,7 +58,8 @@ def make_app(service: Service) -> App:
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
             Route("/openapi.json", routes.openapi),
-            Route("/", routes.page),
+            Route("/", pages.index),
+            Mount("/page", pages),
         ],
         exception_handlers={HTTPException: error},
     )
@@ -228,7 +221,7 @@ class _Routes:
             "pyfly": {
                 "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
-                "n_vocab": model.n_vocab,
+                "n_vocab": model.n_vocab, "max_tokens": self._service.settings.limits.max_tokens,
                 "embeddings": None if embedder is None else {
                     "n_embd": embedder.n_embd, "n_ctx": embedder.n_ctx, "pooling": embedder.pooling,
                 },
@@ -250,13 +243,6 @@ class _Routes:
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""
         return JSONResponse(describe(bool(self._service.settings.keys)))
-
-    async def page(self, _: Request) -> Response:
-        """GET /."""
-        headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
-        if PAGE.exists():
-            return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
-        return PlainTextResponse("pyfly-cpp serves the OpenAI protocol at /v1; /openapi.json describes it.\n")
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""

@@ -23,7 +23,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 _HOST = re.compile(r"(?:\[([^][]*)\]|([^][:]*))(?::[0-9]*)?")
 
 OPEN_PATHS = ("/", "/health")
-"""What nobody needs a key for."""
+"""Paths that need no key, like all below `/page/`."""
 
 
 def guarded(app: App, settings: Settings) -> App:
@@ -100,6 +100,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/page/")
+
+
 class _Keys:
     """Lets in who has one of the keys."""
 
@@ -108,7 +112,7 @@ class _Keys:
         self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             headers = Headers(scope=scope)
             kind, _, key = headers.get("authorization", "").partition(" ")
             given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")

@@ -5,6 +5,7 @@ With $PYFLY_SCREENSHOTS, pictures of it are left in that folder.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from serving import running
 
-from pyfly_cpp.serve.app import PAGE
+from pyfly_cpp.serve.pages import PAGE
 
 pytestmark = pytest.mark.page
 
@@ -40,7 +41,7 @@ def open_page(browser, server):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(10_000)
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: asked.add(request.url.partition("//")[2].partition("/")[0]))
@@ -61,9 +62,8 @@ def shot(page, name):
 
 
 def ask(page, text, **settings):
-    if settings:
-        page.evaluate("document.querySelector('details').open = true")
     for name, value in settings.items():
+        page.evaluate("document.getElementById('settings').open = true")
         page.locator(f"#{name}").fill(str(value))
     page.locator("#prompt").fill(text)
     page.locator("#prompt").press("Enter")
@@ -78,42 +78,177 @@ def until(page, condition):
 
 
 def wait_idle(page):
-    until(page, "running.size === 0 && !document.getElementById('send').hidden")
+    until(page, "!document.body.classList.contains('busy')")
+
+
+def answer_with(page, *chunks, finish="stop", status=200):
+    """Has the page read these deltas instead of the server's; returns the requests' bodies."""
+    bodies = []
+
+    def fulfill(route):
+        bodies.append(json.loads(route.request.post_data))
+        if status != 200:
+            error = json.dumps({"error": {"message": chunks[0]}})
+            route.fulfill(status=status, content_type="application/json", body=error)
+            return
+        deltas = [{"content": chunk} if isinstance(chunk, str) else chunk for chunk in chunks]
+        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.unroute_all()
+    page.route("**/v1/chat/completions", fulfill)
+    return bodies
 
 
 def set_rule(page, step):
     page.locator("#rule").fill(str(step))
 
 
-def texts(page):
-    return page.locator(".answer .text").evaluate_all(
-        "all => all.map(one => [...one.querySelectorAll('.token')].map(t => t.textContent).join(''))"
-    )
+def show_drafts(page):
+    page.locator("#drafts").click()
+
+
+def tokens(page):
+    """The text of each answer by its tokens."""
+    return page.locator(".answer .tokens").evaluate_all("all => all.map(one => one.textContent)")
+
+
+def copied(page, selector):
+    """What the keyboard copies of an element."""
+    page.evaluate("s => getSelection().selectAllChildren(document.querySelector(s))", selector)
+    page.keyboard.press("Control+c")
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+def expected_failures(page, status):
+    """The browser's own lines about responses."""
+    assert page.expected_errors and all(str(status) in message for message in page.expected_errors)
+    page.expected_errors.clear()
+
+
+CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
+CODE = """Use a **loop**:
+
+```python
+def add(a, b):
+    return a + b  # <b>&
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+- [x] done
+"""
+
+
+# ---- Answers ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_chat(open_page, server):
     page = open_page()
     until(page, "document.getElementById('model').textContent.startsWith('tiny')")
     assert page.locator("#rule-name").inner_text() == "exact"
-    ask(page, "Natalia sold clips to 48 of her friends.", most=48)
+    ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
     wait_idle(page)
     messages = [{"role": "user", "content": "Natalia sold clips to 48 of her friends."}]
     body = {"messages": messages, "max_tokens": 48, "temperature": 0}
     expected = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
-    assert texts(page) == [expected]
-    assert page.locator(".token.matched").count() > 0
-    assert page.locator(".token.loose").count() == 0
+    assert page.locator(".token").count() == 0  # drafts are not shown at first
     numbers = page.locator(".numbers").inner_text()
-    assert "a round" in numbers and "a second" in numbers and "0 loose" in numbers
-    shot(page, "exact")
-    ask(page, "And then?", most=16)  # goes on with the conversation
+    assert " tokens" in numbers and "a step" in numbers and "0 loose" in numbers
+    show_drafts(page)
+    assert tokens(page) == [expected]
+    assert page.locator(".token.matched").count() > 0 and page.locator(".token.loose").count() == 0
+    shot(page, "drafts")
+    ask(page, "And then?", max_tokens=16)  # continues the conversation
     wait_idle(page)
     messages += [{"role": "assistant", "content": expected}, {"role": "user", "content": "And then?"}]
     body = {"messages": messages, "max_tokens": 16, "temperature": 0}
-    expected = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
-    assert texts(page)[1] == expected
-    page.locator("#new").click()
-    assert page.locator(".answer").count() == 0
+    assert tokens(page)[1] == server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
+
+
+def test_markdown(open_page):
+    page = open_page(**CLIPBOARD)
+    answer_with(page, CODE[:40], CODE[40:])
+    ask(page, "How?")
+    wait_idle(page)
+    text = page.locator(".text")
+    assert text.locator("strong").inner_text() == "loop"
+    assert text.locator("pre code .hljs-keyword").first.inner_text() == "def"
+    assert text.locator("td").all_inner_texts() == ["1", "2"] and text.locator("input[type=checkbox]").count() == 1
+    shot(page, "code")
+    page.get_by_label("Copy code").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "def add(a, b):\n    return a + b  # <b>&\n"
+    page.get_by_label("Copy the answer").click()
+    assert page.evaluate("navigator.clipboard.readText()") == CODE
+
+
+def test_text_that_stands_stays(open_page):
+    """An answer that grows is not drawn anew: selections hold."""
+    page = open_page()
+    page.evaluate("""async () => {
+        const { show } = await import("/page/markdown.js");
+        const place = document.getElementById("empty");
+        show(place, "One.\\n\\n```c\\nint a;");
+        const first = place.firstChild;
+        show(place, "One.\\n\\n```c\\nint a;\\n```\\n\\nTwo.");
+        window.stays = first === place.firstChild && place.children.length === 3;
+    }""")
+    assert page.evaluate("window.stays")
+
+
+def test_what_a_model_writes_is_text(open_page):
+    page = open_page()
+    hostile = (
+        "<img src=x onerror=alert(1)><script>alert(2)</script>\n\n![pixel](http://elsewhere.example/x.png) "
+        "[link](javascript:alert(3)) <b onclick=alert(4)>b</b> <style>*{display:none}</style>\n\n"
+        "<iframe src=//e.example>"
+    )
+    answer_with(page, hostile)
+    ask(page, hostile)
+    wait_idle(page)
+    for place in (".user", ".text"):
+        box = page.locator(place)
+        assert box.locator("img, script, style, iframe, b, [onclick], [onerror], a[href^=javascript]").count() == 0
+        assert "onerror=alert(1)" in box.inner_text()
+    assert page.locator(".text a").first.get_attribute("rel") == "noopener noreferrer"
+
+
+def test_thinking_is_folded(open_page):
+    page = open_page()
+    for chunks in (
+        [{"reasoning_content": "It is "}, {"reasoning_content": "two."}, "The answer is 2."],
+        ["<think>\nIt is ", "two.\n</think>\n\nThe answer is 2."],
+        ["It is two.</think>The answer is 2."],
+    ):
+        page.locator("#new").click()
+        bodies = answer_with(page, *chunks)
+        ask(page, "1 + 1?")
+        wait_idle(page)
+        assert page.locator(".text").inner_text() == "The answer is 2."
+        assert not page.locator(".thinking-text").is_visible()
+        page.locator(".thinking summary").click()
+        assert page.locator(".thinking-text").inner_text() == "It is two."
+        ask(page, "Sure?")
+        wait_idle(page)
+        assert [message["content"] for message in bodies[-1]["messages"]] == ["1 + 1?", "The answer is 2.", "Sure?"]
+
+
+def test_what_is_heard(open_page):
+    """A screen reader hears the answer, by paragraphs, and no statistics."""
+    page = open_page()
+    answer_with(page, "One `x`.\n\nTwo", ".")
+    ask(page, "Say it")
+    wait_idle(page)
+    assert page.locator("#spoken").get_attribute("role") == "log"
+    assert " ".join(page.locator("#spoken p").all_text_contents()).split() == ["One", "x.", "Two."]
+    assert page.locator("[aria-live], [role=status], [role=log], [role=alert]").filter(has_text="tokens").count() == 0
+
+
+# ---- Drafts ----------------------------------------------------------------------------------------------------------
 
 
 def test_loose_beside_exact(open_page):
@@ -122,29 +257,45 @@ def test_loose_beside_exact(open_page):
     assert page.locator("#rule-name").inner_text() == "margin:2"
     assert "Lossy" in page.locator("#rule-note").inner_text()
     page.locator("#both").check()
-    ask(page, "Once upon a time", most=64)
+    show_drafts(page)
+    ask(page, "Once upon a time", max_tokens=64)
     wait_idle(page)
     exact, loose = page.locator(".answer").all()
     assert exact.locator(".token.loose").count() == 0 < loose.locator(".token.loose").count()
     assert page.locator(".parts").count() == 2
-    shot(page, "side-by-side")
+    shot(page, "two-rules")
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, exact"
-    loose.locator("button").click()
+    loose.get_by_text("Use this one").click()
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, margin:2"
-    page.locator("#coloured").uncheck()
-    assert page.locator(".answers.coloured").count() == 0
+    page.reload()  # the choice is kept, and both answers
+    page.locator("#chat-list .title").click()
+    assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, margin:2"
+
+
+def test_rejected_drafts_are_not_copied(open_page, server):
+    page = open_page(**CLIPBOARD)
+    show_drafts(page)
+    ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
+    wait_idle(page)
+    assert page.locator(".tokens del").count() > 0
+    expected = tokens(page)[0]
+    assert copied(page, ".tokens").strip() == expected.strip()
+    kinds = page.evaluate("navigator.clipboard.read().then(items => items.flatMap(item => item.types))")
+    assert kinds == ["text/plain"]  # no colours
+    page.get_by_label("Copy the answer").click()
+    assert page.evaluate("navigator.clipboard.readText()") == expected
 
 
 def test_what_a_token_says(open_page):
     page = open_page()
     set_rule(page, 10)
-    ask(page, "Once upon a time", most=64)
+    show_drafts(page)
+    ask(page, "Once upon a time", max_tokens=64)
     wait_idle(page)
     page.locator(".token.loose").first.hover()
     tip = page.locator("#tip")
     assert "loosely accepted" in tip.inner_text() and "the target's choice" in tip.inner_text()
     assert "margin" in tip.inner_text() and "entropy" in tip.inner_text()
-    shot(page, "token")
     page.mouse.move(0, 0)
     assert tip.is_hidden()
     # With the keyboard: one stop for the answer, arrows inside it.
@@ -157,32 +308,131 @@ def test_what_a_token_says(open_page):
     assert page.locator(".token[tabindex='0']").count() == 1
 
 
+# ---- Stop, continue, regenerate, edit --------------------------------------------------------------------------------
+
+
 def test_stop(open_page, server):
     # Clicked within the page, and more than once if need be: on a fast machine an answer may be over before.
     for _ in range(10):
         page = open_page()
+        show_drafts(page)
         page.evaluate("""() => new MutationObserver((_, observer) => {
             if (document.querySelectorAll(".token").length > 3) {
                 observer.disconnect();
                 document.querySelector("#stop").click();
             }
         }).observe(document.body, {childList: true, subtree: true})""")
-        ask(page, "Once upon a time", most=400)
+        ask(page, "Once upon a time", max_tokens=400)
         wait_idle(page)
         if "stopped" in page.locator(".numbers").inner_text():
             break
     assert "stopped" in page.locator(".numbers").inner_text()
-    assert page.locator(".token").count() < 400
+    assert 0 < page.locator(".token").count() < 400
+    assert page.get_by_label("Continue the answer").is_visible()
     server.until_idle()
 
 
-def test_errors_are_shown(open_page):
+def test_continue(open_page):
     page = open_page()
-    ask(page, "word " * 2000, most=8)
+    answer_with(page, "One, two,", finish="length")
+    ask(page, "Count")
     wait_idle(page)
-    assert "context" in page.locator(".failure").inner_text()
-    assert all("400" in message for message in page.expected_errors)  # the browser's own line
-    page.expected_errors.clear()
+    assert "limit" in page.locator(".numbers").inner_text()
+    bodies = answer_with(page, " three.")
+    page.get_by_label("Continue the answer").click()
+    wait_idle(page)
+    assert page.locator(".text").inner_text() == "One, two, three."
+    assert bodies[0]["messages"][-1] == {"role": "assistant", "content": "One, two,"}
+    assert bodies[0]["continue_final_message"] is True
+    assert page.get_by_label("Continue the answer").is_hidden()
+    assert page.locator(".answer").count() == 1
+
+
+def test_regenerate_and_edit(open_page):
+    page = open_page()
+    for question, answer in (("First?", "Eins."), ("Second?", "Zwei.")):
+        answer_with(page, answer)
+        ask(page, question)
+        wait_idle(page)
+    bodies = answer_with(page, "Two.")
+    page.get_by_label("Regenerate the answer").last.click()
+    wait_idle(page)
+    assert page.locator(".text").all_inner_texts() == ["Eins.", "Two."]
+    assert [message["content"] for message in bodies[0]["messages"]] == ["First?", "Eins.", "Second?"]
+    assert page.locator("#chat-list li").count() == 1
+    # A message with others behind it: these stay in the chat they are in.
+    page.get_by_label("Edit this message").first.click()
+    assert page.locator("#prompt").input_value() == "First?"
+    answer_with(page, "One.")
+    ask(page, "First, in English?")
+    wait_idle(page)
+    assert page.locator(".user").all_inner_texts() == ["First, in English?"]
+    assert page.locator("#chat-list li").count() == 2
+    page.locator("#chat-list .title").last.click()
+    assert page.locator(".text").all_inner_texts() == ["Eins.", "Two."]
+
+
+# ---- Failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_fails_stays(open_page):
+    page = open_page()
+    long = "word " * 2000
+    ask(page, long, max_tokens=8)
+    wait_idle(page)
+    assert "context" in page.locator("#alert").inner_text()
+    assert page.locator("#prompt").input_value() == long.strip()
+    assert page.locator(".turn").count() == page.locator("#chat-list li").count() == 0
+    expected_failures(page, 400)
+    page.locator("#prompt").fill("Tell me about rain.")
+    shot(page, "error")
+    # Nor is an answer lost that is asked for again, nor a message that is edited.
+    answer_with(page, "Fine.")
+    ask(page, "Rain?")
+    wait_idle(page)
+    assert page.locator("#alert").is_hidden()
+    answer_with(page, "The server is full; try again later.", status=429)
+    page.get_by_label("Regenerate the answer").click()
+    wait_idle(page)
+    assert page.locator(".text").inner_text() == "Fine." and "full" in page.locator("#alert").inner_text()
+    page.get_by_label("Edit this message").click()
+    ask(page, "Snow?")
+    wait_idle(page)
+    assert page.locator(".user").inner_text() == "Rain?" and page.locator("#prompt").input_value() == "Snow?"
+    assert page.locator("#editing").is_visible()
+    expected_failures(page, 429)
+
+
+def test_an_answer_that_breaks_off_stays(open_page):
+    page = open_page()
+    answer_with(page, "Half an", {"content": " answer"})
+    page.unroute_all()
+    events = 'data: {"choices": [{"delta": {"content": "Half an"}}]}\n\ndata: {"error": {"message": "It ended."}}\n\n'
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=events))
+    ask(page, "Go")
+    wait_idle(page)
+    assert page.locator(".text").inner_text() == "Half an"
+    assert "It ended." in page.locator(".failure").inner_text()
+    assert page.get_by_label("Continue the answer").is_visible()
+
+
+def test_settings_are_those_that_the_server_takes(open_page, server):
+    page = open_page()
+    until(page, "document.getElementById('temperature').max !== ''")
+    most = page.locator("#max_tokens").get_attribute("max")
+    assert int(most) == server.service.settings.limits.max_tokens
+    bodies = answer_with(page, "Yes.")
+    page.evaluate("document.getElementById('settings').open = true")
+    page.locator("#top_p").fill("2")
+    page.evaluate("document.getElementById('settings').open = false")
+    ask(page, "Go?")
+    assert not bodies and page.locator("#prompt").input_value() == "Go?" and page.locator("#top_p").is_visible()
+    ask(page, "Go?", top_p="0.9", system="Be brief.")
+    wait_idle(page)
+    assert bodies[0]["top_p"] == 0.9 and "temperature" not in bodies[0] and "max_tokens" not in bodies[0]
+    assert bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    page.reload()
+    assert page.locator("#top_p").input_value() == "0.9" and page.locator("#system").input_value() == "Be brief."
 
 
 def test_a_key(open_page, batch):
@@ -192,33 +442,100 @@ def test_a_key(open_page, batch):
         page.locator("#key").fill("secret")
         page.locator("#unlock").click()
         until(page, "document.getElementById('locked').hidden")
-        assert all("401" in message for message in page.expected_errors)
-        page.expected_errors.clear()
-        ask(page, "Once", most=8)
+        expected_failures(page, 401)
+        ask(page, "Once", max_tokens=8)
         wait_idle(page)
-        assert page.locator(".token").count() > 0
+        assert "8 tokens" in page.locator(".numbers").inner_text()
 
 
-def test_a_phone_in_the_dark(open_page):
-    page = open_page(viewport={"width": 375, "height": 667}, color_scheme="dark", has_touch=True)
+# ---- Chats -----------------------------------------------------------------------------------------------------------
+
+
+def test_chats_are_kept(open_page):
+    page = open_page()
+    for question in ("About rain?", "About snow?"):
+        page.locator("#new").click()
+        answer_with(page, f"*{question}*")
+        ask(page, question)
+        wait_idle(page)
+    page.reload()
+    titles = page.locator("#chat-list .title")
+    assert titles.all_inner_texts() == ["About snow?", "About rain?"]
+    titles.last.click()
+    assert page.locator(".text em").inner_text() == "About rain?"
+    page.once("dialog", lambda dialog: dialog.accept("Weather"))
+    page.get_by_text("Rename").click()
+    assert titles.all_inner_texts() == ["Weather", "About snow?"]
+    with page.expect_download() as download:
+        page.get_by_text("Export").click()
+    assert download.value.suggested_filename == "Weather.md"
+    written = download.value.path().read_text(encoding="utf-8")
+    assert "About rain?" in written and "*About rain?*" in written
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_text("Delete").click()
+    assert titles.count() == 2
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_text("Delete").click()
+    assert titles.all_inner_texts() == ["About snow?"] and page.locator(".turn").count() == 0
+
+
+def test_a_full_storage_is_told(open_page):
+    page = open_page()
+    page.evaluate("for (let n = 2 ** 22; n > 0; n >>= 1) try { localStorage[n] = 'x'.repeat(n); } catch {}")
+    answer_with(page, "An answer.")
+    ask(page, "A question")
+    wait_idle(page)
+    assert "storage" in page.locator("#alert").inner_text() and page.locator(".text").inner_text() == "An answer."
+
+
+# ---- Looks -----------------------------------------------------------------------------------------------------------
+
+
+def test_dark_and_light(open_page):
+    page = open_page(color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.locator("#theme").click()
+    dark = page.evaluate(paper)
+    assert dark != light and page.locator("#theme").get_attribute("aria-pressed") == "true"
+    page.reload()
+    assert page.evaluate(paper) == dark
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == light
+
+
+def test_a_phone(open_page):
+    page = open_page(viewport={"width": 360, "height": 640}, color_scheme="dark", has_touch=True)
     set_rule(page, 10)
     page.locator("#both").check()
-    ask(page, "Once upon a time", most=48)
+    show_drafts(page)
+    ask(page, "Once upon a time", max_tokens=48)
     wait_idle(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     left, right = (one.bounding_box() for one in page.locator(".answer").all())
     assert left["x"] == right["x"] and left["y"] < right["y"]  # one below the other
     page.locator(".token.loose").first.scroll_into_view_if_needed()
     page.locator(".token.loose").first.tap()
     box = page.locator("#tip").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= 375
-    shot(page, "phone-dark")
-
-
-def test_what_a_model_writes_is_text(open_page):
-    page = open_page()
-    ask(page, "<img src=x onerror=alert(1)><script>alert(2)</script>", most=8)
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 360
+    show_drafts(page)
+    page.locator("#both").uncheck()
+    page.locator("#show-chats").click()
+    page.locator("#new").click()
+    assert page.locator("#chats").is_hidden()
+    page.evaluate("document.getElementById('settings').open = false")
+    answer_with(page, CODE + "`" + "wide" * 40 + "`")
+    ask(page, "Code, please")
     wait_idle(page)
-    assert page.locator(".user img, .user script").count() == 0
-    text = PAGE.read_text(encoding="utf-8")
-    assert "innerHTML" not in text and "http://" not in text and "https://" not in text
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("#scroll").bounding_box()["height"] > 300  # most of the screen
+    shot(page, "phone")
+
+
+def test_the_page_is_its_own():
+    """Nothing of other machines, and no HTML made of text but by the kept libraries."""
+    for file in PAGE.glob("*.*"):
+        text = file.read_text(encoding="utf-8")
+        assert "innerHTML" not in text and "http://" not in text and "https://" not in text
+    for library in (PAGE / "kept").glob("*.js"):
+        assert library.with_suffix(".LICENSE.txt").exists()

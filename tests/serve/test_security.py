@@ -75,11 +75,12 @@ def test_web_pages_elsewhere(server, guarded):
     assert guarded.http.options("/v1/completions", headers=before).status_code == 200
 
 
-def test_the_page(server, tmp_path, monkeypatch):
-    from pyfly_cpp.serve import app
-
-    monkeypatch.setattr(app, "PAGE", tmp_path / "page.html")
-    assert server.http.get("/").headers["content-type"].startswith("text/plain")
-    app.PAGE.write_text("<!doctype html><p>ä", encoding="utf-8")
+def test_the_page(server, guarded):
     answer = server.http.get("/")
-    assert answer.text == "<!doctype html><p>ä" and "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert "nosniff" in server.http.get("/page/main.js").headers["x-content-type-options"]
+    assert "javascript" in guarded.http.get("/page/kept/marked.js").headers["content-type"]  # needs no key
+    for outside in ("/page/../app.py", "/page/%2e%2e/app.py", "/page/..%2fapp.py", "/page/none.js"):
+        assert server.http.get(outside).status_code == 404
