@@ -85,6 +85,8 @@ void Sequence::reset_stats() {
 void Sequence::uncount(size_t n) {
     if (counts_round_) {
         transcript_.uncount(static_cast<int64_t>(n), stats_);
+        const std::vector<pyfly_record> & records = transcript_.records();
+        stats_.rounds -= !records.empty() && records.front().position >= static_cast<int64_t>(n) ? 1 : 0;
         counts_round_ = false;
     }
 }
@@ -207,7 +209,8 @@ void Sequence::take(size_t span, int64_t us) {
 
 void Sequence::take_round(size_t span, int64_t us) {
     const size_t first_row = span_.first_row;
-    (first_row > 0 && round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
+    (round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
+    stats_.beginnings += round_ == 0 ? 1 : 0;
     count_evaluated(first_row);
     stats_.rounds++;
     stats_.drafted += static_cast<int64_t>(draft_.tokens.size());

@@ -21,6 +21,10 @@ constexpr int32_t exact_rows = 16;       // kernels work on blocks of rows: smal
 
 ThreadPolicy::ThreadPolicy(int32_t n_max, bool sees_cores) : n_max_(n_max), sees_cores_(sees_cores), n_(n_max) {}
 
+void ThreadPolicy::begin_with(double n_cores) {
+    n_ = std::clamp(static_cast<int32_t>(n_cores + missing_core), 1, n_max_);
+}
+
 int32_t ThreadPolicy::size_class(int32_t n_rows) {
     return n_rows <= exact_rows ? n_rows : exact_rows + 1 + std::ilogb(n_rows);
 }

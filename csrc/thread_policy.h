@@ -18,6 +18,9 @@ class ThreadPolicy {
     // n_max >= 1: threads on a free machine. sees_cores: observe_cores() will be called.
     ThreadPolicy(int32_t n_max, bool sees_cores);
 
+    // Before the first evaluation: cores that are free, >= 0, for which it begins with so many threads.
+    void begin_with(double n_cores);
+
     int32_t n_threads() const { return trial_ > 0 ? trial_ : n_; }
     int32_t n_max() const { return n_max_; }
     int64_t n_changes() const { return n_changes_; } // of the thread count for good, trials that failed not among them

@@ -18,6 +18,9 @@ void count(const pyfly_record & record, int sign, pyfly_stats & stats) {
         stats.loose_accepted += sign;
         stats.sum_margin_loose += sign * record.margin;
     }
+    if (record.round == 0) {
+        stats.committed_first += sign;
+    }
     if (record.region >= 0) {
         stats.committed_in[record.region] += sign;
         stats.loose_in[record.region] += record.origin == PYFLY_ORIGIN_LOOSE ? sign : 0;

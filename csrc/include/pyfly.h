@@ -487,12 +487,14 @@ typedef struct pyfly_record {
 
 /* Counters of a slot since the last pyfly_batch_reset_stats. All times in microseconds. */
 typedef struct pyfly_stats {
-    int64_t rounds;         /* target batches that were verified */
-    int64_t drafted;        /* tokens proposed to the target */
-    int64_t committed;      /* tokens given to the caller for good (see pyfly_batch_end) */
-    int64_t matched;        /* of these: drafted and the target's choice */
-    int64_t loose_accepted; /* of these: loose accepts */
-    int64_t rejected_gate;  /* mismatches rejected, by reason */
+    int64_t rounds;          /* target batches that were verified, less those that gave the caller nothing */
+    int64_t drafted;         /* tokens proposed to the target */
+    int64_t committed;       /* tokens given to the caller for good (see pyfly_batch_end) */
+    int64_t matched;         /* of these: drafted and the target's choice */
+    int64_t loose_accepted;  /* of these: loose accepts */
+    int64_t beginnings;      /* first rounds: of a text, and of what follows tokens that the caller put behind it */
+    int64_t committed_first; /* committed tokens of first rounds, whose batches are in us_prefill */
+    int64_t rejected_gate;   /* mismatches rejected, by reason */
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
@@ -511,7 +513,7 @@ typedef struct pyfly_stats {
     double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
     double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
     int64_t n_margin_rejected;               /* how many went into it */
-    int64_t us_prefill;                      /* prompt batches, the first round's included if it holds prompt tokens */
+    int64_t us_prefill;                      /* prompt batches, that of the first round included */
     int64_t us_catch_up;                     /* of these: drafters that evaluated the prompt */
     int64_t us_draft;                        /* drafting */
     int64_t us_verify;                       /* the target's batches */

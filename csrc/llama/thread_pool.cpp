@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "cpu_time.h"
 #include "ggml-backend.h"
@@ -13,6 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 // The system counts in steps of 10 ms; what was free long ago says nothing.
 constexpr std::chrono::milliseconds least_interval(100), longest_interval(1000);
+constexpr std::chrono::milliseconds first_look(50);
 
 double microseconds(Clock::duration time) {
     return std::chrono::duration<double, std::micro>(time).count();
@@ -73,6 +75,10 @@ void ThreadPool::run(llama_context * context, int32_t n_rows, const std::functio
         evaluate();
         return;
     }
+    if (!has_begun_) {
+        has_begun_ = true;
+        begin_with_free_cores();
+    }
     const int32_t n = std::min(policy_->n_threads(), size_.n);
     const int32_t n_batch = size_.is_batch_adaptive ? std::min(policy_->n_threads(), size_.n_batch) : size_.n_batch;
     if (llama_n_threads(context) != n || llama_n_threads_batch(context) != n_batch) {
@@ -90,6 +96,19 @@ void ThreadPool::run(llama_context * context, int32_t n_rows, const std::functio
     policy_->observe(
         {reinterpret_cast<uintptr_t>(context), n_rows, microseconds(ended - began), cpu_ended - cpu_began});
     look_at_cores(ended, cpu_ended);
+}
+
+// A prompt that all cores read although others keep some of them busy takes many times as long, and may be a single
+// evaluation: nothing is learned in time.
+void ThreadPool::begin_with_free_cores() {
+    const Clock::time_point began = Clock::now();
+    const std::optional<double> before = policy_->n_max() > 1 ? unused_cpu_us() : std::nullopt;
+    if (before) {
+        std::this_thread::sleep_for(first_look);
+        if (const std::optional<double> after = unused_cpu_us()) {
+            policy_->begin_with((*after - *before) / microseconds(Clock::now() - began));
+        }
+    }
 }
 
 // Tells the policy, if it wants to know, how many cores were this process's or nobody's since the last look.

@@ -41,6 +41,7 @@ class ThreadPool {
 
   private:
     ggml_threadpool_t pool(int32_t n) const;
+    void begin_with_free_cores();
     void look_at_cores(std::chrono::steady_clock::time_point now, double cpu_us);
 
     Size size_;
@@ -50,6 +51,7 @@ class ThreadPool {
     // pool that its context has exchanged for another one sleeps.
     mutable std::map<int32_t, ggml_threadpool_t> pools_;
     std::optional<ThreadPolicy> policy_;
+    bool has_begun_ = false;
 
     // The last look at what the machine had left.
     std::chrono::steady_clock::time_point looked_at_ = {};

@@ -10,9 +10,9 @@ from pyfly_cpp._native.library import ffi, lib
 _FIELDS = ffi.typeof("pyfly_stats").fields
 
 _NAMES = (
-    "rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
-    "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "window_fallbacks", "prefilled", "replayed",
-    "checkpoints",
+    "rounds", "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
+    "rejected_gate", "rejected_window", "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back",
+    "window_fallbacks", "prefilled", "replayed", "checkpoints",
 )  # fmt: skip
 
 _PARTS = ("prefill", "catch_up", "draft", "verify", "gate")

@@ -13,6 +13,9 @@ from pyfly_cpp.decoding.gates import REGIONS
 from pyfly_cpp.decoding.verify import REASONS
 from pyfly_cpp.errors import counted
 
+_LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
+"""Of which a speed is told."""
+
 ORIGINS = tuple(_native.ORIGINS)
 
 
@@ -62,7 +65,7 @@ class Stats:
     """Counters of a `FlyLlama`, since it was made or since `reset_stats()`. Seconds are wall time."""
 
     rounds: int = 0
-    """Target batches that were verified."""
+    """Target batches that were verified, less those that were interrupted before anybody had a token of them."""
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
@@ -72,6 +75,10 @@ class Stats:
     """Committed tokens that were drafted and are the target's own choice."""
     loose_accepted: int = 0
     """Committed tokens that were drafted and loosely accepted instead of the target's choice."""
+    beginnings: int = 0
+    """First rounds: one of each answer. Their time is in `seconds_prefill`."""
+    committed_first: int = 0
+    """Committed tokens of first rounds."""
     rejected_gate: int = 0
     """Mismatches rejected by the gate."""
     rejected_window: int = 0
@@ -114,7 +121,7 @@ class Stats:
     mean_margin_rejected: float = math.nan
     """The same of rejected mismatches; NaN if none was measured (`Exact()` measures none)."""
     seconds_prefill: float = 0.0
-    """Prompt processing, the first round's batch included if it holds prompt tokens."""
+    """Prompt processing, the first round's batch included."""
     seconds_catch_up: float = 0.0
     """The part of these in which draft models and heads evaluated the prompt."""
     seconds_draft: float = 0.0
@@ -151,6 +158,19 @@ class Stats:
         """Everything but the prompt."""
         return self.seconds_draft + self.seconds_verify + self.seconds_gate + self.seconds_python
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed behind the first round; NaN for fewer than 16 tokens or two rounds, which tell nothing of it.
+        In a `FlyBatch`, by the share that a request has of the common batches."""
+        n = self.committed - self.committed_first
+        is_enough = n >= _LEAST_TOKENS and self.rounds - self.beginnings >= _LEAST_ROUNDS and self.seconds_decode > 0
+        return n / self.seconds_decode if is_enough else math.nan
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Seconds of reading a prompt, to the end of the first round; mean of all answers, NaN before the first."""
+        return self.seconds_prefill / self.beginnings if self.beginnings else math.nan
+
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
@@ -163,7 +183,10 @@ class Stats:
                 "catch_up_seconds": dict(self.governor.catch_up_seconds),
                 "acceptance_at_depth": dict(self.governor.acceptance_at_depth),
             }
-        for name in ("mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode"):
+        for name in (
+            "mean_accepted", "loose_rate", "acceptance", "acceptance_at_depth", "seconds_decode", "tokens_per_second",
+            "time_to_first_token",
+        ):  # fmt: skip
             out[name] = getattr(self, name)
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in out.items()}
 
@@ -179,7 +202,8 @@ class Stats:
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Stats:
         """Reads the result of `as_dict`, without the governor's estimates; None becomes NaN."""
-        kept = {field.name: data[field.name] for field in fields(cls) if field.name not in ("governor", "threads")}
+        kept = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        kept = {name: value for name, value in kept.items() if name not in ("governor", "threads")}
         values: dict[str, Any] = {name: math.nan if value is None else value for name, value in kept.items()}
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         pairs = {name: tuple(value.items()) for name, value in values.items() if isinstance(value, dict)}
@@ -191,8 +215,10 @@ class Stats:
         if not self.rounds:
             return "no tokens yet"
         parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
-        if self.seconds_decode > 0:
-            parts.append(f"{self.committed / self.seconds_decode:.1f} tokens/s")
+        if self.beginnings == 1:
+            parts.append(f"first after {self.time_to_first_token:.1f} s")
+        if not math.isnan(self.tokens_per_second):
+            parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         parts.append(f"{self.mean_accepted:.2f} tokens per round")
         if self.drafted:
             parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")

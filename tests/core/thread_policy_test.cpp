@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "thread_policy.h"
@@ -232,6 +233,26 @@ void test_what_two_threads_once_took() {
     assert(policy.n_trials() == 2); // for a while, the same is not tried again
 }
 
+// A machine that is busy from the beginning is begun with the free cores; cores that become free later are used.
+void test_the_beginning() {
+    World world;
+    world.busy = [](double us) { return us < 5 * second ? 1.0 : 0.0; };
+    each_world(world, [](const World & w) {
+        Simulation simulation(w);
+        simulation.policy.begin_with(1.1);
+        assert(simulation.policy.n_threads() == 1);
+        simulation.run(4 * second);
+        assert(simulation.policy.n_threads() == 1 || !w.sees_cores);
+        simulation.run(60 * second);
+        assert(simulation.policy.n_threads() == 2);
+    });
+    for (const auto & [n_cores, n_threads] : {std::pair{0.0, 1}, {1.7, 2}, {3.0, 3}, {9.0, 4}}) {
+        ThreadPolicy policy(4, true);
+        policy.begin_with(n_cores);
+        assert(policy.n_threads() == n_threads);
+    }
+}
+
 void test_moments_of_work_are_ignored() {
     World world;
     world.busy = [](double us) { return std::fmod(us, 10 * second) < 0.1 * second ? 1.0 : 0.0; };
@@ -273,6 +294,7 @@ int main() {
     test_more_neighbours_than_cores();
     test_neighbours_come_and_go();
     test_what_two_threads_once_took();
+    test_the_beginning();
     test_moments_of_work_are_ignored();
     test_a_prompt_during_a_trial();
     test_kinds_that_do_not_repeat();

@@ -481,3 +481,29 @@ def test_a_banned_token_is_never_drafted_into_the_text(tiny_target, tiny_draft):
             fly.create_completion(prompt, max_tokens=60, seed=1, logit_bias=dict.fromkeys(common, -100), **sampling)
             assert not set(common).intersection(fly.eval_tokens[n] for n in range(len(prompt), fly.n_tokens))
         assert fly.stats.rejected_safety > 0
+
+
+def test_the_first_round_is_no_part_of_the_speed(tiny_target, tiny_draft):
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    generate(fly, 3)
+    stats = fly.stats
+    assert stats.beginnings == 1 and 1 <= stats.committed_first <= 3 and math.isnan(stats.tokens_per_second)
+    assert stats.time_to_first_token == stats.seconds_prefill > 0
+    generate(fly, 120)
+    stats = fly.stats
+    n = stats.committed - stats.committed_first
+    assert stats.beginnings == 2 and 0 < n < 123
+    assert stats.tokens_per_second == pytest.approx(n / stats.seconds_decode)
+    assert stats.as_dict()["tokens_per_second"] == stats.tokens_per_second
+
+
+def test_a_round_that_nobody_read_is_not_counted(tiny_target, tiny_draft):
+    """As where Ctrl-C comes while the target evaluates."""
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
+    fly.draft_max = 0
+    tokens = fly.generate(fly.tokenize(b"Tom has 3 apples and"), temp=0)
+    for _ in range(3):
+        next(tokens)
+    fly.decoder.batch.step_alone()
+    tokens.close()
+    assert fly.stats.committed == fly.stats.rounds == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import llama_cpp
 import pytest
@@ -120,3 +121,19 @@ def test_a_busy_machine_is_told():
     unseen = {**idle, "used_by_others": None}
     assert disturbance(unseen) == "the load of this machine was 9.0 on 4 cores before the run; close other programs."
     assert disturbance({**unseen, "load_before": 0.5}) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or physical_cores() < 2, reason="nobody says which are free")
+def test_a_busy_machine_is_begun_with_its_free_cores(tiny_target):
+    """A prompt may be a single evaluation, which all cores read many times as slowly beside others."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(physical_cores())]
+    try:
+        time.sleep(0.2)
+        llm = load(tiny_target)
+        assert llm.create_completion("Tom has 3 apples", max_tokens=1)["choices"]
+        assert llm.stats.threads.n < physical_cores() and llm.stats.threads.changes == 0
+        llm.close()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
