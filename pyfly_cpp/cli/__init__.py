@@ -74,7 +74,9 @@ class _Commands(click.Group):
         except (ValueError, RuntimeError, OSError, MemoryError) as error:  # a closed pipe is handled by click
             if os.environ.get("PYFLY_DEBUG"):
                 raise
-            click.echo(f"Error: {describe(error)}", err=True)
+            from pyfly_cpp.cli.terminal import folded
+
+            click.echo(folded(f"Error: {describe(error)}", sys.stderr), err=True)
             sys.exit(1)
 
 
@@ -98,9 +100,9 @@ def describe(error: BaseException) -> str:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning as one line, without the line of our code that it comes from."""
-    from pyfly_cpp.cli.terminal import shown
+    from pyfly_cpp.cli.terminal import folded, shown
 
-    click.echo(shown(f"Warning: {' '.join(str(message).split())}", sys.stderr), err=True)
+    click.echo(folded(shown(f"Warning: {' '.join(str(message).split())}", sys.stderr), sys.stderr), err=True)
 
 
 @click.command(

@@ -20,12 +20,15 @@ from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import note, shown, warn, write, write_marked
+from pyfly_cpp.cli.terminal import Answer, folded, note, shown, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named, file_text
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.errors import counted
 from pyfly_cpp.llama.fly_llama import FlyLlama
+
+_MOST_BYTES = 64
+"""Of a token, on average: a longer file does not fit in the context, however it is read."""
 
 HELP = f"""\
 /help               this list
@@ -121,7 +124,7 @@ class Chat:
                 if os.environ.get("PYFLY_DEBUG"):
                     raise
                 n_failed += 1
-                click.secho(f"Error: {describe(error)}", fg="red", err=True)
+                click.secho(folded(f"Error: {describe(error)}", sys.stderr), fg="red", err=True)
 
     # ---- What is shown -----------------------------------------------------------------------------------------------
 
@@ -172,10 +175,11 @@ class Chat:
         self._make_room(turn)
         before_stats = llm.stats
         said: list[str] = []
+        written = Answer()
         interrupted, finish = False, None
         try:
             pieces = llm.write_chat(turn.prompt(), **self._options.request())
-            with reading(llm) as bar, contextlib.closing(pieces):
+            with reading(llm) as bar, contextlib.closing(pieces), unseen_typing():
                 for piece in pieces:
                     bar.stop()
                     finish = piece.finish
@@ -183,7 +187,7 @@ class Chat:
                     if self._show_drafts:
                         write_marked(marked(llm, piece, self._colour))
                     else:
-                        write(piece.text)
+                        written.write(piece.text)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
@@ -283,8 +287,9 @@ class Chat:
         self._options = options
 
     def _read_file(self, path: Path) -> None:
-        text = file_text(path).rstrip("\n")
-        n, n_ctx = len(self._llm.tokenize(text.encode("utf-8"), add_bos=False)), self._llm.n_ctx()
+        n_ctx = self._llm.n_ctx()
+        text = file_text(path, _MOST_BYTES * n_ctx).rstrip("\n")
+        n = len(self._llm.tokenize(text.encode("utf-8"), add_bos=False))
         if n + 8 >= n_ctx:
             raise ValueError(
                 f"{str(path)!r} has {n} tokens and the context holds {n_ctx}; take a part, or raise --n-ctx."

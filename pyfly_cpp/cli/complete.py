@@ -14,7 +14,7 @@ from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import Models, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.cli.text import TEXT, file_text, piped_text
+from pyfly_cpp.cli.text import SOME_TEXT, TEXT, file_text, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.errors import ContextFullError
@@ -31,7 +31,7 @@ from pyfly_cpp.llama.response_format import schema_grammar
 @click.argument("prompt", required=False, type=TEXT)
 @click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
-@click.option("--stop", multiple=True, type=TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
+@click.option("--stop", multiple=True, type=SOME_TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE",
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
 @click.option("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")

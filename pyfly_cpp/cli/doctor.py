@@ -24,7 +24,7 @@ from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
-from pyfly_cpp.machine.memory import in_words
+from pyfly_cpp.machine.memory import available, in_words
 from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.metadata import metadata, open_metadata
@@ -55,7 +55,7 @@ def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] |
     not, or if a server is not there."""
     silence()
     remote, problems = _remote_devices(rpc_servers or ())
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*devices(), *remote]}
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
     report["rpc_problems"] = problems
     embedded = embedded_model()
     report["embedded_model"] = None if embedded is None else str(embedded)
@@ -108,6 +108,12 @@ def _machine() -> dict[str, Any]:
         "kernels": kernels.describe(),
         "extra_buffers": extra_buffers.verdict()._asdict(),
     }
+
+
+def _devices() -> list[dict[str, Any]]:
+    """This machine's; ggml takes all memory of the CPU's for free."""
+    free = available()
+    return [{**one, "memory_free": free} if one["kind"] == "CPU" and free is not None else one for one in devices()]
 
 
 def _remote_devices(names: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -15,9 +15,8 @@ from pyfly_cpp.cli.measuring import open_session, preset_settings
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.terminal import write
 from pyfly_cpp.cli.text import TEXT
-from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
-from pyfly_cpp.decoding.gates import Margin
 from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.machine.files import require_free, write_atomically
 
@@ -34,7 +33,7 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 
 _OPTIONS = [
     click.option("-s", "--setting", "--gate", "setting_text", metavar="TEXT",
-                 help="How to decode: a gate, and other words of a setting.  [default: the preset's, or margin:0.3]"),
+                 help="How to decode: a gate, and other words of a setting.  [default: the preset's, or exact]"),
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
@@ -59,7 +58,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted("Nothing was written.")
-    setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), Decoding(Margin(0.3)))[0]
+    setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), EXACT)[0]
     if not prompt.strip():
         raise ValueError("the prompt is empty; give a text.")
     require_free(output, force)

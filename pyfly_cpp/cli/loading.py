@@ -59,6 +59,8 @@ _WORDS = {
 }
 """What errors call things in Python, and what that is on the command line."""
 
+_INCOMPLETE = "a complete GGUF file"
+
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
 
@@ -88,13 +90,15 @@ def silence() -> QuietLog:
 @contextlib.contextmanager
 def reasons_from(log: QuietLog | None) -> Iterator[None]:
     """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
+    if log is not None:
+        log.errors = []  # of other files
     try:
         yield
     except (ValueError, PyflyError) as error:
         message = str(error)
         for python, words in _WORDS.items():
             message = message.replace(python, words)
-        if log is not None and log.errors and "verbose=True" in message:
+        if log is not None and log.errors and ("verbose=True" in message or _INCOMPLETE in message):
             message = f"{message.split(';')[0]}; llama.cpp says: {log.errors[0]}"
         if message == str(error):
             raise
@@ -141,7 +145,8 @@ class Models:
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
         options = {**usual, **self.drafting}
-        return choose_drafters(self.model, self.draft, self.drafter, preset, options)
+        with reasons_from(self._log()):
+            return choose_drafters(self.model, self.draft, self.drafter, preset, options)
 
     def require_use(self, parts: Sequence[Any]) -> None:
         """Raises UsageError if a file was given that none of these drafters, which are all, has a use for."""
@@ -185,14 +190,22 @@ class Models:
         given = {**self.arguments, "n_ctx": self.n_ctx, "n_threads_batch": self.arguments["n_threads"]}
         given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
         given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
-        log = None if given["verbose"] else silence()
+        log = self._log()
         self._warn_of_long_context()
         with Bar() as bar, leave_on_interrupt(), reasons_from(log):
 
             def on_load(fraction: float) -> None:
-                bar.update(f"loading {self.model.name}", fraction, 1.0, f"{fraction:.0%}")
+                if fraction < 1:
+                    bar.update(f"loading {self.model.name}", fraction, 1.0, f"{fraction:.0%}")
+                else:
+                    bar.update("measuring what batches and drafts cost here", 0, None)
+
+            on_load(0.0)
 
             return load(self.model, *first, on_load=on_load, **given, **arguments)
+
+    def _log(self) -> QuietLog | None:
+        return None if self.arguments["verbose"] else silence()
 
     def _warn_of_long_context(self) -> None:
         n_ctx, trained = self.n_ctx, self._trained
@@ -306,6 +319,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         arguments = {name: given.pop(name) for name in _HOW}
         if not arguments["verbose"]:
             silence()  # also while files are looked into
+        if arguments["n_gpu_layers"] > 0 and not (llama_cpp.llama_supports_gpu_offload() or arguments["rpc_servers"]):
+            warn("Warning: --n-gpu-layers has no effect: this llama-cpp-python was built for the CPU only.")
         if arguments["lora_path"] is not None:
             require_gguf(arguments["lora_path"], "LoRA adapter")
         models = Models(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from typing import TextIO
 
 import click
+from rich.cells import get_character_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
@@ -39,14 +42,81 @@ def write_marked(text: str) -> None:
     sys.stdout.flush()
 
 
+class Answer:
+    """Writes an answer to stdout piece by piece; at a terminal, lines break between words. Code between lines of ```
+    is left as it is."""
+
+    def __init__(self) -> None:
+        # The last column stays free: behind it terminals differ in where the cursor is.
+        self._width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
+        self._column = self._word_width = 0
+        self._word = self._begin = ""  # the last word, and what the line begins with
+        self._is_code = False
+
+    def write(self, piece: str) -> None:
+        """The next piece."""
+        write_marked("".join(map(self._placed, shown(piece, sys.stdout))))
+
+    def _placed(self, char: str) -> str:
+        if self._width is None:
+            return char
+        if char == "\n":
+            self._is_code ^= self._begin == "```"
+            self._column, self._word, self._word_width, self._begin = 0, "", 0, ""
+            return char
+        self._begin += char if len(self._begin) < 3 and not char.isspace() else ""
+        width = 8 - self._column % 8 if char == "\t" else get_character_cell_size(char)
+        is_over = self._column + width > self._width and not self._is_code
+        if is_over and char.isspace():
+            self._column, self._word, self._word_width = 0, "", 0
+            return "\n"
+        moved = ""
+        if is_over and self._word_width < self._column:  # the word begins the next line instead
+            moved = f"\x1b[{self._word_width}D\x1b[K\n{self._word}" if self._word else "\n"
+            self._column = self._word_width
+        # A word that is wider than the terminal runs on: an address is to be copied whole.
+        self._column += width
+        self._word, self._word_width = ("", 0) if char.isspace() else (self._word + char, self._word_width + width)
+        return moved + char
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """A note for this stream: at a terminal, broken between words."""
+    if not stream.isatty():
+        return text
+    width = max(20, shutil.get_terminal_size().columns - 1)
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(parts) for parts in lines)
+
+
 def note(text: str) -> None:
     """A quiet line on stderr."""
-    click.secho(shown(text, sys.stderr), dim=True, err=True)
+    click.secho(folded(shown(text, sys.stderr), sys.stderr), dim=True, err=True)
 
 
 def warn(text: str) -> None:
     """A line on stderr that should be read."""
-    click.secho(shown(text, sys.stderr), fg="yellow", err=True)
+    click.secho(folded(shown(text, sys.stderr), sys.stderr), fg="yellow", err=True)
+
+
+@contextlib.contextmanager
+def unseen_typing() -> Iterator[None]:
+    """Inside, a terminal does not show what is typed; it waits for the next prompt."""
+    try:
+        import termios
+
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (ImportError, OSError, ValueError, termios.error):  # Windows, a pipe, somebody's own object
+        yield
+        return
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
 class Bar:

@@ -39,15 +39,20 @@ def repaired(text: str, where: str) -> str:
     return whole
 
 
-def file_text(path: str | Path) -> str:
+def file_text(path: str | Path, most: int | None = None) -> str:
     """The text of a file.
 
+    Args:
+        most: Bytes that it may have.
+
     Raises:
-        ValueError: it cannot be read, or is not UTF-8.
+        ValueError: it cannot be read, has more, or is not UTF-8.
     """
     try:
         if is_stream(path):
             raise ValueError(f"{str(path)!r} is a device or a pipe; give the path of a file.")
+        if most is not None and Path(path).stat().st_size > most:
+            raise ValueError(f"{str(path)!r} has far more text than the context holds; take a part.")
         return Path(path).read_bytes().decode("utf-8")
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
@@ -75,7 +80,14 @@ class TextType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return repaired(value, max(param.opts, key=len) if param is not None else "the text")
 
 
+class _SomeTextType(TextType):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) or self.fail("it is empty; give a text.", param, ctx)
+
+
 TEXT = TextType()
+SOME_TEXT = _SomeTextType()
+"""One that is not empty."""
 
 
 def piped_text() -> str | None:

@@ -61,6 +61,8 @@ def make_page(
     records = generated.records
     origins = [record.origin for record in records]
     stats = generated.stats
+    n_rejected = sum(len(record.rejected) for record in records)
+    n_first = sum(bool(record.rejected) for record in records)
     numbers = [
         ("tokens", str(len(records))),
         ("rounds", str(stats.rounds)),
@@ -70,6 +72,7 @@ def make_page(
         ("mean margin of loose tokens", f"{_number(stats.mean_margin_loose)} nats"),
         ("rejected by gate, window, boundary, safety",
          f"{stats.rejected_gate}, {stats.rejected_window}, {stats.rejected_boundary}, {stats.rejected_safety}"),
+        ("drafts behind a rejected one", str(n_rejected - n_first)),
         ("taken back after a deferral",
          f"{counted(stats.rolled_back, 'token')} in {counted(stats.rollbacks, 'rollback')}"),
     ]  # fmt: skip
@@ -84,7 +87,7 @@ def make_page(
         "tokens": _tokens(records, detokenize, is_special),
         "finish": _FINISH[generated.finish],
         **{f"n_{origin}": origins.count(origin) for origin in ("matched", "loose", "target")},
-        "n_rejected": sum(len(record.rejected) for record in records),
+        "n_rejected": n_rejected,
         "numbers": numbers,
         "version": __version__,
     }
@@ -115,7 +118,7 @@ def _tokens(
             "shown": visible(piece),
             "origin": record.origin,
             "special": is_special(record.token),
-            "what": _what(record),
+            "what": _what(record, has_draft=i > 0 and records[i - 1].round == record.round),
             "choice": visible(detokenize([record.choice])),
             "probability": _probability(record.probability),
             "entropy": _number(record.entropy),
@@ -132,13 +135,14 @@ def _tokens(
     return out
 
 
-def _what(record: Record) -> str:
+def _what(record: Record, has_draft: bool) -> str:
+    """How a token was produced. `has_draft`: something of the same round stands before it."""
     if record.origin == "matched":
         return "drafted, and the target's choice"
     if record.origin == "loose":
         return "drafted and loosely accepted"
     if record.reason == "bonus":
-        return "the target's own, after a draft that was accepted whole"
+        return "the target's own, " + ("after a draft that was accepted whole" if has_draft else "nothing was drafted")
     return f"the target's own, in place of a rejected draft ({_WHY.get(record.reason, record.reason)})"
 
 

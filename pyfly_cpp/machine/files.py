@@ -176,9 +176,15 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
+_LFS_POINTER = b"version https://git-lfs"
+
+
 def require_gguf(path: str, what: str = "model") -> None:
     """Raises ValueError unless the file is there and begins as a GGUF file does."""
-    if first_bytes(path, what, ".gguf file", 4) != b"GGUF":
+    begin = first_bytes(path, what, ".gguf file", len(_LFS_POINTER))
+    if begin == _LFS_POINTER:
+        raise ValueError(f"the {what} {path!r} is only a pointer of Git LFS; run `git lfs pull` in its repository.")
+    if not begin.startswith(b"GGUF"):
         raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")
 
 

@@ -169,8 +169,9 @@ def test_read_puts_a_file_before_the_next_message(run, tmp_path):
     assert [m["content"] for m in talk["messages"][::2]] == ["Tom has 3 apples.\nHow many?", "And now?"]
     assert "tokens of" in result.err and "before your next message" in result.err
     (tmp_path / "long.txt").write_text("word " * 9000)
-    for bad, message in ((tmp_path / "none.txt", "cannot be read"), (TARGET, "is not UTF-8"), ("", "write /read FILE"),
-                         (tmp_path / "long.txt", "the context holds 2048")):  # fmt: skip
+    (tmp_path / "binary").write_bytes(TARGET.read_bytes()[:10_000])
+    for bad, message in ((tmp_path / "none.txt", "cannot be read"), (tmp_path / "binary", "is not UTF-8"),
+                         ("", "write /read FILE"), (tmp_path / "long.txt", "the context holds 2048")):  # fmt: skip
         result = chat(run, stdin=f"/read {bad}\n")
         assert result.code == 1 and message in result.err
 
@@ -395,6 +396,21 @@ def test_ctrl_c_ends_a_chat_through_a_pipe():
         process.communicate()
 
 
+def test_a_huge_file_is_not_read(run, tmp_path):
+    huge = tmp_path / "huge.txt"
+    with open(huge, "wb") as file:
+        file.truncate(1 << 40)  # a hole
+    started = time.monotonic()
+    result = chat(run, stdin=f"/read {huge}\n")
+    assert result.code == 1 and "huge.txt" in result.err and time.monotonic() - started < 60
+
+
+def test_the_speed_of_a_few_tokens_is_not_told(run):
+    few = chat(run, "-n", 6, stdin=f"{QUESTION}\n")
+    assert "tokens/s" not in few.err and re.search(r"first after \d+\.\d s", few.err)
+    assert "tokens/s" in chat(run, "-n", 80, "--draft-max", 2, stdin="Repeat: one two three one two three\n").err
+
+
 # ---- At a terminal ---------------------------------------------------------------------------------------------------
 
 pty = pytest.importorskip("pty")
@@ -410,7 +426,13 @@ class Terminal:
 
     def __init__(self, tmp_path, *arguments):
         self.master, slave = pty.openpty()
-        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(tmp_path),
+            "TERM": "xterm",
+            "COLUMNS": "200",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+        }
         command = [sys.executable, "-m", "pyfly_cpp", "chat", "-m", str(TARGET), "-t", "1", *arguments]
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
@@ -515,3 +537,16 @@ def test_terminal_several_lines_and_history(terminal, tmp_path):
     assert t.process.wait(timeout=10) == 0
     history = (tmp_path / "pyfly-cpp" / "chat_history").read_text()
     assert "+one\n+two\n+three\n" in history
+
+
+def test_typing_while_an_answer_comes(terminal):
+    """It is not shown in the answer, and is the next message."""
+    t = terminal("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "300")
+    t.wait_for(PROMPT)
+    t.send(f"{QUESTION}\r")
+    t.wait_for_answer()
+    t.send("/stats \rTYPED")
+    t.wait_for("tokens per round")
+    assert "/stats" not in t.seen[: t.at].split(QUESTION)[-1]
+    t.wait_for("1 answer in this conversation")
+    t.wait_for("TYPED")

@@ -478,3 +478,51 @@ def test_lookup_texts_and_memory(run, tmp_path):
         assert broken.code == 1 and named in broken.err and len(broken.err.splitlines()) == 1
     unused = run("complete", "-m", TARGET, "--drafter", "none", "--lookup-texts", text, "x")
     assert unused.code == 2 and "--lookup-texts" in unused.err
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 100000\n"
+
+
+def test_a_broken_neighbour_is_not_spoken_of(run, tmp_path):
+    """A pointer of Git LFS, and half a model, beside the model that is loaded."""
+    (tmp_path / "pointer.gguf").write_text(POINTER)
+    (tmp_path / "half.gguf").write_bytes(DRAFT.read_bytes()[:100_000])
+    target = tmp_path / "target.gguf"
+    target.write_bytes(TARGET.read_bytes())
+    python = (
+        "import sys; from pyfly_cpp import FlyLlama; FlyLlama(sys.argv[1], drafter='auto', verbose=False, n_ctx=64)"
+    )
+    for command in (["-m", "pyfly_cpp", "complete", "-n", "2", "Tom", "-m"], ["-c", python]):
+        done = subprocess.run([sys.executable, *command, str(target)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+    target.write_bytes(TARGET.read_bytes()[:-100_000])
+    result = run("complete", "-m", target, "-t", 1, "-n", 2, "Tom")
+    assert result.code == 1 and "pointer" not in result.err and "half" not in result.err
+    assert "target.gguf" in result.err and "corrupt" in result.err
+
+
+@pytest.mark.parametrize("option", ["-m", "-d"])
+def test_files_that_are_no_models_have_reasons(run, tmp_path, option):
+    pointer, half = tmp_path / "pointer.gguf", tmp_path / "half.gguf"
+    pointer.write_text(POINTER)
+    half.write_bytes(DRAFT.read_bytes()[:-100_000])
+    target = ("-m", TARGET) if option == "-d" else ()
+    for file, reason in ((pointer, "git lfs pull"), (half, "corrupt")):
+        result = run("complete", *target, option, file, "-t", 1, "-n", 2, "Tom")
+        assert result.code == 1 and reason in result.err and file.name in result.err
+
+
+def test_an_empty_stop_text_is_refused(run):
+    result = run("complete", "-m", TARGET, "--stop", "", "Tom")
+    assert result.code == 2 and "--stop" in result.err
+
+
+def test_gpu_layers_without_a_gpu_are_told(run):
+    if llama_cpp.llama_supports_gpu_offload():
+        pytest.skip("this build has a GPU")
+    assert "CPU" in run("complete", "-m", TARGET, "-t", 1, "-n", 2, "--n-gpu-layers", 20, "Tom").err
+
+
+def test_doctor_does_not_take_used_memory_for_free(run):
+    cpus = [one for one in json.loads(run("doctor", "--json").out)["devices"] if one["kind"] == "CPU"]
+    assert all(0 < one["memory_free"] < one["memory_total"] for one in cpus)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
+import click
 import pytest
 
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
-from pyfly_cpp.cli.terminal import Bar, shown, write
+from pyfly_cpp.cli.terminal import Answer, Bar, note, shown, write
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
@@ -110,3 +112,49 @@ def test_a_table_does_not_break_words(capsys, monkeypatch):
 def test_that_a_prompt_is_read_shows_at_once(run, terminal):
     terminal()
     assert "reading" in run("complete", "-m", TARGET, "-t", 1, "-n", 2, "Natalia").err
+
+
+class Screen:
+    """As far as a terminal needs to be one for `Answer`."""
+
+    def __init__(self, text):
+        self.lines, at = [""], 0
+        for part in re.split(r"(\x1b\[\d*[DK]|\n)", text):
+            if part == "\n":
+                self.lines.append("")
+                at = 0
+            elif part.endswith("D") and part.startswith("\x1b"):
+                at -= int(part[2:-1])
+            elif part == "\x1b[K":
+                self.lines[-1] = self.lines[-1][:at]
+            else:
+                self.lines[-1] = self.lines[-1][:at] + part + self.lines[-1][at + len(part) :]
+                at += len(part)
+
+
+@pytest.mark.parametrize("columns", [20, 50, 80, 110])
+def test_no_line_of_an_answer_breaks_in_a_word(monkeypatch, capsys, terminal, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal()
+    words = ["a" * (1 + i * 7 % 13) + ("," if i % 5 == 0 else "") for i in range(200)]
+    code = "```\n" + "x = 1 " * 40 + "\n```\n"
+    text = " ".join(words) + "\n" + "-" * 300 + "\n" + code + "End of it."
+    answer = Answer()
+    for i in range(0, len(text), 3):
+        answer.write(text[i : i + 3])
+    lines = Screen(capsys.readouterr().out).lines
+    prose = lines[: lines.index("```")]
+    assert all(len(line) < columns for line in prose if " " in line)
+    begin = next(i for i, line in enumerate(prose) if line.startswith("---"))
+    assert " ".join(line.strip() for line in prose[:begin]).split() == words and "-" * 300 in prose
+    assert "x = 1 " * 40 in lines, "code keeps its lines"
+
+
+@pytest.mark.parametrize("columns", [50, 80, 110])
+def test_no_note_breaks_in_a_word(monkeypatch, capsys, terminal, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal()
+    text = "This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off. " * 3
+    note(text)
+    lines = click.unstyle(capsys.readouterr().err).splitlines()
+    assert " ".join(lines).split() == text.split() and all(len(line) < columns for line in lines)

@@ -112,3 +112,14 @@ def test_a_real_answer(generator):
 
 def test_an_empty_answer():
     assert "Ended by" in render(page([]))
+
+
+def test_a_token_without_a_draft():
+    alone, behind = record(0, "target", reason="bonus"), record(2, "target", round=1, reason="bonus")
+    shown = [token["what"] for token in page([alone, record(1, round=1), behind])["tokens"]]
+    assert "nothing was drafted" in shown[0] and "accepted whole" in shown[2]
+
+
+def test_rejected_drafts_add_up():
+    shown = page([record(2, "target", rejected=(6, 2, 1), reason="gate"), record(0, "target", rejected=(1,))])
+    assert shown["n_rejected"] == 4 and ("drafts behind a rejected one", "2") in shown["numbers"]
