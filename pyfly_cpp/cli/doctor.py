@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, in_words
 from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores
-from pyfly_cpp.models.metadata import metadata, open_metadata
+from pyfly_cpp.models.metadata import metadata, open_metadata, quantisation
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
 _VOCABULARIES = {
@@ -146,15 +145,13 @@ def _gguf(text: str, what: str) -> Path:
 
 def _model(path: Path) -> dict[str, Any]:
     with reasons_from(silence()), open_metadata(path, load_mtp=True) as model:
-        description = ctypes.create_string_buffer(256)
-        llama_cpp.llama_model_desc(model, description, len(description))
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         kind = llama_cpp.llama_vocab_type(vocabulary)
         return {
             "path": str(path),
             "name": metadata(model, "general.name"),
             "architecture": metadata(model, "general.architecture"),
-            "quantisation": " ".join(description.value.decode("utf-8", errors="replace").split()[2:]),
+            "quantisation": quantisation(model),
             "size": llama_cpp.llama_model_size(model),
             "n_params": llama_cpp.llama_model_n_params(model),
             "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),

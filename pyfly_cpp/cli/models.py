@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.fetching import fetch as fetch_model
 from pyfly_cpp.models.here import models_here
-from pyfly_cpp.models.pairs import PAIRS, Offer, offers, published_pair
+from pyfly_cpp.models.pairs import PAIRS, Offer, Pair, offers, published_pair
 
 
 @click.group(
@@ -44,7 +46,7 @@ def command() -> None:
 def list_models(as_json: bool) -> None:
     """List the models on this machine.
 
-    Looks into the folders of this program, the hub, llama.cpp and LM Studio.
+    Looks into the folders of this program, the hub, llama.cpp, LM Studio and Ollama.
     """
     found = models_here()
     if as_json:
@@ -90,8 +92,9 @@ def pair(target: str | None, as_json: bool) -> None:
     """List what could draft for the model TARGET.
 
     Of a file: what fits on this machine, and what is published for its family. Looks beside the model and in the
-    folders of this program, the hub, llama.cpp and LM Studio. Of a name of the hub that is not here: what the hub
-    offers, with sizes and licences; it is asked. Without TARGET: the families that are known.
+    folders of this program, the hub, llama.cpp, LM Studio and Ollama. Of the name of a family's model, such as
+    qwen2.5-7b: what is published. Of a name of the hub that is not here: what the hub offers, with sizes and licences;
+    it is asked. Without TARGET: the families that are known.
 
     Fitting says nothing about speed: `bench` measures that, and while decoding a drafter that does not pay is left out.
     """
@@ -99,6 +102,8 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_families(as_json)
     elif hub.is_hub_name(target) and models.locate(target) is None:
         _show_offers(*offers(hub.read_name(target)), as_json)
+    elif models.locate(target) is None and not os.path.exists(target) and published_pair(target) is not None:
+        _show_published(published_pair(target), as_json)
     else:
         _show_companions(models.resolve_model(target), as_json)
 
@@ -160,7 +165,19 @@ def _show_companions(path: Path, as_json: bool) -> None:
         click.echo(f"{mark} {one.path.name:{width}}  {in_words(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
     if own is None and not here:
         click.echo("no file on this machine could draft for it")
-    if published is None:
+    if own is not None or here:
+        click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
+    _show_published(published, as_json)
+    if own is None:
+        click.echo("made of the model itself, where that is faster here:", err=True)
+        click.echo(f"  pyfly-cpp models draft {shlex.quote(str(path))}", err=True)
+
+
+def _show_published(published: Pair | None, as_json: bool) -> None:
+    """What is known of a family."""
+    if as_json:
+        click.echo(json.dumps({"published": published and asdict(published)}, indent=2))
+    elif published is None:
         click.echo("nothing is known to be published for it", err=True)
     elif published.draft is None:
         click.echo(f"{published.family}: {published.note}", err=True)
@@ -168,8 +185,6 @@ def _show_companions(path: Path, as_json: bool) -> None:
         size = in_words(published.size)
         click.echo(f"published for {published.family}, {size}, {published.licence}:", err=True)
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
-    if own is not None or here:
-        click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
 
 
 command.add_command(draft)

@@ -20,6 +20,7 @@ from pyfly_cpp.machine import log
 from pyfly_cpp.machine.memory import available
 from pyfly_cpp.models.here import SHARD, file_size, places
 from pyfly_cpp.models.metadata import open_metadata
+from pyfly_cpp.models.ollama import ollama_models
 
 MOST_SHARE = 0.5
 """A draft model of more than this share of its target's bytes is left out: a token that it drafts costs about as much
@@ -108,3 +109,4 @@ def _files(own: Path) -> Iterator[Path]:
     yield from sorted(own.glob("*.gguf"))
     for place in places():
         yield from sorted(place.rglob("*.gguf"))
+    yield from ollama_models().values()

