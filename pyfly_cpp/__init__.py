@@ -49,7 +49,10 @@ except VersionMismatchError as error:
         raise
     sys.exit(f"Error: {error}")
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - the API pages begin with what most people use
+    "FlyLlama",
+    "DraftModel",
+    "FlyBatch",
     "MTP",
     "BusyError",
     "ContextFullError",
@@ -57,12 +60,9 @@ __all__ = [
     "DFlash",
     "DSpark",
     "Decoding",
-    "DraftModel",
     "Eagle3",
     "Entropy",
     "Exact",
-    "FlyBatch",
-    "FlyLlama",
     "Fuzzy",
     "Margin",
     "PromptLookup",

@@ -1,5 +1,6 @@
 """How to decode: `Decoding`, the one setting of Python, presets, the command line, the server and measuring."""
 
+from pyfly_cpp.decoding.setting import AS_IN_CHAT as AS_IN_CHAT
 from pyfly_cpp.decoding.setting import EXACT as EXACT
 from pyfly_cpp.decoding.setting import OF_REQUEST as OF_REQUEST
 from pyfly_cpp.decoding.setting import PLAIN as PLAIN

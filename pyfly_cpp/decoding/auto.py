@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.companions import companions
-from pyfly_cpp.decoding.drafters import MTP, Drafter, DraftModel, PromptLookup
+from pyfly_cpp.decoding.drafters import DRAFTERS, MTP, Drafter, DraftModel, OwnDrafter, PromptLookup
+from pyfly_cpp.machine import log
+from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.models.metadata import open_metadata
 
 
 class AutoDrafter(NamedTuple):
@@ -28,6 +31,30 @@ def _head(info: _native.ModelInfo) -> MTP | None:
     return MTP() if info.mtp_draft_max > 0 else None
 
 
+def drafter_of_file(model_path: str | os.PathLike[str], file: str | os.PathLike[str]) -> OwnDrafter:
+    """The drafter that a file is for a model: a draft model, or the head that its header describes. Reads no weights.
+
+    Raises:
+        ValueError, PyflyError: it is neither, or the head of another model.
+    """
+    if os.path.isfile(file):  # opening it tells why not
+        require_gguf(os.fspath(file), "draft model")
+        if not _is_whole(file):
+            with open_metadata(Path(model_path)) as model, log.silenced(unless_verbose=True):
+                kind = DRAFTERS[_native.companion_word(model, os.fspath(file))]
+            made: OwnDrafter = kind.make(file)
+            return made
+    return DraftModel(file)
+
+
+def _is_whole(file: str | os.PathLike[str]) -> bool:
+    try:
+        _native.inspect_model(os.fspath(file))
+    except ValueError:
+        return False
+    return True
+
+
 def choose_drafter(
     model_path: str | os.PathLike[str], draft: Drafter | str | os.PathLike[str] | None = None
 ) -> AutoDrafter:
@@ -38,7 +65,7 @@ def choose_drafter(
 
     Args:
         model_path: Path of the target's GGUF file.
-        draft: A drafter, or the path of a draft model, for the case that the model has no head.
+        draft: A drafter, or the path of a draft model or head, for the case that the model has no head.
 
     Raises:
         ValueError: the file is no usable GGUF model.
@@ -49,7 +76,7 @@ def choose_drafter(
         return AutoDrafter(head, "the model carries an MTP head")
     why = "carries no MTP head that llama.cpp can run" if info.n_nextn > 0 else "carries no MTP head"
     if draft is not None:
-        given = DraftModel(draft) if isinstance(draft, (str, os.PathLike)) else draft
+        given = drafter_of_file(model_path, draft) if isinstance(draft, (str, os.PathLike)) else draft
         return AutoDrafter(given, f"the model {why}, and a draft was given")
     found = next(companions(model_path), None)
     if found is not None:

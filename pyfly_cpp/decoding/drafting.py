@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyfly_cpp.decoding.auto import choose_drafter, own_head
+from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head
 from pyfly_cpp.decoding.drafters import (
     WORDS,
     AnyDrafter,
@@ -120,7 +120,7 @@ def choose_drafters(
     parts = with_draft(preset, draft)
     if parts:
         return Drafters((*parts, *heads), as_given(parts), options), "the preset says so"
-    given = () if draft is None else (_made(DraftModel, draft, options),)
+    given = () if draft is None else (_made(type(drafter_of_file(model, draft)), draft, options),)
     default, reason = choose_drafter(model, *given)
     if isinstance(default, OwnDrafter):
         default = _made(type(default), default.file, options)

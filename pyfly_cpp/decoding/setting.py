@@ -168,6 +168,8 @@ _ADAPTIVE = {"adaptive": True, "no-adaptive": False}
 
 PLAIN = Decoding(drafter="none")
 EXACT = Decoding()
+AS_IN_CHAT = Decoding(adaptive=True)
+"""How `chat`, `complete` and `serve` decode where nothing is said: exact, under the governor."""
 
 
 def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:

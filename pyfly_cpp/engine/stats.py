@@ -210,6 +210,19 @@ class Stats:
         values.update(**lists, **pairs)
         return cls(**values)
 
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        rate = self.tokens_per_second
+        rows = {
+            "tokens": f"{self.committed} in {counted(self.rounds, 'round')}",
+            "tokens per second": "–" if math.isnan(rate) else f"{rate:.1f}",
+            "time to first token": f"{self.time_to_first_token:.2f} s",
+            "drafts accepted": f"{self.matched + self.loose_accepted} of {self.drafted}",
+            "accepted loosely": f"{self.loose_accepted}",
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        return f"<table>{cells}</table>"
+
     def summary(self) -> str:
         """One line for people."""
         if not self.rounds:

@@ -19,17 +19,19 @@ from typing import Any
 
 import llama_cpp
 from llama_cpp.llama import LogitsProcessorList
+from typing_extensions import Self, TypeGuard, Unpack
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
-from pyfly_cpp.decoding.auto import choose_drafter
-from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, as_given, has_own_head, require_drafters
+from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file
+from pyfly_cpp.decoding.drafters import WORDS, Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Stats
+from pyfly_cpp.llama.arguments import LlamaArguments
 from pyfly_cpp.llama.completions import CompletingLlama
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.machine.files import require_gguf
@@ -38,8 +40,18 @@ from pyfly_cpp.models.named import model_file
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 
 
+def _is_file(drafter: object) -> TypeGuard[str]:
+    """Whether this is the path of a draft model or head, with no drafter's word before it."""
+    return isinstance(drafter, str) and drafter.endswith(".gguf") and drafter.partition(":")[0] not in WORDS
+
+
 class FlyLlama(CompletingLlama):
     """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
+
+    Without `drafter` it decodes plainly. Two lines that speculate:
+
+        with FlyLlama("model.gguf", drafter="auto") as llm:
+            print(llm.create_chat_completion([{"role": "user", "content": "Hi"}]), llm.stats.summary())
 
     Every argument and method of `llama_cpp.Llama` works as there. One default differs: `n_threads` and
     `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some of them
@@ -75,7 +87,7 @@ class FlyLlama(CompletingLlama):
         trace: bool = False,
         on_load: Callable[[float], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LlamaArguments],
     ) -> None:
         """Loads a model.
 
@@ -113,10 +125,11 @@ class FlyLlama(CompletingLlama):
             IncompatibleDraftError: the draft has another vocabulary.
             RpcError: an RPC server does not answer, or has another version.
         """
+        more: dict[str, Any] = {**kwargs}
         own = (*inspect.signature(FlyLlama.__init__).parameters, *inspect.signature(type(self).__init__).parameters)
-        said = {name: kwargs.pop(name) for name in OF_REQUEST if name in kwargs}  # that are no arguments of their own
-        require_base_arguments(kwargs, own, self._public_name)
-        draft_model = kwargs.pop("draft_model", None)
+        said = {name: more.pop(name) for name in OF_REQUEST if name in more}  # that are no arguments of their own
+        require_base_arguments(more, own, self._public_name)
+        draft_model = more.pop("draft_model", None)
         if draft_model is not None and drafter not in (None, "auto"):
             raise ValueError("give either drafter= or draft_model=, not both.")
         self._decoding = Decoding(require_gate(gate), require_window(window), draft_max, adaptive=adaptive, **said)
@@ -132,8 +145,10 @@ class FlyLlama(CompletingLlama):
             drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
         elif drafter is None:
             drafter = draft_model
+        elif _is_file(drafter):
+            drafter = drafter_of_file(model_path, drafter)
         drafters = require_drafters(drafter)
-        wanted = [draft_max_of(d, draft_max) for d in drafters if not kwargs.get("embedding")]
+        wanted = [draft_max_of(d, draft_max) for d in drafters if not more.get("embedding")]
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.
@@ -144,7 +159,7 @@ class FlyLlama(CompletingLlama):
             protected=self._protected,
             kernel_choice=kernels,
             on_load=on_load,
-            **kwargs,
+            **more,
         )
         self.drafter = drafter
         require_fitting(draft_max, self.n_batch)
@@ -169,6 +184,18 @@ class FlyLlama(CompletingLlama):
             raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
         return cls(**arguments)
 
+    def __enter__(self) -> Self:
+        """Closes the model behind a `with` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        drafters = ", ".join(map(str, require_drafters(self.drafter))) or "no drafter"
+        name = os.path.basename(self.model_path)
+        return f"<{type(self).__name__} {name}: {self._n_ctx} tokens of context, {drafters}, gate {self.gate}>"
+
     # ---- Settings that can change between requests -------------------------------------------------------------------
 
     @property
@@ -188,6 +215,8 @@ class FlyLlama(CompletingLlama):
 
     @drafter.setter
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
+        if _is_file(drafter):
+            drafter = drafter_of_file(self.model_path, drafter)
         drafters = require_drafters(drafter)
         with self._access.exclusive():
             opened = self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp
@@ -287,6 +287,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def chat_arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """All arguments of `create_chat_completion`, with defaults, and schemas as grammars. Raises as it does."""
         given = _CHAT.bind(self, *args, **kwargs)
+        messages = given.arguments["messages"]
+        if isinstance(messages, (str, bytes, Mapping)):
+            raise ValueError(
+                'messages must be a list of messages, such as [{"role": "user", "content": "Hi"}], not '
+                f"{type(messages).__name__}; for a bare prompt call create_completion."
+            )
         given.apply_defaults()
         return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 

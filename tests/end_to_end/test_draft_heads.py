@@ -49,6 +49,7 @@ from pyfly_cpp import (
 )
 from pyfly_cpp.decoding import companions
 from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.errors import IncompatibleDraftError
 
 
@@ -674,3 +675,19 @@ def test_a_head_of_another_model(name, opened, tmp_path):
         wide = edit_gguf(HYBRID, tmp_path / "wide.gguf", {"qwen35.embedding_length": 512})
         with pytest.raises(ValueError, match="width 512, the target's have 256; use the head of this very model"):
             opened(MTP(wide), HYBRID)
+
+
+def test_a_file_is_the_drafter_that_its_header_says(tmp_path):
+    """Without a word for it: as --draft, and as the path of a drafter in Python."""
+    for path, word in ((EAGLE3, Eagle3), (DFLASH, DFlash), (DRAFT, DraftModel)):
+        file = str(path)
+        assert isinstance(choose_drafters(LLAMA, file)[0].default, word)
+        with FlyLlama(str(LLAMA), drafter=file, n_ctx=256, verbose=False) as llm:
+            assert isinstance(llm.drafter, word) and os.path.basename(file) in repr(llm)
+            llm.drafter = None
+            llm.drafter = file
+            assert isinstance(llm.drafter, word)
+    llm = FlyLlama(str(LLAMA), n_ctx=256, verbose=False)
+    with pytest.raises(ValueError, match="nowhere"):
+        llm.drafter = str(tmp_path / "nowhere.gguf")
+    assert llm.drafter is None

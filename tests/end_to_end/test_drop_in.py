@@ -823,3 +823,14 @@ def test_a_setting_changed_during_a_generation_counts_from_the_next(target):
         fly.gate, fly.window, fly.draft_max = Entropy(0.0), Window(0), 3
         chunks.append(text(chunk))
     assert "".join(chunks) == expected
+
+
+def test_a_text_in_place_of_messages_is_told(tiny_target):
+    with FlyLlama(tiny_target, n_ctx=256, verbose=False) as llm:
+        for wrong in ("hi", {"role": "user", "content": "hi"}):
+            with pytest.raises(ValueError, match="list of messages"):
+                llm.create_chat_completion(wrong)
+        llm.create_completion("Tom", max_tokens=2)
+        assert "<table>" in llm.stats._repr_html_()
+    with pytest.raises(ValueError, match="closed"):
+        llm.create_completion("Tom")
