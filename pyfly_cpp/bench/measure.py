@@ -201,7 +201,7 @@ class Summary:
     acceptance: float
     acceptance_at_depth: tuple[float, ...]
     same_output: float | None
-    """Share of the outputs that are those of `exact`."""
+    """Share of the outputs that are those of plain decoding, or of `exact` where that is left out."""
     split: dict[str, float]
     """Shares of decoding time."""
 
@@ -230,7 +230,8 @@ def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Meas
     stats = [r.stats for r in results]
     committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
     drafted = sum(s.drafted for s in stats)
-    exact = by_setting.get("exact") if setting != "exact" else None
+    reference = "plain" if "plain" in by_setting else "exact"
+    theirs = by_setting.get(reference) if setting != reference else None
     return Summary(
         setting=setting,
         n_prompts=len(set(groups)),
@@ -241,7 +242,7 @@ def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Meas
         loose_rate=sum(s.loose_accepted for s in stats) / committed if committed else math.nan,
         acceptance=sum(s.matched + s.loose_accepted for s in stats) / drafted if drafted else math.nan,
         acceptance_at_depth=_by_depth(results),
-        same_output=sum(mine[k].result.tokens == exact[k].result.tokens for k in keys) / len(keys) if exact else None,
+        same_output=sum(mine[k].result.tokens == theirs[k].result.tokens for k in keys) / len(keys) if theirs else None,
         split=_split(results),
     )
 

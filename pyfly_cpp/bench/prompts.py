@@ -39,7 +39,12 @@ class BenchPrompt:
 
 
 def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
-    """All prompts of a file, in its order. Raises DataError with file, line and field; never skips a row."""
+    """All prompts of a file, in its order; in a .txt file, each line is one.
+
+    Raises DataError with file, line and field; never skips a row."""
+    if os.fspath(path).endswith(".txt"):
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
+        return [BenchPrompt(f"{i}", "", (line,)) for i, line in enumerate(lines, 1) if line]
     rows = [Where(os.fspath(path), line, row) for line, row in read_jsonl(path)]
     return unique((where, _read(where)) for where in rows)
 

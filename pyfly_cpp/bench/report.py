@@ -12,7 +12,7 @@ from typing import Any
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.bench.tune import Budget, Tuned, frontier
-from pyfly_cpp.decoding import short_names
+from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names
 from pyfly_cpp.decoding.gates import THRESHOLDS
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
@@ -25,6 +25,7 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
     head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose",
             "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
+    names = {name: f"{short} (as in chat)" if name == str(AS_IN_CHAT) else short for name, short in names.items()}
     body = [
         [
             names[s.setting], interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain),
@@ -34,6 +35,26 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
         for s in summaries
     ]  # fmt: skip
     return head, body
+
+
+def verdict(summaries: Sequence[Summary]) -> str:
+    """Whether drafting pays here, in a sentence; empty where that was not measured."""
+    by_name = {s.setting: s for s in summaries}
+    governed = by_name.get(str(AS_IN_CHAT))
+    if governed is None or (gain := governed.speedup_plain) is None:
+        return ""
+    times = f"{interval(gain)} times as fast as without drafts"
+    if gain.low > 1:
+        said = f"Drafts make this model faster here: as in chat it is {times}"
+    elif gain.high < 1:
+        said = f"Drafts make this model slower here: as in chat it is {times}; --drafter none leaves them out"
+    else:
+        said = f"Drafts make no certain difference here: as in chat it is {times}"
+    others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
+    best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
+    if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
+        said += f", and the lossless setting {best.setting} is {interval(best.speedup_plain)} times as fast"
+    return said + "."
 
 
 def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Cells:

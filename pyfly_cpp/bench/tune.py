@@ -18,7 +18,7 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
-from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
+from pyfly_cpp.decoding import AS_IN_CHAT, EXACT, PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
 from pyfly_cpp.decoding.gates import Entropy, Gate, Margin, Stochastic
 from pyfly_cpp.decoding.windows import Window
@@ -185,7 +185,7 @@ def _draft_max(generator: Generator, setting: Decoding) -> int:
 def _spelled_out(generator: Generator, setting: Decoding) -> object:
     """Equal for settings that do the same under different names."""
     drafter = generator.drafters.of(setting)
-    return setting.gate, setting.effective_window, drafter, _draft_max(generator, setting)
+    return setting.gate, setting.effective_window, drafter, _draft_max(generator, setting), bool(setting.adaptive)
 
 
 def decide(
@@ -221,14 +221,14 @@ def tune(
     if n_prompts < MIN_PROMPTS:
         raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
     candidates: dict[Decoding, Candidate] = {}
-    names = {_spelled_out(generator, setting): setting for setting in (PLAIN, EXACT)}
+    names = {_spelled_out(generator, setting): setting for setting in (PLAIN, AS_IN_CHAT, EXACT)}
 
     def once(settings: Sequence[Decoding]) -> list[Decoding]:
         """Each under the name it got first: two names of one setting would only measure the noise."""
         return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s.canonical()) for s in settings))
 
     def run(stage: str, settings: Sequence[Decoding]) -> None:
-        wanted = list(dict.fromkeys([EXACT, PLAIN, *settings]))
+        wanted = list(dict.fromkeys([EXACT, PLAIN, AS_IN_CHAT, *settings]))
         n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
         report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
         measured = measure(generator, prompts, wanted, max_tokens, progress=report, sampling=sampling)
@@ -254,6 +254,7 @@ def tune(
     drafter = generator.drafters.of(leader)
     around = [replace(leader, draft_max=s.draft_max) for s in first if generator.drafters.of(s) == drafter]
     if not leader.is_exact:
+        around.append(replace(leader, draft_max=None, adaptive=True))
         around += [replace(leader, window=replace(leader.effective_window, size=size)) for size in SIZES]
     run("3/3 window and K", [s for s in once(around) if s not in candidates and _can_defer(generator, s)])
     fastest = best(list(candidates))

@@ -19,12 +19,12 @@ from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_pr
 from pyfly_cpp.cli import describe, if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
-from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.decoding import Decoding, short_names, written
+from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.statistics import for_json
@@ -40,7 +40,8 @@ Example:
 
 {written("adaptive (the governor, as in chat), ")}
 
-Prompts: JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's format); without --prompts, twelve
+Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
+format); without --prompts, twelve
 that come with it. With a --temperature, every prompt of every pass has a seed of its own, from --seed on, the same for
 all settings. What is measured is kept as it comes: if it is interrupted, the same command (without --force) goes
 on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs
@@ -69,6 +70,7 @@ _OPTIONS = [
 
 
 @click.command("bench", cls=HeadedCommand, help=HELP)
+@MODEL_ARGUMENT
 @declares(_OPTIONS)
 @model_options
 def command(
@@ -89,7 +91,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
-    chosen = choose_settings(models, settings, without_plain)
+    chosen = choose_settings(models, settings, without_plain, [AS_IN_CHAT])
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     require_outputs((output, markdown_file), force, plot_file)
@@ -136,7 +138,9 @@ def command(
         if output:
             write_atomically(output, text)
         if markdown_file:
-            write_atomically(markdown_file, report.page(title, facts, found.tables, found.note))
+            write_atomically(
+                markdown_file, report.page(title, facts, found.tables, f"{found.note}\n\n{found.verdict}".strip())
+            )
         if plot_file:
             write_atomically(plot_file, report.plot(measured, title))
     finally:  # also where a file could not be written
@@ -148,6 +152,8 @@ def command(
             for table in found.tables:
                 show_table("", *table)
             click.echo(found.note)
+            if found.verdict:
+                click.echo(f"\n{found.verdict}")
     if journal is not None:
         journal.close()
 
@@ -195,6 +201,8 @@ class Found(NamedTuple):
 
     tables: list[report.Cells]
     note: str
+    verdict: str
+    """In one sentence; empty where nothing was compared with plain decoding."""
     facts: list[str]
     record: dict[str, Any]
     """What the JSON has besides."""
@@ -206,7 +214,8 @@ def _alone(measured: list[Measured], memory: dict[str, Memory]) -> Found:
         "summaries": for_json(summarise(measured)),
         "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
-    return Found(report.tables(measured, memory), report.NOTE, [], record)
+    verdict = report.verdict(summarise(measured))
+    return Found(report.tables(measured, memory), report.NOTE, verdict, [], {**record, "verdict": verdict})
 
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:
@@ -215,4 +224,4 @@ def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[Be
     if any(len(prompt.turns) > 1 for prompt in prompts):
         facts.append("of conversations, the first turn")
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]
-    return Found(tables, report.PARALLEL_NOTE, facts, {"parallel": list(counts), "loads": for_json(loads)})
+    return Found(tables, report.PARALLEL_NOTE, "", facts, {"parallel": list(counts), "loads": for_json(loads)})

@@ -79,10 +79,12 @@ def preset_settings(models: Models) -> tuple[Decoding, ...]:
     return () if models.preset is None else (replace(models.setting, adaptive=None).canonical(),)
 
 
-def choose_settings(models: Models, written: Sequence[str], without_plain: bool) -> list[Decoding]:
+def choose_settings(
+    models: Models, written: Sequence[str], without_plain: bool, more: Sequence[Decoding] = ()
+) -> list[Decoding]:
     """What is measured: plain and exact decoding, the preset, and what is written. Raises ValueError."""
-    first = (EXACT,) if without_plain else (PLAIN, EXACT)
-    return parse_settings(tuple(written), (*first, *preset_settings(models)))
+    first = () if without_plain else (PLAIN,)
+    return parse_settings(tuple(written), (*first, *more, EXACT, *preset_settings(models)))
 
 
 def open_session(

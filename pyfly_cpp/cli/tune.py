@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import Int, Real
-from pyfly_cpp.cli.loading import Models, model_options
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
@@ -38,9 +39,10 @@ Example:
   pyfly-cpp tune -m target.gguf -d draft.gguf --prompts mine.jsonl \\
       --agreement 0.8 -o mine.preset.json
 
-Give 8 to 16 prompts of the kind you will use: JSONL with `prompt` or `turns`, and `answer` (a text that a right output
-contains) where there is one. Agreement is the share of tokens that an output has in common with the exact one, in
-order; it falls even where the same thing is only worded differently, and with a --temperature soon behind the first
+Give 8 to 16 prompts of the kind you will use: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and
+`answer` (a text that a right output contains) where there is one. Agreement is the share of tokens that an output has
+in common with the exact one, in order; it falls even where the same thing is only worded differently, and with a
+--temperature soon behind the first
 difference: then judge by answers, and lower --agreement. A lossy setting is written only if it is surely faster than
 the best lossless one when both are measured once more. All drafters that there are get tried (the model's MTP head,
 --draft, prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the file."""
@@ -61,6 +63,7 @@ _OPTIONS = [
 
 
 @click.command("tune", cls=HeadedCommand, help=HELP)
+@MODEL_ARGUMENT
 @declares(_OPTIONS)
 @model_options
 def command(
@@ -123,7 +126,7 @@ def command(
     if plot_file:
         write_atomically(plot_file, report.plot_frontier(tuned, budget))
     save_preset(preset, output, force)
-    click.echo(f"Written to {output}.", err=True)
+    click.echo(f"Written to {output}. To use it: pyfly-cpp chat --preset {shlex.quote(output)}", err=True)
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
@@ -179,4 +182,4 @@ def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Draf
         if part.file is not None:
             parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
     window = setting.effective_window  # what was measured, whatever a gate's own may be one day
-    return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts)), model)
+    return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts), setting.adaptive), model)

@@ -125,8 +125,8 @@ def test_summaries_are_totals(measured):
     assert exact.speedup_plain.estimate == pytest.approx(
         exact.tokens_per_second.estimate / plain.tokens_per_second.estimate
     )
-    assert plain.mean_accepted == 1 and plain.speedup_plain is None and plain.same_output == 1
-    assert exact.speedup_exact is None and exact.same_output is None and exact.loose_rate == 0
+    assert plain.mean_accepted == 1 and plain.speedup_plain is None and plain.same_output is None
+    assert exact.speedup_exact is None and exact.same_output == 1 and exact.loose_rate == 0
     assert exact.mean_accepted > 1 and len(exact.acceptance_at_depth) == 8 and lookup.acceptance < 1
     for s in (plain, exact, lookup):
         assert sum(s.split.values()) == pytest.approx(1, abs=0.02) and s.n_prompts == 6
@@ -188,3 +188,29 @@ def test_several_at_once(generators):
     assert loads[1].times_fewest.estimate == pytest.approx(total / loads[0].summary.tokens_per_second.estimate)
     assert json.dumps(for_json(loads), allow_nan=False)
     assert len(report.throughput_cells(loads)[1]) == len(report.latency_cells(loads)[1]) == 6
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(2.0, "faster here"), (0.5, "slower here"), (1.0, "no certain difference")]
+)
+def test_the_verdict(measured, times, words):
+    def timed(m, seconds):
+        result = replace(m.result, decode_tokens=100, decode_seconds=seconds)
+        return [replace(m, prompt=replace(m.prompt, id=f"{i}"), result=result) for i in range(6)]
+
+    plain, exact = (next(m for m in measured if m.setting == name) for name in ("plain", "exact"))
+    spread = [0.9, 1.1] * 3 if times == 1 else [1.0] * 6
+    governed = [
+        replace(m, setting="exact adaptive", result=replace(m.result, decode_seconds=s / times))
+        for m, s in zip(timed(exact, 1.0), spread)
+    ]
+    rows = [*timed(plain, 1.0), *governed, *timed(exact, 0.8)]
+    sentence = report.verdict(summarise(rows))
+    assert words in sentence and ("lossless setting exact is" in sentence) == (times < 1.25)
+    assert report.verdict(summarise([*governed, *timed(exact, 0.8)])) == "", "compared with nothing"
+    assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows)))
+
+
+def test_prompts_of_plain_text(tmp_path):
+    (tmp_path / "mine.txt").write_text("Hello there\n\n  What is 2 + 2?\n", encoding="utf-8")
+    assert [prompt.turns for prompt in read_prompts(tmp_path / "mine.txt")] == [("Hello there",), ("What is 2 + 2?",)]

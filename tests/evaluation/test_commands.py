@@ -240,13 +240,18 @@ def test_bench(run, tmp_path):
     result = run(bench, "-s", "margin:0.5", "--limit", 6, "--max-tokens", 16, *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
-    assert len(record["measured"]) == 18 and record["machine"]["cpu"] and record["models"]["draft_files"][0]["sha256"]
+    assert (
+        len(record["measured"]) == 24
+        and record["verdict"] in result.stdout
+        and record["machine"]["cpu"]
+        and record["models"]["draft_files"][0]["sha256"]
+    )
     assert isinstance(record["machine"]["extra_buffers"], bool)
     rounds = record["measured"][1]["rounds"]
     assert set(rounds) == {"committed", "drafted", "matched", "loose_accepted", "seconds"}
     assert len(rounds["drafted"]) == record["measured"][1]["stats"]["rounds"] > 0
-    assert set(record["memory_mib"]) == {"plain", "exact", "margin:0.5"}
-    assert {"plain", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
+    assert set(record["memory_mib"]) == {"plain", "exact adaptive", "exact", "margin:0.5"}
+    assert {"plain", "exact adaptive", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
     assert "tokens, greedy" in result.stdout
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
@@ -293,7 +298,7 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     assert result.exit_code == 0 and "7 measurements of an earlier start taken over" in result.stderr, result.output
     assert len([line for line in result.stderr.splitlines() if line.endswith(" tokens/s")]) >= 2, "one for each prompt"
     measured = json.loads((tmp_path / "b.json").read_text())["measured"]
-    n = 4 * 3 * (2 if more else 1)
+    n = 4 * 4 * (2 if more else 1)
     assert len({(m["prompt"], m["setting"], m["n_parallel"]) for m in measured}) == len(measured) == n
     by_key = {(m["prompt"], m["setting"], m["n_parallel"]): m for m in measured}
     for row in kept if not more else []:
@@ -317,7 +322,7 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
     assert run(bench, *arguments, "--without-plain").exit_code == 0, "another benchmark has a place of its own"
     result = run(bench, *arguments)
     assert result.exit_code == 0 and "3 measurements of an earlier start taken over" in result.stderr, result.output
-    assert len(json.loads(result.stdout)["measured"]) == 6
+    assert len(json.loads(result.stdout)["measured"]) == 8
     assert not list(folder.iterdir())
     (tmp_path / "state" / "pyfly-cpp" / "bench").rmdir()
     (tmp_path / "state" / "pyfly-cpp" / "bench").write_text("in the way")
@@ -331,7 +336,7 @@ def test_bench_of_several_at_once(run, tmp_path):
     result = run(bench, *few, "--parallel", "3,1", *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
-    assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 3 * 2 == 4 * len(record["loads"])
+    assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 4 * 2 == 4 * len(record["loads"])
     assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
     assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
     refused(run(bench, *few, "--parallel", 5), "5 texts at once need as many prompts", "there are 4")
@@ -443,10 +448,10 @@ def test_a_preset_drafts_alike_everywhere(run, tiny, data, tmp_path, fields, dra
     name = "plain" if is_plain else fields.get("gate", "exact")
     result = run(bench, *short, "--limit", 1, "--json", models=False)
     measured = {one["setting"]: one["stats"]["drafted"] for one in json.loads(result.stdout)["measured"]}
-    assert set(measured) == {"plain", "exact", name} and (measured[name] == 0) == is_plain
+    assert set(measured) == {"plain", "exact adaptive", "exact", name} and (measured[name] == 0) == is_plain
     eval_data = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "-o", tmp_path / "runs", "--json"]
     result = run(evaluate, *eval_data, *short, models=False)
-    assert json.loads(result.stdout)["run"]["settings"] == list(measured)
+    assert json.loads(result.stdout)["run"]["settings"] == [one for one in measured if one != "exact adaptive"]
 
 
 def test_a_draft_that_nothing_drafts_with_is_refused(run, data, tmp_path):
