@@ -20,6 +20,7 @@ from pyfly_cpp.errors import did_you_mean
 
 _COMMANDS = {
     "chat": ("chat", "Talk to a model."),
+    "demo": ("demo", "See one answer without drafts and with them."),
     "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
     "serve": ("serve", "Serve a model to programs that speak the OpenAI protocol."),
     "bench": ("bench", "Measure speed: plain, exact and loose, interleaved."),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import shutil
 import sys
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,36 +20,49 @@ from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import legend, marked, use_colour
 from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.loading import reading
+from pyfly_cpp.cli.kinds import DRAFTER
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Answer, folded, note, shown, unseen_typing, warn, write, write_marked
+from pyfly_cpp.cli.terminal import Answer, folded, note, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named, file_text
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
+from pyfly_cpp.decoding.presets import SHIPPED, load_preset
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import counted
+from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.models.metadata import quantisation
+
+_LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
+"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer where somebody watches."""
 
 _MOST_BYTES = 64
 """Of a token, on average: a longer file does not fit in the context, however it is read."""
 
-HELP = f"""\
-/help               this list
-/regenerate         answer the last message once more
-/undo               forget the last message and its answer
-/read FILE          put the text of a file before the next message
-/system [TEXT]      show or set the system prompt; "" for none
-/set [NAME VALUE]   show or change temperature, seed, max-tokens, top-p, ...
-/gate [GATE]        show or set the gate; exact and stochastic are lossless
-/stats              counters since the start
-/reset              forget the conversation
-/save FILE          save the conversation and the settings
-/load FILE          go on with a saved one
-/exit               leave (so does Ctrl-D)
-Gates: {examples(combined=False)}.
-Several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash
-at the end of one. Ctrl-C stops an answer. A message that begins with a slash:
-write //."""
+HELP = {
+    "/help": "this list",
+    "/regenerate": "answer the last message once more",
+    "/continue": "continue an answer that was cut off or stopped",
+    "/undo": "forget the last message and its answer",
+    "/read FILE": "put the text of a file before the next message",
+    "/system [TEXT]": 'show or set the system prompt; "" for none',
+    "/set [NAME VALUE]": "show or change temperature, seed, max-tokens, top-p, ...",
+    "/gate [GATE]": f"show or set the gate; exact and stochastic are lossless, others not: {examples(combined=False)}",
+    "/preset NAME": f"accept drafts as a preset does: {', '.join(SHIPPED)}",
+    "/drafter [WORD]": "show or change what drafts: none, lookup, draft:FILE, ...",
+    "/stats": "counters since the start",
+    "/reset": "forget the conversation; /clear does the same",
+    "/save FILE": "save the conversation and the settings",
+    "/load FILE": "load a saved one",
+    "/exit": "leave; Ctrl-D, /quit and /bye do the same",
+}
+_KEYS = (
+    "Several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one. Ctrl-C stops "
+    "an answer. A message that begins with a slash: write //."
+)
 
 
 @click.command(
@@ -55,17 +71,21 @@ write //."""
     short_help="Talk to a model.",
     epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf --system 'Be brief.'",
 )
+@MODEL_ARGUMENT
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
 
-    Answers are those of plain decoding unless you accept others: --preset balanced, --preset fast, or --gate.
+    Answers are sampled, and as good as those of the model alone unless you accept others: --preset balanced, --preset
+    fast, or --gate.
     """
     llm, reason = options.load(FlyLlama, trace=show_drafts)
     llm.drafter_reason = reason
     try:
+        options = options.for_chat(llm.metadata)
+        llm.decoding = options.decoding
         chat = Chat(llm, options, Conversation(system), make_reader(), show_drafts)
         n_failed = chat.run()
     finally:
@@ -87,6 +107,7 @@ class Chat:
         self._show_drafts = show_drafts
         self._colour = use_colour()
         self._read = ""  # goes before the next message
+        self._cut: list[int] | None = None  # all tokens of a turn whose answer has not come to its end
         self.interactive = reader.interactive
 
     def run(self) -> int:
@@ -106,7 +127,7 @@ class Chat:
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
-                if text == "/exit":
+                if text in ("/exit", "/quit", "/bye"):
                     return n_failed
                 if text.startswith("//"):
                     self._say(text[1:])
@@ -130,18 +151,16 @@ class Chat:
 
     def _banner(self) -> None:
         llm, options = self._llm, self._options
-        reason = llm.drafter_reason
-        title = f"pyfly-cpp {__version__}, {Path(llm.model_path).name}, context of {llm.n_ctx()} tokens"
-        click.secho(shown(title, sys.stderr), bold=True, err=True)
-        if llm.drafter is None:
-            note(f"no drafter ({reason}): plain decoding")
-        elif not llm.can_speculate:
-            note("this model's memory cannot be rolled back: plain decoding, without speculation")
-        else:
-            names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
-            how = "; it drafts only what pays" if llm.adaptive else ""
-            note(f"drafter: {names} ({reason}{how})")
+        click.secho(f"pyfly-cpp {__version__}", bold=True, err=True)
+        threads = options.models.arguments["n_threads"]
+        threads = (
+            f"{llm.n_threads} threads, fewer if others need the cores" if threads == AUTO else f"{threads} threads"
+        )
+        title = f"{Path(llm.model_path).name} ({quantisation(llm._model.model)})"
+        note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
+        self._show_drafter()
         self._show_gate()
+        note(f"sampling: temperature {options.sampling['temperature']:g}; /set shows and changes it")
         if "chat_format" not in options.models.arguments and "tokenizer.chat_template" not in llm.metadata:
             warn("this model has no chat template and may not be made for chat; --chat-format names one")
         if self._show_drafts:
@@ -149,10 +168,22 @@ class Chat:
         if self.interactive:
             note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
 
+    def _show_drafter(self) -> None:
+        llm = self._llm
+        if llm.drafter is None:
+            note(f"no drafter ({llm.drafter_reason}): plain decoding")
+        elif not llm.can_speculate:
+            note("this model's memory cannot be rolled back: plain decoding, without speculation")
+        else:
+            names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
+            how = "; it guesses only when that is faster" if llm.adaptive else ""
+            note(f"drafter: {names} guesses the next tokens, and the model checks them ({llm.drafter_reason}{how})")
+
     def _show_gate(self) -> None:
         gate = self._llm.gate
         if gate.is_lossless:
-            note(f"gate: {gate}, " + ("as likely" if gate.draws else "the same") + " answers as plain decoding")
+            same = "with the same probabilities as" if gate.draws else "as"
+            note(f"gate: {gate}. Only guesses that the model agrees with stay, so it answers {same} without them.")
             return
         windows = gate.windows(self._llm.decoding.window)
         names = {"at once" if window.size == 0 else str(window) for window in windows}
@@ -169,16 +200,35 @@ class Chat:
     def _answer(self, before: Conversation, text: str) -> bool:
         """One turn. It becomes the conversation's last when it is over, with what was said before an interrupt; a turn
         that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
-        llm = self._llm
         turn = Conversation(before.system, [*before.messages])
         turn.say("user", text)
         self._make_room(turn)
+        answer = self._stream(lambda request: self._llm.write_chat(turn.prompt(), **request))
+        if answer is None:
+            note("(stopped before the first word; your message was forgotten)")
+            return False
+        turn.say("assistant", answer)
+        self._conversation = turn
+        return True
+
+    def _continue(self) -> None:
+        """The answer that was cut off goes on where it ended."""
+        if self._cut is None:
+            raise ValueError("there is no answer to continue: the last one came to its end.")
+        tokens = self._cut
+        more = self._stream(lambda request: self._llm.write(tokens, **request))
+        self._conversation.messages[-1]["content"] += more or ""
+
+    def _stream(self, write_pieces: Callable[[dict[str, Any]], Generator[Piece, None, None]]) -> str | None:
+        """Writes an answer as it comes, and how it came; returns it, or None if it was stopped before its first
+        word."""
+        llm = self._llm
         before_stats = llm.stats
-        said: list[str] = []
+        said, tokens = list[str](), list[int]()
         written = Answer()
-        interrupted, finish = False, None
+        is_stopped, finish, loop = False, None, None
         try:
-            pieces = llm.write_chat(turn.prompt(), **self._options.request())
+            pieces = write_pieces(self._options.request())
             with reading(llm) as bar, contextlib.closing(pieces), unseen_typing():
                 for piece in pieces:
                     bar.stop()
@@ -188,30 +238,38 @@ class Chat:
                         write_marked(marked(llm, piece, self._colour))
                     else:
                         written.write(piece.text)
+                    tokens += [token.id for token in piece.tokens]
+                    if len(tokens) // _LOOK_EVERY > (len(tokens) - len(piece.tokens)) // _LOOK_EVERY:
+                        loop = find_loop(tokens[-_LOOK_BACK:])
+                        if self.interactive and loop is not None and loop.at_end and loop.length >= _LONG_LOOP:
+                            break
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
-            interrupted = True
+            is_stopped = True
         except BaseException:
             if said:
                 write("\n")
             raise
         answer = "".join(said)
-        if interrupted and not answer:
-            write("\n")
-            note("(stopped before the first word; your message was forgotten)")
-            return False
-        turn.say("assistant", answer)
-        self._conversation = turn
         write("\n")
+        is_cut = finish in (None, "length")
+        if answer:
+            self._cut = llm.input_ids[: llm.n_tokens + 1].tolist() if is_cut else None
+        elif is_stopped:
+            return None
+        loop = find_loop(tokens[-_LOOK_BACK:])
         notes = [llm.stats.since(before_stats).summary()]
-        if interrupted:
-            notes.insert(0, "stopped")
+        if loop is not None and loop.at_end and is_cut:
+            notes.insert(0, f"the model repeats the same {counted(loop.period, 'token')} again and again: try /set "
+                            "temperature or /set repeat-penalty 1.1, or /regenerate")  # fmt: skip
+        if is_stopped or finish is None:
+            notes.insert(0, "stopped; /continue resumes")
         elif finish == "length":
             full = llm.n_tokens + 2 >= llm.n_ctx()
-            notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens")
+            notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens; /continue resumes")
         note(f"({'; '.join(notes)})")
-        return True
+        return answer
 
     def _make_room(self, turn: Conversation) -> None:
         """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
@@ -243,13 +301,19 @@ class Chat:
         name, _, rest = text.partition(" ")
         rest = rest.strip()
         if name == "/help":
-            click.echo(HELP, err=True)
+            formatter = click.HelpFormatter(width=min(100, shutil.get_terminal_size().columns))
+            formatter.write_dl([*HELP.items()])
+            formatter.write_text(_KEYS)
+            click.echo(formatter.getvalue(), nl=False, err=True)
         elif name == "/regenerate":
             before, message = self._conversation.without_last_turn()
             if self._options.sampling["temperature"] == 0 or self._options.sampling["seed"] is not None:
                 note("(with temperature 0, or a seed, it is likely to be the same one; /set changes that)")
             self._answer(before, message)
+        elif name == "/continue":
+            self._continue()
         elif name == "/undo":
+            self._cut = None
             self._conversation, message = self._conversation.without_last_turn()
             note(f"(forgotten: {message if len(message) <= 60 else message[:57] + '...'!r} and its answer)")
         elif name == "/read":
@@ -261,8 +325,8 @@ class Chat:
         elif name == "/set":
             self._options, what = self._options.changed(rest)
             note(f"({what})")
-        elif name == "/reset":
-            self._conversation.messages, self._read = [], ""
+        elif name in ("/reset", "/clear"):
+            self._conversation.messages, self._read, self._cut = [], "", None
             note("(the conversation was forgotten)")
         elif name == "/stats":
             self._show_stats()
@@ -270,6 +334,12 @@ class Chat:
             if rest:
                 self._decode_as(replace(self._options, gate=parse_gate(rest)))
             self._show_gate()
+        elif name == "/preset":
+            self._take_preset(rest)
+        elif name == "/drafter":
+            if rest:
+                self._draft_with(rest)
+            self._show_drafter()
         elif name == "/save":
             path = file_named(name, rest)
             settings = {"model": Path(self._llm.model_path).name, **self._options.saved()}
@@ -281,6 +351,27 @@ class Chat:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
             raise ValueError(f"there is no command {name!r}. {hint} (To begin a message with a slash, write //.)")
+
+    def _take_preset(self, name: str) -> None:
+        if not name:
+            raise ValueError(f"write /preset NAME; the presets are {', '.join(SHIPPED)}.")
+        preset = load_preset(name)
+        if not preset.leaves_drafter:
+            raise ValueError(f"the preset {name} names a drafter; start with --preset {name}.")
+        models = replace(self._options.models, preset=preset)
+        self._decode_as(replace(self._options, models=models, gate=None, window=None))
+        self._show_gate()
+
+    def _draft_with(self, word: str) -> None:
+        """As of --drafter; what drafted before stays if this cannot."""
+        models = replace(self._options.models, drafter=DRAFTER.convert(word, None, None), draft=None)
+        drafter, reason = None, "/drafter none"
+        if models.drafter != "none":
+            drafters, reason = models.drafters()
+            drafter = drafters.default
+        self._llm.drafter = drafter
+        self._llm.drafter_reason = reason
+        self._options = replace(self._options, models=models)
 
     def _decode_as(self, options: Options) -> None:
         self._llm.decoding = options.decoding
@@ -317,7 +408,7 @@ class Chat:
         """Everything is read and checked before anything is changed."""
         conversation, settings = conversations.load(path)
         self._decode_as(self._options.restored(path, settings))
-        self._conversation = conversation
+        self._conversation, self._cut = conversation, None
         note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
         if isinstance(model, str) and model != Path(self._llm.model_path).name:

@@ -36,6 +36,7 @@ from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
+from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
 from pyfly_cpp.models.named import embedded_model, resolve_model
@@ -177,6 +178,12 @@ class Models:
         n = llm.n_ctx()
         return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
 
+    def where(self) -> str:
+        """What it computes on, for people."""
+        servers, named = self.arguments.get("rpc_servers", ()), self.arguments.get("devices")
+        gpus = [gpu.name for gpu in default_gpus()] if self.arguments["n_gpu_layers"] else []
+        return " and ".join([*servers, *gpus] if named is None else named) or "the CPU"
+
     def choose_parallel(self) -> int:
         """How many texts at once fit well in memory. Raises ValueError."""
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
@@ -255,7 +262,7 @@ RPC_OPTION = machine(
 N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
                           help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
 N_GPU_LAYERS_OPTION = number(
-    "--n-gpu-layers", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
+    "--n-gpu-layers", "-ngl", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
     help="Layers on the GPU.  [default: all, if llama-cpp-python was built for one]",
 )  # fmt: skip
 MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
@@ -266,7 +273,7 @@ _WHAT: list[Declared] = [
                  "[default: the preset's, or the demo model]"),
     click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file "
                  "of `pyfly-cpp tune`: its models, drafter, gate and window; options override it."),
-    click.option("-d", "--draft", metavar="FILE",
+    click.option("-d", "--draft", "-md", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"What proposes tokens: {written_drafters()} (--draft may give its file, too), or none; auto: "
@@ -275,7 +282,7 @@ _WHAT: list[Declared] = [
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {
-    "n_ctx": number("-c", "--n-ctx", kind=SIZE, help="Context in tokens; 0: the model's.  "
+    "n_ctx": number("-c", "--n-ctx", "--ctx-size", kind=SIZE, help="Context in tokens; 0: the model's.  "
                     f"[default: {DEFAULT_N_CTX}, or the model's if less]"),
     "n_threads": N_THREADS_OPTION,
     "chat_format": machine("--chat-format", metavar="NAME", type=CHAT_FORMAT,
@@ -302,12 +309,20 @@ _HOW: dict[str, Declared] = {
 """How a model is loaded, by the arguments of `FlyLlama`."""
 
 
+MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
+"""For commands with `model_options` that take no other argument: the model without --model."""
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that say what to load; the command gets them as one argument, `models: Models`."""
     of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
 
     @functools.wraps(command)
     def with_models(*, model: str | None, draft: str | None, drafter: str, preset: str | None, **given: Any) -> Any:
+        named = given.pop("named", None)
+        if model is not None and named is not None:
+            raise click.UsageError("give the model once: as an argument, or with --model.")
+        model = named if model is None else model
         loaded = None if preset is None else load_preset(preset)
         if model is None and loaded is not None:
             model = loaded.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Mapping
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pyfly_cpp.cli.headings import Declared, acceptance, declares, drafting, number, sampling
 from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Real
 from pyfly_cpp.cli.loading import MEMORY_OPTIONS, Models, model_options
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.gates import Gate, examples
+from pyfly_cpp.decoding.gates import Gate, Stochastic, examples
 
 T = TypeVar("T")
 
@@ -29,7 +31,12 @@ class _Sampling(NamedTuple):
 
 
 _SAMPLING = {
-    "temperature": _Sampling(Real(min=0), 0.0, "0 takes the most probable token; more is more varied (0.7 is usual)."),
+    "temperature": _Sampling(
+        Real(min=0),
+        0.0,
+        "0 takes the most probable token; more is more varied.  "
+        "[default: 0; in chat the model's own recommendation, or 0.7]",
+    ),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
     "max_tokens": _Sampling(SIZE, 1024, "Longest answer in tokens; 0: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
@@ -40,6 +47,13 @@ _SAMPLING = {
     "presence_penalty": _Sampling(Real(), 0.0, "0: off."),
 }
 """Arguments of `create_completion`, and what a conversation keeps besides gate and window."""
+
+_RECOMMENDED = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repeat_penalty": "penalty_repeat",
+}  # fmt: skip
+"""Keys of a GGUF file's metadata, behind `general.sampling.`."""
+
+_CHAT_TEMPERATURE = 0.7
 
 _KINDS = {"gate": GATE, "window": WINDOW, **{name: option.kind for name, option in _SAMPLING.items()}}
 _MAY_BE_NONE = ("window", "seed")
@@ -58,12 +72,14 @@ class Options:
     adaptive: bool | None
     sampling: Mapping[str, Any]
     """Arguments of `create_completion`; without a seed each answer gets its own."""
+    given: frozenset[str] = frozenset()
+    """Which of these somebody asked for."""
 
     @property
     def decoding(self) -> Decoding:
         """What the options say; what they do not say, the preset does. Raises ValueError: gate and window do not go
         together."""
-        own = Decoding(adaptive=True).but(**vars(self.models.setting))
+        own = self.models.setting
         said = own.but(gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive)
         return said if self.window is None else said.but(window=said.effective_window.but_written(self.window))
 
@@ -93,6 +109,19 @@ class Options:
             seed = secrets.randbelow(_SEEDS)
         return {**self.sampling, "seed": seed}
 
+    def for_chat(self, metadata: Mapping[str, str]) -> Options:
+        """These for talking: sampled as the model's metadata recommends, or else at 0.7, but for what was asked for. If
+        nobody asked how to verify, nor for a seed, drafts are sampled, too, which accepts more of them and changes no
+        probability. With a seed, the answer must not depend on what is drafted."""
+        wanted: dict[str, Any] = {"temperature": _CHAT_TEMPERATURE}
+        for name, key in _RECOMMENDED.items():
+            with contextlib.suppress(KeyError, ValueError):
+                wanted[name] = _read(name, metadata[f"general.sampling.{key}"])
+        sampling = {**self.sampling, **{name: wanted[name] for name in wanted if name not in self.given}}
+        is_free = self.gate is None and self.window is None and self.models.preset is None
+        is_sampled = sampling["temperature"] > 0 and sampling["seed"] is None
+        return replace(self, sampling=sampling, gate=Stochastic() if is_free and is_sampled else self.gate)
+
     # ---- What a conversation keeps of them ---------------------------------------------------------------------------
 
     def saved(self) -> dict[str, Any]:
@@ -119,7 +148,7 @@ class Options:
         if not text:
             return self, ", ".join(f"{name} {value}" for name, value in self.sampling.items())
         name, _, value = text.partition(" ")
-        name, value = name.replace("-", "_"), value.strip()
+        name, value = {"temp": "temperature"}.get(name, name.replace("-", "_")), value.strip()
         if name not in _SAMPLING:
             raise ValueError(f"there is no setting {name!r} to change here. The settings are {', '.join(_SAMPLING)}.")
         options = self._with({name: _read(name, None if value == "none" else value)}) if value else self
@@ -143,9 +172,12 @@ def _read(name: str, value: Any) -> Any:
 
 def _sampling_option(name: str) -> Declared:
     option = _SAMPLING[name]
-    names = ["-n"] * (name == "max_tokens") + [f"--{name.replace('_', '-')}"]
+    names = ["-n"] * (name == "max_tokens") + [f"--{name.replace('_', '-')}"] + ["--temp"] * (name == "temperature")
     declare = click.option if name in ("temperature", "seed", "max_tokens") else sampling
-    return number(*names, declare=declare, kind=option.kind, default=option.default, help=option.help)
+    has_default = name != "temperature"
+    return number(
+        *names, declare=declare, kind=option.kind, default=option.default, show_default=has_default, help=option.help
+    )
 
 
 TEMPERATURE_OPTION = _sampling_option("temperature")
@@ -162,7 +194,7 @@ _OPTIONS: list[Declared] = [
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only what pays here, as measured on the way; without it every round drafts in full.  "
-             "[default: adaptive, but where the preset names a drafter]"),
+             "[default: adaptive unless --draft-max, or a preset with a drafter, says how many]"),
     drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
     *MEMORY_OPTIONS,
     acceptance("--window", metavar="WORDS", type=WINDOW,
@@ -180,6 +212,8 @@ def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         **given: Any,
     ) -> Any:  # fmt: skip
         of_sampling = {name: given.pop(name) for name in _SAMPLING}
-        return function(options=Options(models, gate, window, draft_max, adaptive, of_sampling), **given)
+        source = click.get_current_context().get_parameter_source
+        asked = frozenset(name for name in _SAMPLING if source(name) is not ParameterSource.DEFAULT)
+        return function(options=Options(models, gate, window, draft_max, adaptive, of_sampling, asked), **given)
 
     return model_options(declares(_OPTIONS)(with_options))

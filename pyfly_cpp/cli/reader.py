@@ -11,7 +11,8 @@ from pyfly_cpp.cli.text import open_stdin, repaired
 from pyfly_cpp.machine.cache import state_folder
 
 COMMANDS = (
-    "/help", "/regenerate", "/undo", "/read", "/system", "/set", "/gate", "/stats", "/reset", "/save", "/load", "/exit",
+    "/help", "/regenerate", "/continue", "/undo", "/read", "/system", "/set", "/gate", "/preset", "/drafter", "/stats",
+    "/reset", "/clear", "/save", "/load", "/exit", "/quit", "/bye",
 )  # fmt: skip
 
 

@@ -14,8 +14,10 @@ import sys
 import time
 
 import pytest
+from gguf_edit import edit_gguf
 
 from pyfly_cpp.decoding.presets import load_preset
+from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import DRAFT, TARGET
@@ -25,7 +27,7 @@ QUESTION = "Tom has 3 apples and buys 4 more. How many apples has he?"
 
 def chat(run, *arguments, stdin):
     # What the governor drafts depends on the clock, and what a region is on what a model of 2 million weights says.
-    fixed = ("-t", 1, "-n", 40, "--no-adaptive", "--gate", "margin:0.3")
+    fixed = ("-t", 1, "-n", 40, "--no-adaptive", "--gate", "margin:0.3", "--temperature", 0)
     return run("chat", "-m", TARGET, "-d", DRAFT, *fixed, *arguments, stdin=stdin)
 
 
@@ -33,8 +35,8 @@ def test_the_defaults(run):
     result = run("chat", "-m", TARGET, "-d", DRAFT, "--drafter", "both", "-t", 1, "-n", 20, stdin=f"{QUESTION}\n")
     assert result.code == 0
     assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
-    assert "it drafts only what pays" in result.err
-    assert f"gate: {load_preset('safe').decoding.gate}, the same answers as plain decoding\n" in result.err
+    assert "only when that is faster" in result.err
+    assert "gate: stochastic." in result.err and "temperature 0.7" in result.err
     assert "lossy" not in result.err
 
 
@@ -43,7 +45,7 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.code == 0
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
-    assert "draft model tiny-llama-draft-f16.gguf (the model carries no MTP head, and a draft was given)" in result.err
+    assert "draft model tiny-llama-draft-f16.gguf guesses" in result.err and "a draft was given" in result.err
     assert "gate: margin:0.3, window: reconverge:6\n" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per round" in line]
@@ -77,7 +79,7 @@ def test_the_window_follows_the_gate(run, tmp_path):
 
 def test_exact_equals_plain(run):
     drafted = chat(run, "--gate", "exact", stdin=f"{QUESTION}\n")
-    plain = run("chat", "-m", TARGET, "--drafter", "none", "-t", 1, "-n", 40, stdin=f"{QUESTION}\n")
+    plain = run("chat", "-m", TARGET, "--drafter", "none", "-t", 1, "-n", 40, "--temp", 0, stdin=f"{QUESTION}\n")
     assert drafted.out == plain.out
     assert "lossy" not in drafted.err
     assert "plain decoding" in plain.err
@@ -409,6 +411,58 @@ def test_the_speed_of_a_few_tokens_is_not_told(run):
     few = chat(run, "-n", 6, stdin=f"{QUESTION}\n")
     assert "tokens/s" not in few.err and re.search(r"first after \d+\.\d s", few.err)
     assert "tokens/s" in chat(run, "-n", 80, "--draft-max", 2, stdin="Repeat: one two three one two three\n").err
+
+
+def recommending(tmp_path, **sampling):
+    """The target, with a recommendation in its metadata."""
+    return edit_gguf(TARGET, tmp_path / "target.gguf", {f"general.sampling.{k}": v for k, v in sampling.items()})
+
+
+def test_a_chat_is_sampled_as_the_model_recommends(run, tmp_path):
+    target = recommending(tmp_path, temp=0.25, top_k=11)
+    result = run("chat", target, "-t", 1, "-n", 4, stdin="/set\n")
+    assert "temperature 0.25" in result.err and "top_k 11" in result.err and "gate: stochastic." in result.err
+    assert "temperature 0.5" in run("chat", target, "--temp", 0.5, "-t", 1, stdin="/set\n").err
+    for asked in (["--seed", 1], ["--temp", 0], ["--preset", "safe"], ["--gate", "exact"], ["--window", "3"]):
+        assert "gate: exact." in run("chat", target, *asked, "-t", 1, stdin="").err, "as the user wants it"
+
+
+def test_an_answer_that_was_cut_off_is_continued(run, tmp_path):
+    whole, _ = talk_of(run, tmp_path, f"{QUESTION}\n", "-n", 30)
+    file = tmp_path / "parts.json"
+    result = chat(run, "-n", 10, stdin=f"{QUESTION}\n/continue\n/continue\n/save {file}\n/undo\n/continue\n")
+    assert json.loads(file.read_text())["messages"] == whole["messages"]
+    assert result.code == 1 and "no answer to continue" in result.err
+
+
+def test_words_of_other_programs(run):
+    result = run(
+        "chat", TARGET, "-md", DRAFT, "--ctx-size", 300, "--temp", 0, "-ngl", 0, "-t", 1, "-n", 4,
+        stdin=f"{QUESTION}\n/clear\n/stats\n/bye\n{QUESTION}\n",
+    )  # fmt: skip
+    assert result.code == 0 and "tiny-llama-draft" in result.err and "0 answers in this conversation" in result.err
+    assert len(result.out.splitlines()) == 1 and "context of 512 tokens" in result.err
+    assert run("chat", TARGET, "-m", TARGET).code == 2
+
+
+def test_presets_and_drafters_change_in_a_chat(run):
+    lines = f"/preset fast\n/preset nothing\n/drafter none\n{QUESTION}\n/drafter draft:{DRAFT}\n/drafter x\n/drafter\n"
+    result = run("chat", "-m", TARGET, "-t", 1, "-n", 8, stdin=lines)
+    assert f"gate: {load_preset('fast').decoding.gate}," in result.err and result.err.count("Error: ") == 2
+    assert "no drafter (/drafter none)" in result.err
+    assert result.err.count("draft model tiny-llama-draft-f16.gguf guesses") == 2
+
+
+@pytest.mark.parametrize("period", [1, 7, None])
+def test_a_loop_is_named(run, monkeypatch, period):
+    def answer(self, messages, **kwargs):
+        for i in range(200):
+            token = i * i if period is None or i < 50 else i % period
+            yield Piece("x ", (Token(token, "x "),), i + 1, "length" if i == 199 else None)
+
+    monkeypatch.setattr(FlyLlama, "write_chat", answer)
+    result = chat(run, stdin=f"{QUESTION}\n")
+    assert ("again and again" in result.err) == (period is not None) and result.out.count("x") == 200
 
 
 # ---- At a terminal ---------------------------------------------------------------------------------------------------

@@ -334,7 +334,7 @@ def test_one_name_for_one_option_on_every_command():
             assert takes_value.setdefault(first, not option.is_flag) is not option.is_flag, f"{first} of {name}"
     assert long_of == {
         "-m": "--model", "-d": "--draft", "-c": "--n-ctx", "-t": "--n-threads", "-n": "--max-tokens",
-        "-o": "--output", "-f": "--file", "-s": "--setting", "-y": "--yes",
+        "-o": "--output", "-f": "--file", "-s": "--setting", "-y": "--yes", "-md": "--draft", "-ngl": "--n-gpu-layers",
     }  # fmt: skip
     assert not takes_value["--json"] and not takes_value["--force"]
 
@@ -526,3 +526,9 @@ def test_gpu_layers_without_a_gpu_are_told(run):
 def test_doctor_does_not_take_used_memory_for_free(run):
     cpus = [one for one in json.loads(run("doctor", "--json").out)["devices"] if one["kind"] == "CPU"]
     assert all(0 < one["memory_free"] < one["memory_total"] for one in cpus)
+
+
+def test_the_demo_compares_texts_and_speeds(run):
+    result = run("demo", TARGET, "-t", 1, "-n", 40, "--n-ctx", 1024)
+    assert result.code == 0 and "without drafts" in result.err and "with drafts" in result.err
+    assert result.out.rstrip().splitlines()[-1].startswith(("Both texts are the same", "The texts differ"))
