@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tarfile
@@ -57,3 +58,10 @@ def test_what_the_wheel_holds():
     metadata = importlib.metadata.metadata("pyfly-cpp")
     pinned = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     assert pinned in metadata.get_all("Requires-Dist"), "it fits the release it was compiled against alone"
+
+
+def test_hints_can_be_pasted_into_zsh():
+    """It takes brackets without quotes for a pattern."""
+    sources = [path for path in (ROOT / "pyfly_cpp").rglob("*.py") if path.is_file()]
+    bare = [path.name for path in sources if re.search(r"pip install [^'\"]*\w\[", path.read_text(encoding="utf-8"))]
+    assert not bare

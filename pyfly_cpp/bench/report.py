@@ -163,7 +163,7 @@ PARALLEL_NOTE = (
 def require_matplotlib() -> None:
     """Raises ValueError if matplotlib is not installed; to be called before hours are spent."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("plots need matplotlib; install it with `pip install pyfly-cpp[plot]`.")
+        raise ValueError("plots need matplotlib; install it with `pip install 'pyfly-cpp[plot]'`.")
 
 
 def plot(measured: Sequence[Measured], title: str) -> bytes:
