@@ -129,16 +129,21 @@ class Bar:
             BarColumn(bar_width=30),
             *(columns or [TextColumn("{task.fields[count]}")]),
         )
+        # Its own way to the terminal: while llama-cpp-python loads quietly, stderr leads nowhere.
+        self._file: TextIO | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def update(self, text: str, done: float, total: float | None, count: str = "") -> None:
         """Shows how far we are, beginning at the first call; with the total None, that something goes on."""
-        if not sys.stderr.isatty():
+        if self._progress is None and not sys.stderr.isatty():
             return
-        text = shown(text, sys.stderr)
+        text = text.translate(_VISIBLE)
         if self._progress is None:
-            self._progress = Progress(*self._columns, console=Console(stderr=True), transient=True)
+            with contextlib.suppress(OSError, ValueError):  # a stderr without a descriptor
+                self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, errors="replace")
+            console = Console(file=self._file, stderr=True)
+            self._progress = Progress(*self._columns, console=console, transient=True)
             self._task = self._progress.add_task(text, total=total, count=count)
             self._progress.start()
         assert self._task is not None
@@ -149,6 +154,9 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> Bar:
         return self

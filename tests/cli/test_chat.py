@@ -604,3 +604,12 @@ def test_typing_while_an_answer_comes(terminal):
     assert "/stats" not in t.seen[: t.at].split(QUESTION)[-1]
     t.wait_for("1 answer in this conversation")
     t.wait_for("TYPED")
+
+
+def test_what_a_start_waits_for_is_shown(terminal, monkeypatch):
+    """While the weights load, llama-cpp-python sends stderr nowhere."""
+    monkeypatch.setenv("PYFLY_COSTS", "1")
+    t = terminal("-d", str(DRAFT))
+    t.wait_for("loading tiny-llama-target")
+    t.wait_for("measuring")
+    t.wait_for(PROMPT)
