@@ -12,7 +12,7 @@ from typing import Any
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.bench.tune import Budget, Tuned, frontier
-from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names
+from pyfly_cpp.decoding import Decoding, short_names
 from pyfly_cpp.decoding.gates import THRESHOLDS
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
@@ -20,12 +20,12 @@ from pyfly_cpp.evaluation.report import interval, markdown_row, percent
 Cells = tuple[list[str], list[list[str]]]
 
 
-def speed_cells(summaries: Sequence[Summary]) -> Cells:
-    """Head and body of the table of speeds."""
+def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
+    """Head and body of the table of speeds. `chat`: the setting of chats."""
     head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose",
             "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
-    names = {name: f"{short} (as in chat)" if name == str(AS_IN_CHAT) else short for name, short in names.items()}
+    names = {name: f"{short} (as in chat)" if name == chat else short for name, short in names.items()}
     body = [
         [
             names[s.setting], interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain),
@@ -37,10 +37,10 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
     return head, body
 
 
-def verdict(summaries: Sequence[Summary]) -> str:
-    """Whether drafting pays here, in a sentence; empty where that was not measured."""
+def verdict(summaries: Sequence[Summary], chat: str) -> str:
+    """Whether drafts are worth it here, in a sentence; empty if that was not measured. `chat`: the setting of chats."""
     by_name = {s.setting: s for s in summaries}
-    governed = by_name.get(str(AS_IN_CHAT))
+    governed = by_name.get(chat)
     if governed is None or (gain := governed.speedup_plain) is None:
         return ""
     times = f"{interval(gain)} times as fast as without drafts"
@@ -128,10 +128,10 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     return head, body
 
 
-def tables(measured: Sequence[Measured], memory: Mapping[str, Memory]) -> list[Cells]:
+def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str = "") -> list[Cells]:
     """All tables of texts that ran alone."""
     summaries = summarise(measured)
-    out = [speed_cells(summaries), time_cells(summaries, memory)]
+    out = [speed_cells(summaries, chat), time_cells(summaries, memory)]
     if categories(measured):
         out.append(category_cells(measured))
     return out

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
-from pyfly_cpp.decoding import AS_IN_CHAT, EXACT, PLAIN, Decoding
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
 from pyfly_cpp.decoding.gates import Entropy, Gate, Margin, Stochastic
 from pyfly_cpp.decoding.windows import Window
@@ -221,14 +221,15 @@ def tune(
     if n_prompts < MIN_PROMPTS:
         raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
     candidates: dict[Decoding, Candidate] = {}
-    names = {_spelled_out(generator, setting): setting for setting in (PLAIN, AS_IN_CHAT, EXACT)}
+    governed = as_in_chat(sampling.temperature)
+    names = {_spelled_out(generator, setting): setting for setting in (PLAIN, governed, EXACT)}
 
     def once(settings: Sequence[Decoding]) -> list[Decoding]:
         """Each under the name it got first: two names of one setting would only measure the noise."""
         return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s.canonical()) for s in settings))
 
     def run(stage: str, settings: Sequence[Decoding]) -> None:
-        wanted = list(dict.fromkeys([EXACT, PLAIN, AS_IN_CHAT, *settings]))
+        wanted = list(dict.fromkeys([EXACT, PLAIN, governed, *settings]))
         n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
         report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
         measured = measure(generator, prompts, wanted, max_tokens, progress=report, sampling=sampling)

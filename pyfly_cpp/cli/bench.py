@@ -24,7 +24,7 @@ from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outpu
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names, written
+from pyfly_cpp.decoding import Decoding, as_in_chat, short_names, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.statistics import for_json
@@ -91,7 +91,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
-    chosen = choose_settings(models, settings, without_plain, [AS_IN_CHAT])
+    chosen = choose_settings(models, settings, without_plain, [as_in_chat(temperature)])
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     require_outputs((output, markdown_file), force, plot_file)
@@ -114,7 +114,7 @@ def command(
             measured = measure_parallel(session.generator, prompts, chosen, counts, *how)
         else:
             measured = measure(session.generator, prompts, chosen, *how)
-    found = _several(measured, counts, prompts) if counts else _alone(measured, memory)
+    found = _several(measured, counts, prompts) if counts else _alone(measured, memory, str(as_in_chat(temperature)))
     title = f"Speed of {models.model.name}"
     facts = [
         f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
@@ -208,14 +208,14 @@ class Found(NamedTuple):
     """What the JSON has besides."""
 
 
-def _alone(measured: list[Measured], memory: dict[str, Memory]) -> Found:
+def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str) -> Found:
     record = {
         "memory_mib": for_json(memory),
         "summaries": for_json(summarise(measured)),
         "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
-    verdict = report.verdict(summarise(measured))
-    return Found(report.tables(measured, memory), report.NOTE, verdict, [], {**record, "verdict": verdict})
+    verdict = report.verdict(summarise(measured), chat)
+    return Found(report.tables(measured, memory, chat), report.NOTE, verdict, [], {**record, "verdict": verdict})
 
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:

@@ -12,7 +12,7 @@ from pyfly_cpp.cli.headings import HeadedCommand, number
 from pyfly_cpp.cli.kinds import Int
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options, reading
 from pyfly_cpp.cli.terminal import Answer, note, write
-from pyfly_cpp.decoding import AS_IN_CHAT, PLAIN, Decoding
+from pyfly_cpp.decoding import PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -47,7 +47,7 @@ def command(models: Models, max_tokens: int) -> None:
         note(_PROMPT)
         _answer(llm, PLAIN, 8)  # warms up
         answers = []
-        for title, setting in (("without drafts", PLAIN), ("with drafts", AS_IN_CHAT)):
+        for title, setting in (("without drafts", PLAIN), ("with drafts", as_in_chat())):
             note(f"--- {title} ---")
             answers.append(_answer(llm, setting, max_tokens, is_shown=True))
             note(f"({answers[-1][1].summary()})")

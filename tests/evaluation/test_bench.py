@@ -205,10 +205,10 @@ def test_the_verdict(measured, times, words):
         for m, s in zip(timed(exact, 1.0), spread)
     ]
     rows = [*timed(plain, 1.0), *governed, *timed(exact, 0.8)]
-    sentence = report.verdict(summarise(rows))
+    sentence = report.verdict(summarise(rows), "exact adaptive")
     assert words in sentence and ("lossless setting exact is" in sentence) == (times < 1.25)
-    assert report.verdict(summarise([*governed, *timed(exact, 0.8)])) == "", "compared with nothing"
-    assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows)))
+    assert report.verdict(summarise([*governed, *timed(exact, 0.8)]), "exact adaptive") == "", "compared with nothing"
+    assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows), "exact adaptive"))
 
 
 def test_prompts_of_plain_text(tmp_path):
