@@ -24,6 +24,7 @@ LESS = {
     ("eval",): [*LOAD, "-n", 4, "--limit", 1],
     ("tune",): [*LOAD, "-n", 2],
     ("explain",): [*LOAD, "-n", 4],
+    ("demo",): ["-c", 1024, "-t", 1, "-n", 4],
     ("doctor",): [],
     ("models",): [],
     ("models", "list"): [],
