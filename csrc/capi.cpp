@@ -281,7 +281,8 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
                                        request->keep_rows != 0,
                                        request->resumable != 0,
                                        request->all_rows != 0,
-                                       batch->impl.draft_max(request->draft_max)};
+                                       batch->impl.draft_max(request->draft_max),
+                                       request->owner};
         batch->impl.begin(slot, std::move(config),
                           std::vector<int32_t>(request->history, request->history + request->n_history),
                           is_known ? std::nullopt : std::optional<size_t>(static_cast<size_t>(request->n_evaluated)),

@@ -215,7 +215,8 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
                                     &turns[i].free[d],
                                     gate.needs_draft_rows(),
                                     {},
-                                    is_changed_by_drafts(gate)});
+                                    is_changed_by_drafts(gate),
+                                    sequence.config().owner});
             }
         }
         ask(d, requests);
@@ -297,7 +298,8 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         t.n_asked = is_governed ? choices[i].k : 0;
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            gate.needs_draft_rows(), t.sequence.draw_draft(), is_changed_by_drafts(gate)});
+                            gate.needs_draft_rows(), t.sequence.draw_draft(), is_changed_by_drafts(gate),
+                            t.sequence.config().owner});
         asked.push_back(choices[i].k);
     }
     int64_t us = 0;
@@ -341,6 +343,7 @@ void Drafting::choose(Turns & turns) {
         d.draft.rows = std::move(d.proposal.rows);
         d.draft.drawn = std::move(d.proposal.drawn);
         d.text->proposal_class = d.proposal.proposal_class;
+        d.text->is_from_answers = d.proposal.is_from_answers;
         for (size_t i = 0; i < d.free.size(); i++) {
             d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());
         }
@@ -389,15 +392,17 @@ void Drafting::end_text(const Text & t, size_t n) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const std::vector<int32_t> given(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n));
     for (const BatchDrafter & d : drafters_) {
-        d.drafter->ended(given, t.n_prompt);
+        d.drafter->ended(given, t.n_prompt, t.sequence.config().owner);
     }
 }
 
 void Drafting::learn(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const Draft & draft = t.sequence.draft();
-    t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
-                     t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+    const size_t n_right =
+        t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
+                         t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+    t.sequence.stats().accepted_from_answers += t.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }
 
 } // namespace pyfly

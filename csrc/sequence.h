@@ -21,6 +21,7 @@ struct RequestConfig {
     bool resumable;                 // resume() may follow a round
     bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
     std::vector<int32_t> draft_max; // by drafter: most tokens it drafts in a round, 0: it is not asked
+    int32_t owner = 0;              // pyfly_request.owner
 };
 
 // The state between two rounds:

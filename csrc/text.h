@@ -34,6 +34,7 @@ struct Text {
     Outcomes outcomes = {};
     int32_t n_asked = 0; // how many tokens were asked of a drafter that is not free
     int32_t proposal_class = 0;
+    bool is_from_answers = false;
 
     int32_t slot() const { return sequence.memory().sequence(); }
     bool is_running() const { return sequence.is_active() && !is_waiting; }

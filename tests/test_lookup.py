@@ -38,11 +38,11 @@ def batch_of(n_slots, memory=1000, **settings):
             yield batch, drafter
 
 
-def answer(batch, slot, prompt, gate=None):
+def answer(batch, slot, prompt, gate=None, owner=0):
     """(the answer, in how many rounds) of one request."""
     gate = gate or Exact()
     text = batch.slots[slot]
-    text.begin(prompt, gate.nodes(), gate.window.config())
+    text.begin(prompt, gate.nodes(), gate.window.config(), owner=owner)
     n_rounds, out = 0, []
     while EOG not in out:
         (progress,) = batch.step()
@@ -93,6 +93,24 @@ def test_the_older_half_goes_when_the_memory_is_full():
             answer(batch, 0, [5, 6, n])
             assert len(drafter.answers) <= 60
         assert drafter.answers[-24:-21].tolist() == [5, 6, 49] and 30 not in drafter.answers
+
+
+def test_owners_do_not_look_in_answers_of_others():
+    with batch_of(1) as (batch, drafter):
+        assert answer(batch, 0, [5, 6, 7])[1] == answer(batch, 0, [5, 6, 7], owner=3)[1] == 21
+        remembered = len(drafter.answers)
+        assert answer(batch, 0, [5, 6, 7])[1] == answer(batch, 0, [5, 6, 7], owner=3)[1] < 6
+        assert len(drafter.answers) < 2 * remembered + 5  # those of owner 0
+        assert batch.slots[0].counters()["accepted_from_answers"] > 30
+
+
+def test_the_memory_is_bounded_for_all_owners_together():
+    with batch_of(1, memory=60) as (batch, drafter):
+        answer(batch, 0, [5, 6, 7])
+        for owner in range(1, 20):
+            answer(batch, 0, [5, 6, 7], owner=owner)  # room for two answers: the largest memory loses its older half
+        assert len(drafter.answers) < 24
+        assert answer(batch, 0, [5, 6, 7], owner=19)[1] < 21
 
 
 def test_what_the_caller_was_not_given_is_not_remembered():

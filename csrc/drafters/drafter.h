@@ -23,6 +23,8 @@ struct Proposal {
 
     // 0..7: proposals of one class are about equally likely to be right. The governor keeps acceptance by class.
     int32_t proposal_class = 0;
+
+    bool is_from_answers = false; // found in an earlier answer
 };
 
 // Asks for a proposal of at most n_max tokens to follow `history` (not empty).
@@ -38,6 +40,7 @@ struct DraftRequest {
     DrawDraft draw = {};
 
     bool is_independent = false; // its gate lets drafts change the text, and other texts must not
+    int32_t owner = 0;           // pyfly_request.owner
 };
 
 // A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
@@ -89,8 +92,10 @@ class Drafter {
     }
 
     // A text has ended, of which the caller was given all of `history`: the answer is what follows its first n_prompt
-    // tokens.
-    virtual void ended(const std::vector<int32_t> & history, size_t n_prompt) { (void) history, (void) n_prompt; }
+    // tokens. owner: pyfly_request.owner.
+    virtual void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {
+        (void) history, (void) n_prompt, (void) owner;
+    }
 
     // Answers all requests, of different texts, together. On an Error no request is answered.
     virtual void propose(const std::vector<DraftRequest> & requests) = 0;

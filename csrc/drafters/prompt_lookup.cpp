@@ -33,8 +33,7 @@ const PromptLookup::Config & required(const PromptLookup::Config & config) {
 
 PromptLookup::PromptLookup(const Config & config, const Vocabulary * vocabulary, const std::vector<int32_t> & texts,
                            const std::vector<int32_t> & answers)
-    : config_(required(config)), vocabulary_(vocabulary), answers_(config.max_ngram, config.min_ngram),
-      named_(config.max_ngram, config.min_ngram) {
+    : config_(required(config)), vocabulary_(vocabulary), named_(config.max_ngram, config.min_ngram) {
     for (const std::vector<int32_t> * all : {&texts, &answers}) {
         if (all->size() > PYFLY_MAX_LOOKUP) {
             throw Error(PYFLY_STATUS_INVALID, "prompt lookup looks in at most " + std::to_string(PYFLY_MAX_LOOKUP) +
@@ -50,7 +49,12 @@ PromptLookup::PromptLookup(const Config & config, const Vocabulary * vocabulary,
     for (const int32_t token : texts) {
         named_.append(token);
     }
-    remember(answers.data(), answers.size());
+    answers_of(0);
+    remember(answers.data(), answers.size(), 0);
+}
+
+NgramIndex & PromptLookup::answers_of(int32_t owner) {
+    return answers_.try_emplace(owner, config_.max_ngram, config_.min_ngram).first->second;
 }
 
 // The index of a text, brought up to date.
@@ -79,8 +83,9 @@ void PromptLookup::propose(const DraftRequest & request) {
     NgramIndex::Match match =
         index->find(history.data(), history.size(), static_cast<pyfly_lookup_match>(config_.match));
     int32_t proposal_class = std::min(match.n, 4) - 1;
-    for (const NgramIndex * other : {&answers_, &named_}) {
-        if (other == &answers_ && request.is_independent) {
+    const NgramIndex & answers = answers_of(request.owner);
+    for (const NgramIndex * other : {&answers, static_cast<const NgramIndex *>(&named_)}) {
+        if (other == &answers && request.is_independent) {
             continue;
         }
         const NgramIndex::Match found = other->find(history.data(), history.size());
@@ -98,6 +103,7 @@ void PromptLookup::propose(const DraftRequest & request) {
         std::min({index->tokens().end() - first, std::ptrdiff_t{request.n_max}, std::ptrdiff_t{config_.num_pred}});
     request.out->tokens.assign(first, std::find(first, first + n_most, NgramIndex::separator));
     request.out->proposal_class = proposal_class;
+    request.out->is_from_answers = index == &answers;
 }
 
 void PromptLookup::propose(const std::vector<DraftRequest> & requests) {
@@ -106,29 +112,38 @@ void PromptLookup::propose(const std::vector<DraftRequest> & requests) {
     }
 }
 
-void PromptLookup::ended(const std::vector<int32_t> & history, size_t n_prompt) {
+void PromptLookup::ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {
     if (n_prompt < history.size()) {
         const size_t begin = n_prompt - std::min(n_prompt, static_cast<size_t>(config_.max_ngram));
-        remember(history.data() + begin, history.size() - begin);
+        remember(history.data() + begin, history.size() - begin, owner);
     }
 }
 
 // A separator stands in the place of a control token, and at the end. Of more than the memory holds, the end is kept.
-void PromptLookup::remember(const int32_t * tokens, size_t n) {
+void PromptLookup::remember(const int32_t * tokens, size_t n, int32_t owner) {
     const size_t n_kept = std::min(n + 1, config_.n_memory);
-    const size_t n_held = answers_.tokens().size();
     if (n_kept < 2) {
         return;
     }
-    if (n_held + n_kept > config_.n_memory) {
-        answers_.remove_first(std::max(n_held + n_kept - config_.n_memory, n_held / 2));
+    const auto n_held = [](const auto & one) { return one.second.tokens().size(); };
+    size_t n_all = n_kept;
+    for (const auto & one : answers_) {
+        n_all += n_held(one);
     }
+    while (n_all > config_.n_memory) {
+        auto & largest = *std::max_element(answers_.begin(), answers_.end(),
+                                           [&](const auto & a, const auto & b) { return n_held(a) < n_held(b); });
+        const size_t n_removed = std::min(n_held(largest), std::max(n_all - config_.n_memory, n_held(largest) / 2));
+        largest.second.remove_first(n_removed);
+        n_all -= n_removed;
+    }
+    NgramIndex & answers = answers_of(owner);
     for (size_t i = n + 1 - n_kept; i < n; i++) {
         const bool is_control = vocabulary_ != nullptr && tokens[i] >= 0 && vocabulary_->is_protected(tokens[i]);
-        answers_.append(is_control ? NgramIndex::separator : tokens[i]);
+        answers.append(is_control ? NgramIndex::separator : tokens[i]);
     }
-    if (answers_.tokens().back() != NgramIndex::separator) {
-        answers_.append(NgramIndex::separator);
+    if (answers.tokens().back() != NgramIndex::separator) {
+        answers.append(NgramIndex::separator);
     }
 }
 

@@ -3,6 +3,8 @@
 // Saxena 2023, "Prompt Lookup Decoding"; the "earliest" rule is that of the FLy reference code.
 #pragma once
 
+#include <map>
+
 #include "drafter.h"
 #include "ngram_index.h"
 #include "pyfly.h"
@@ -15,8 +17,9 @@ namespace pyfly {
 //
 //   a text has ended              its answer and the last tokens before it are remembered, as far as the caller was
 //                                 given them: nothing that was rolled back, or only drafted. Control tokens
-//                                 (Vocabulary) are left out, and nothing is proposed across one. When n_memory tokens
-//                                 do not hold it, the older half of what is remembered goes.
+//                                 (Vocabulary) are left out, and nothing is proposed across one. Each owner has a
+//                                 memory, in which texts of others do not look. When n_memory tokens do not hold all
+//                                 of them, the older half of the largest goes.
 //   a text must not depend on     it looks in itself and in the named texts alone
 //   others (DraftRequest)
 //   several have an occurrence    the longest counts; among equals the text's own, then that of an answer
@@ -35,21 +38,23 @@ class PromptLookup : public Drafter {
     // Classes go by where an occurrence is, in the text (0..3) or elsewhere (4..7), and by its length: the longer, the
     // surer.
     void propose(const std::vector<DraftRequest> & requests) override;
-    void ended(const std::vector<int32_t> & history, size_t n_prompt) override;
+    void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) override;
     bool is_free() const override { return true; }
 
-    // The answers that are remembered, the oldest first, each with a separator behind it.
-    const std::vector<int32_t> & answers() const { return answers_.tokens(); }
+    // The answers of owner 0 that are remembered, the oldest first, each with a separator behind it.
+    const std::vector<int32_t> & answers() const { return answers_.at(0).tokens(); }
 
   private:
     void propose(const DraftRequest & request);
     NgramIndex & follow(int32_t text, const std::vector<int32_t> & history);
-    void remember(const int32_t * tokens, size_t n);
+    void remember(const int32_t * tokens, size_t n, int32_t owner);
+    NgramIndex & answers_of(int32_t owner);
 
     Config config_;
     const Vocabulary * vocabulary_;
-    std::vector<NgramIndex> texts_; // as far as they were shown
-    NgramIndex answers_, named_;
+    std::vector<NgramIndex> texts_;         // as far as they were shown
+    std::map<int32_t, NgramIndex> answers_; // by owner
+    NgramIndex named_;
 };
 
 } // namespace pyfly

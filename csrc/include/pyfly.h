@@ -412,8 +412,8 @@ pyfly_status pyfly_drafter_lookup_new(const pyfly_target * target, const pyfly_l
                                       const int32_t * texts, size_t n_texts, const int32_t * answers, size_t n_answers,
                                       pyfly_drafter ** out, pyfly_error * error);
 
-/* The answers that such a drafter remembers, the oldest first: at most `capacity` of their tokens to out, and in *n_out
- * how many there are. INVALID for other drafters. */
+/* The answers of owner 0 that such a drafter remembers, the oldest first: at most `capacity` of their tokens to out,
+ * and in *n_out how many there are. INVALID for other drafters. */
 pyfly_status pyfly_drafter_lookup_answers(const pyfly_drafter * drafter, int32_t * out, size_t capacity, size_t * n_out,
                                           pyfly_error * error);
 
@@ -508,6 +508,7 @@ typedef struct pyfly_stats {
     int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
+    int64_t accepted_from_answers;           /* right drafts that prompt lookup found in earlier answers */
     int64_t committed_in[PYFLY_N_REGIONS];   /* committed tokens by region, where the gate looks at regions */
     int64_t loose_in[PYFLY_N_REGIONS];       /* of these: loose accepts */
     double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
@@ -595,6 +596,7 @@ typedef struct pyfly_request {
     int32_t resumable;         /* 1: pyfly_batch_resume may follow a round; costs a copy of the sampler for each token
                                   but the last of a round */
     int32_t all_rows;          /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
+    int32_t owner;             /* whose it is: prompt lookup searches earlier answers of the same owner only */
 } pyfly_request;
 
 /* A text begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory could

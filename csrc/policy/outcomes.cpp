@@ -12,11 +12,11 @@ void Outcomes::follow(int32_t drafter, Proposal proposal, size_t position) {
     }
 }
 
-void Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
-                     const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
-                     const std::vector<int32_t> & history, bool is_end) {
+size_t Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
+                       const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
+                       const std::vector<int32_t> & history, bool is_end) {
+    size_t n_accepted = 0;
     if (drafter >= 0) {
-        size_t n_accepted = 0;
         while (n_accepted < tokens.size() && n_before + n_accepted < history.size() &&
                history[n_before + n_accepted] == tokens[n_accepted]) {
             n_accepted++;
@@ -44,6 +44,7 @@ void Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t pro
                                   static_cast<int32_t>(proposed.size()), static_cast<int32_t>(n_right));
         shadows_.erase(shadows_.begin() + static_cast<std::ptrdiff_t>(i));
     }
+    return n_accepted;
 }
 
 } // namespace pyfly

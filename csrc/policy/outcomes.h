@@ -18,10 +18,11 @@ class Outcomes {
     void follow(int32_t drafter, Proposal proposal, size_t position);
 
     // A round that had drafted `tokens` with `drafter` (-1: none) behind the first n_before tokens of the text is over.
-    // n_asked: how many tokens were asked of a drafter that is not free; is_end: the text has ended.
-    void learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
-               const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
-               const std::vector<int32_t> & history, bool is_end);
+    // n_asked: how many tokens were asked of a drafter that is not free; is_end: the text has ended. Returns how many
+    // of `tokens` were right.
+    size_t learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
+                 const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
+                 const std::vector<int32_t> & history, bool is_end);
 
   private:
     struct Shadow {

@@ -198,13 +198,14 @@ class Slot:
         keep_rows: bool = False,
         resumable: bool = False,
         all_rows: bool = False,
+        owner: int = 0,
     ) -> None:
         """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
         knows of). `window`: one, or one for a mismatch in each region. `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
-        each drafter, or None for those of the batch. An error leaves the text as it was that ran before, unless the
-        target's memory could not be cut."""
+        each drafter, or None for those of the batch. `owner`: whose it is, for prompt lookup. An error leaves the text
+        as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
         windows: Any = [window] * lib.PYFLY_N_REGIONS if isinstance(window[0], int) else window
@@ -226,6 +227,7 @@ class Slot:
                 "keep_rows": int(keep_rows),
                 "resumable": int(resumable),
                 "all_rows": int(all_rows),
+                "owner": owner,
             },
         )
         check(lib.pyfly_batch_begin, self._pointer, self.number, request)

@@ -12,7 +12,7 @@ _FIELDS = ffi.typeof("pyfly_stats").fields
 _NAMES = (
     "rounds", "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
     "rejected_gate", "rejected_window", "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back",
-    "window_fallbacks", "prefilled", "replayed", "checkpoints",
+    "window_fallbacks", "prefilled", "replayed", "checkpoints", "accepted_from_answers",
 )  # fmt: skip
 
 _PARTS = ("prefill", "catch_up", "draft", "verify", "gate")

@@ -64,7 +64,7 @@ class LookupDrafter(Drafter):
 
     @property
     def answers(self) -> TokenArray:
-        """The tokens [n] that are remembered, the oldest answer first, -1 behind each."""
+        """The tokens [n] of owner 0 that are remembered, the oldest answer first, -1 behind each."""
         n_out = ffi.new("size_t *")
         out = np.zeros(0, dtype=np.int32)
         for _ in range(2):

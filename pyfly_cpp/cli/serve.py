@@ -14,6 +14,7 @@ from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, Real
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
 
@@ -95,6 +96,9 @@ def command(
         n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
         batch, _ = options.load(FlyBatch, n_parallel)
         with batch:
+            lookups = [part for part in require_drafters(batch.llama.drafter) if isinstance(part, PromptLookup)]
+            if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
+                raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
             settings = Settings(
                 name=alias or options.models.model.stem, host=host, keys=keys,

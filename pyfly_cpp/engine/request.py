@@ -68,6 +68,8 @@ class Request:
         self.output = output
         self.processors = Processors(lambda: self.slot.history(), logits_processor) if logits_processor else None
         self.sampling = sampling
+        self.owner = 0
+        """Whose it is: prompt lookup searches earlier answers of the same owner only."""
         self.trace = False
         """Whether each token has a record."""
         self.records: list[Record] = []
@@ -140,7 +142,7 @@ class Request:
             self.history, gate.nodes(), [window.config() for window in gate.windows(decoding.window)], sampler=sampler,
             take_failure=None if self.processors is None else self.processors.take_failure, n_room=n_room,
             n_evaluated=n_evaluated if self._n_prompt_logprobs is None else 0, draft_max=draft_max, trace=self.trace,
-            keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows,
+            keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,
         )  # fmt: skip
         self.slot, self.begun = slot, time.perf_counter()
         self._n_prompt = len(self.history)

@@ -108,6 +108,8 @@ class Stats:
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
     """Committed drafts by the drafter that proposed them."""
+    accepted_from_answers: int = 0
+    """Right drafts that prompt lookup found in earlier answers."""
     committed_by_region: tuple[tuple[str, int], ...] = ()
     """Committed tokens by region of the answer, if the gate follows that (`Regions`)."""
     loose_by_region: tuple[tuple[str, int], ...] = ()

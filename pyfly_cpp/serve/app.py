@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,7 +26,7 @@ from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import read_decoding, written
 from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
-from pyfly_cpp.serve.security import App, guarded, refuse
+from pyfly_cpp.serve.security import OWNER, App, guarded, refuse
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, while_there
 
@@ -129,6 +130,7 @@ class _Answers(_Checked):
         if service.log.wants_texts:
             more["request"] = body
         answer = await asyncio.to_thread(self._understand, body, decoding)
+        answer.orders = [replace(order, owner=scope.get(OWNER, 0)) for order in answer.orders]
         texts = [""] * len(answer.orders)
         try:
             if answer.stream:

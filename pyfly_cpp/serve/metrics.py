@@ -65,6 +65,8 @@ class _OfBatch(Collector):
             tokens.add_metric([origin], n)
         yield tokens
         yield CounterMetricFamily("pyfly_drafted_tokens", "Tokens that were proposed.", stats.drafted)
+        text = "Proposed tokens that prompt lookup found in earlier answers, and that were right."
+        yield CounterMetricFamily("pyfly_accepted_from_answers", text, stats.accepted_from_answers)
         yield CounterMetricFamily("pyfly_rounds", "Rounds that were verified.", stats.rounds)
         text = "Tokens of prompts that were evaluated, and not known already."
         yield CounterMetricFamily("pyfly_prefilled_tokens", text, stats.prefilled)

@@ -148,4 +148,5 @@ class Model:
             logits_processor=LogitsProcessorList([bias_processor(order.logit_bias)]) if order.logit_bias else None,
             sampling=sampling,
         )
+        request.owner = order.owner
         return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records)

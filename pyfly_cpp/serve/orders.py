@@ -48,6 +48,8 @@ class Order:
     records: bool = False
     """Whether it is to be told how each token came."""
     decoding: Decoding = EXACT
+    owner: int = 0
+    """Whose it is: the number of the API key."""
 
     @property
     def shapes_rows(self) -> bool:

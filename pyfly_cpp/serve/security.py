@@ -22,6 +22,9 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 _HOST = re.compile(r"(?:\[([^][]*)\]|([^][:]*))(?::[0-9]*)?")
 
+OWNER = "pyfly.owner"
+"""In a request's scope: the number of its key, from 0."""
+
 OPEN_PATHS = ("/", "/health")
 """Paths that need no key, like all below `/page/`."""
 
@@ -116,18 +119,22 @@ class _Keys:
             headers = Headers(scope=scope)
             kind, _, key = headers.get("authorization", "").partition(" ")
             given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-            if not self._is_known(given.encode("latin-1")):  # the bytes as they came
+            owner = self._find(given.encode("latin-1"))  # the bytes as they came
+            if owner is None:
                 what = "is wrong" if given else "is missing; send it as `Authorization: Bearer KEY`"
                 challenge = {"WWW-Authenticate": "Bearer"}
                 error = ApiError(401, f"the API key {what}.", code="invalid_api_key", headers=challenge)
                 await refuse(error, scope, receive, send)
                 return
+            scope[OWNER] = owner
         await self._app(scope, receive, send)
 
-    def _is_known(self, given: bytes) -> bool:
+    def _find(self, given: bytes) -> int | None:
+        """The number of a key; None if it is none."""
         digest = hashlib.sha256(given).digest()
         # All of them are compared, each in constant time.
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        found = [hmac.compare_digest(digest, known) for known in self._digests]
+        return found.index(True) if any(found) else None
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Any, send: Any) -> None:

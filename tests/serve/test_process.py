@@ -148,6 +148,9 @@ def test_other_machines_need_a_key(tiny_target, tmp_path, start):
     keys.write_text("\n")
     code, error = failing("-m", tiny_target, "--host", "0.0.0.0", "--api-key-file", str(keys))
     assert code == 1 and "has no key" in error
+    shared = ("--drafter", "lookup", "--lookup-memory", str(tmp_path / "answers.bin"))
+    code, error = failing("-m", tiny_target, "--api-key", "one", "--api-key", "other", *shared)
+    assert code == 1 and "--lookup-memory" in error
     keys.write_bytes(b"\xef\xbb\xbffrom-the-file\r\nin-latin-1-\xe4\n")
     options = ("--host", "0.0.0.0", "--api-key-file", str(keys), "--api-key", " spaced ")
     _, url = start(*options, env={**os.environ, "PYFLY_API_KEY": "from-there\n"})

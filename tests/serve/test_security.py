@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from serving import running
+from serving import EXACT, running
+
+from pyfly_cpp import FlyBatch, PromptLookup
 
 BODY = {"prompt": "Hi", "max_tokens": 1}
 
@@ -73,6 +75,19 @@ def test_web_pages_elsewhere(server, guarded):
     before = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST",
               "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
     assert guarded.http.options("/v1/completions", headers=before).status_code == 200
+
+
+def test_each_key_has_a_lookup_memory(tiny_target_f32):
+    def ask(key):
+        body = {"prompt": "Natalia sold clips to", "max_tokens": 40, "temperature": 0}
+        one.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).raise_for_status()
+        text = one.http.get("/metrics", headers={"Authorization": f"Bearer {key}"}).text
+        return float(text.split("\npyfly_accepted_from_answers_total ")[1].split()[0])
+
+    batch = FlyBatch(tiny_target_f32, 2, drafter=PromptLookup(), adaptive=False, **EXACT)
+    with batch, running(batch, keys=("one", "other")) as one:
+        assert ask("one") == ask("other") == 0  # the other's answer is not found
+        assert ask("one") > 20
 
 
 def test_the_page(server, guarded):
