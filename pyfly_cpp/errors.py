@@ -47,6 +47,6 @@ def counted(n: int, one: str, many: str = "") -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """` Did you mean 'this'?`, the end of a message about a name that is not known; empty where none is near."""
+    """` Did you mean 'this'?`, the end of a message about a name that is not known; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -160,11 +160,11 @@ def test_the_command(target, short, run, monkeypatch):
     code, out, err = run("models", "draft", target, "--types", "q4_0", "--yes", "-t", 1)
     assert code == 0, err
     assert f"pyfly-cpp chat -m {target} -d {target.with_name('target.draft-q4_0.gguf')}" in out
-    assert "Up to 3.4 MB in" in err and "quantised already" not in err
+    assert "Up to 3.4 MB in" in err and "already quantised" not in err
     draft = target.with_name("target.draft-q4_0.gguf")
     code, out, err = run("models", "draft", draft, "--types", "q2_k", "--yes", "-t", 1, "--json", "--from", target)
     assert code == 0, err
-    assert json.loads(out)["best"] == "q2_k" and "quantised already" not in err
+    assert json.loads(out)["best"] == "q2_k" and "already quantised" not in err
     code, _, err = run("models", "draft", draft, "--types", "q4_k_m", "--yes", "-t", 1)
     assert code == 1 and "is as small as q4_k_m" in err
 
@@ -182,4 +182,4 @@ def test_a_target_that_is_quantised_already(target, tmp_path, run):
     assert plan_draft(tmp_path / "q8.gguf").is_quantised
     assert not plan_draft(tmp_path / "q8.gguf", source=target).is_quantised
     code, _, err = run("models", "draft", tmp_path / "q8.gguf")
-    assert code == 2 and "quantised already: a draft of it has the errors of both types" in err
+    assert code == 2 and "already quantised: a draft made from it loses quality twice" in err

@@ -52,7 +52,7 @@ class Costs(NamedTuple):
     drafts: tuple[tuple[int, int, int, float], ...]
     """(drafter, texts, tokens for each, microseconds) of drafts."""
     catch_up: tuple[float, ...]
-    """Microseconds of evaluating one token that a drafter has missed; 0 where not known, or free."""
+    """Microseconds of evaluating one token that a drafter has missed; 0 if not known, or free."""
 
 
 class Progress(NamedTuple):
@@ -122,7 +122,7 @@ class Batch(Handle):
         return self.slots[slot] if slot >= 0 else None
 
     def step(self) -> list[Progress]:
-        """Every running text goes on with a chunk of its prompt or with a round; ValueError where none runs."""
+        """Every running text goes on with a chunk of its prompt or with a round; ValueError if none runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
             Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))

@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
     Must be closed before its target is.
 
     Args:
-        model_path: None where the model is in the target's file.
+        model_path: None if the model is in the target's file.
         more: What the constructor takes after the config.
         devices: Addresses (integers) of the ggml_backend_devs for the model; None: see `pyfly_draft_model_config`.
         settings: Further fields of the config, integers.

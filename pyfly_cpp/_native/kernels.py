@@ -25,7 +25,7 @@ def kernels_isa() -> str:
 
 
 def kernel_types() -> list[int]:
-    """The `ggml_type`s that there are products for, rising; empty where there is no instruction set for them."""
+    """The `ggml_type`s that there are products for, rising; empty if there is no instruction set for them."""
     bits = lib.pyfly_kernels_types()
     return [n for n in range(64) if bits >> n & 1]
 

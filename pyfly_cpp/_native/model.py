@@ -147,7 +147,7 @@ class LlamaTarget(Target):
         return int(lib.pyfly_target_vocabulary(self.pointer))
 
     def threads(self) -> tuple[int, int, int, int] | None:
-        """How the threads stand: (number, most, changes, trials); None where their number is fixed."""
+        """How the threads stand: (number, most, changes, trials); None if their number is fixed."""
         out = ffi.new("pyfly_threads *")
         lib.pyfly_target_threads(self.pointer, out)
         return (out.n, out.n_max, out.n_changes, out.n_trials) if out.n > 0 else None
@@ -183,7 +183,7 @@ class ScriptedTarget(Target):
             n_vocab: Tokens.
             n_ctx: Positions of one sequence.
             n_batch: Most tokens in one evaluation.
-            n_sequences: Texts at once.
+            n_sequences: Texts at a time.
             n_cells: Positions of all sequences together; None: n_ctx each.
             pieces: The texts of the tokens, without NUL; None: they have none.
             recurrent: Snapshots behind the last token, and whether there are checkpoints, of a recurrent memory.

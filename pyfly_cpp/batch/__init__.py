@@ -1,1 +1,1 @@
-"""Many requests at once on one model."""
+"""Many requests at a time on one model."""

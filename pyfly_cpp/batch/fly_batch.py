@@ -214,7 +214,7 @@ class FlyBatch:
         Args:
             prompts: As in `submit`.
             on_progress: Called in this thread with (finished, all) requests whenever one has finished.
-            return_exceptions: Put a request's exception in place of its result. False: the first failure is raised, and
+            return_exceptions: Put a request's exception instead of its result. False: the first failure is raised, and
                 the other requests are cancelled, as by Ctrl-C and by an exception of on_progress.
             **request: As in `submit`, for all of them.
         """
@@ -323,7 +323,7 @@ def _understood(prompt: Prompt) -> tuple[bool, Any]:
         return False, [operator.index(part) for part in parts]  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
-            f"a prompt is a text, a list of token ids or the list of messages of a chat, not {prompt!r}."
+            f"a prompt is a string, a list of token ids or the list of messages of a chat, not {prompt!r}."
         ) from None
 
 

@@ -88,7 +88,7 @@ class Memory:
 
 
 def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> dict[str, Memory]:
-    """The memory of each setting by its name; empty where the system does not tell. One drafter is loaded at a time.
+    """The memory of each setting by its name; empty if the system does not tell. One drafter is loaded at a time.
 
     It is this process's: what a GPU holds is not in it, and of what was freed before, a few MiB may still be.
     """

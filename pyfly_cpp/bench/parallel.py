@@ -1,4 +1,4 @@
-"""Measures how much many texts at once get out of a model, and how long each of them waits.
+"""Measures how much many texts at a time get out of a model, and how long each of them waits.
 
 So many texts run all the time: when a block of prompts has no more for the places that become free, some of its prompts
 run again there, uncounted. What throughput is: evaluation/parallel.py.
@@ -23,16 +23,16 @@ from pyfly_cpp.evaluation.parallel import Order, ParallelGenerator
 from pyfly_cpp.evaluation.statistics import Interval, for_json, speedup
 
 _BLOCK = 2
-"""Prompts in a block, for each of the most texts at once, at least: so often does a place become free."""
+"""Prompts in a block, for each of the most texts at a time, at least: so often does a place become free."""
 
 _WARM_UP = 16  # tokens
 
 
 def require_enough(prompts: Sequence[BenchPrompt], counts: Sequence[int]) -> None:
-    """Raises ValueError if there are fewer prompts than texts at once: they would share their prompts."""
+    """Raises ValueError if there are fewer prompts than texts at a time: they would share their prompts."""
     if len(prompts) < max(counts):
         raise ValueError(
-            f"{max(counts)} texts at once need as many prompts, and there are {len(prompts)}; give more, or lower "
+            f"{max(counts)} requests at a time need as many prompts, and there are {len(prompts)}; give more, or lower "
             "--parallel."
         )
 
@@ -49,11 +49,11 @@ def measure_parallel(
     keep: Callable[[Measured], None] | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> list[Measured]:
-    """Runs every setting with every number of texts at once on the same prompts (of conversations, the first turn).
+    """Runs every setting with every number of texts at a time on the same prompts (of conversations, the first turn).
     They take turns on blocks of prompts, and another one begins each time; each evaluates its prompts anew.
 
     Args:
-        counts: Texts at once, 1..generator.n_parallel.
+        counts: Texts at a time, 1..generator.n_parallel.
         known, keep, sampling: As of `measure`; a block of prompts is known as a whole or measured again.
 
     Raises:
@@ -102,20 +102,20 @@ def measure_parallel(
 
 @dataclass(frozen=True)
 class Load:
-    """One setting with so many texts at once."""
+    """One setting with so many texts at a time."""
 
     n_parallel: int
     summary: Summary
     """tokens_per_second is that of all texts together; what it is compared with ran as many."""
     times_fewest: Interval | None
-    """Over the throughput of the same setting with the fewest texts at once."""
+    """Over the throughput of the same setting with the fewest texts at a time."""
     prompt_tokens_per_second: float
     """Prompt tokens evaluated over the batch's seconds for them; NaN if there were none."""
     first_token: tuple[float, float]
     """Seconds from the beginning of a request, which did not wait for a place, to its first token: p50, p95."""
     between_tokens: tuple[float, float]
     """Seconds between what a reader gets and what he gets next, of one text: p50, p95. Tokens of one round come
-    together and are one. NaN where no text had two rounds."""
+    together and are one. NaN if no text had two rounds."""
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

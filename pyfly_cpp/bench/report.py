@@ -147,7 +147,7 @@ def page(title: str, facts: Sequence[str], tables: Sequence[Cells], note: str) -
 
 NOTE = (
     "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
-    "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they say nothing about other machines, "
+    "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they do not hold for other machines, "
     "models or prompts."
 )
 

@@ -1,7 +1,7 @@
 """A draft of a model made of itself: requantised, the type chosen by measuring on this machine.
 
 Which type is the fastest draft cannot be told from its size: kernels differ, and so does how well a type drafts. So
-each candidate is made, drafts for the target on a few bundled prompts, and is timed beside it:
+each candidate is made, drafts for the target on a few bundled prompts, and is timed next to it:
 
     speed(k) = (1 + A(1) + ... + A(k)) / (C(k + 1) + D(k)),    plain: 1 / C(1)
 
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
     n_bytes: int
     """Most that lies on the disk meanwhile, about: the best candidate so far, and the next one."""
     output: Path | None
-    """What the draft will be called; None: beside the target, by its type."""
+    """What the draft will be called; None: next to the target, by its type."""
     is_quantised: bool
     """Whether the source is quantised already: the draft then has the errors of both types."""
 
@@ -127,7 +127,7 @@ class Found(NamedTuple):
     trials: tuple[Trial, ...]
     best: Trial
     path: Path | None
-    """The draft; None where it does not pay, and so was not kept."""
+    """The draft; None if it does not pay, and so was not kept."""
 
 
 def plan_draft(
@@ -142,7 +142,7 @@ def plan_draft(
     Args:
         target: The model to draft for.
         source: The same model, less quantised; None: the target.
-        output: The draft to write; None: beside the target.
+        output: The draft to write; None: next to the target.
         kinds: Names of `KINDS`.
         force: Overwrite it.
 
@@ -263,7 +263,7 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
 def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
     """What candidates are worth, from how often they were right and what batches and drafts cost. The target is the
     same beside all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
-    the target down then slowed the draft beside it down, too."""
+    the target down then slowed the draft next to it down, too."""
     target_us: dict[int, float] = {}
     for one in measured.values():
         for n, us in one.costs.rows:

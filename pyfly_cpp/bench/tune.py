@@ -96,7 +96,7 @@ class Tuned:
     fastest: Candidate
     """The fastest of the search within the budget: the choice, unless it is lossy and was not surely faster afresh."""
     over_lossless: Interval | None
-    """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None where it is lossless itself."""
+    """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
     candidates: tuple[Candidate, ...]
     """All that were measured, in order."""
     confirmation: tuple[Measured, ...]

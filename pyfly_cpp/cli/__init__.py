@@ -34,7 +34,7 @@ _COMMANDS = {
 
 
 _MAX_CHARS = 1000
-"""Of an error."""
+"""The longest error that is shown."""
 
 
 class _Commands(click.Group):

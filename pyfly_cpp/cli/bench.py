@@ -41,28 +41,27 @@ Example:
 {written("adaptive (the governor, as in chat), ")}
 
 Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
-format); without --prompts, twelve
-that come with it. With a --temperature, every prompt of every pass has a seed of its own, from --seed on, the same for
-all settings. What is measured is kept as it comes: if it is interrupted, the same command (without --force) goes
-on where it stopped. Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs
-first: a single busy one makes every number wrong."""
+format); by default, twelve built-in ones. With a --temperature, each prompt of each pass has its own seed, from --seed
+on, the same for all settings. Each measurement is saved immediately: run the same command (without --force) to resume.
+Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs first: a single busy one
+makes every number wrong."""
 
 
 _OPTIONS = [
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to measure; can be repeated."),
-    click.option("--without-plain", is_flag=True, help="Leave plain decoding out."),
+    click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
-                 help="Prompts, JSONL.  [default: twelve that come with it]"),
+                 help="Prompts, JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
     number("--repeats", kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
-           "that many texts at once, each of --n-ctx tokens, instead of one alone."),
+           "that many requests at a time, each of --n-ctx tokens, instead of one alone."),
     click.option("-o", "--output", metavar="FILE",
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
-    click.option("--json", "as_json", is_flag=True, help="Print that, in place of the tables."),
+    click.option("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
     click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables."),
     click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
     click.option("--force", is_flag=True, help="Overwrite files that exist, and start over."),
@@ -90,14 +89,14 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
+    if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
     chosen = choose_settings(models, settings, without_plain, [as_in_chat(temperature)])
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     require_outputs((output, markdown_file), force, plot_file)
     if counts:
         if plot_file:
-            raise ValueError("--plot shows one text alone; leave out --plot or --parallel.")
+            raise ValueError("--plot shows one request alone; leave out --plot or --parallel.")
         require_enough(prompts, counts)
     session = open_session(models, chosen, counts[-1] if counts else None)
     sampling = Sampling(temperature, seed)
@@ -168,7 +167,7 @@ def _open_journal(
     except (OSError, RuntimeError) as error:
         note(f"(what is measured is not kept: {describe(error)})")
         return None
-    note(f"kept in {kept} until it is done; interrupted, the same command goes on")
+    note(f"Progress is saved in {kept}; run the same command to resume.")
     if journal.restore(prompts):
         note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
     return journal
@@ -220,7 +219,7 @@ def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str) -> Fo
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:
     loads = summarise_loads(measured)
-    facts = [f"{', '.join(map(str, counts))} texts at once, in a context for {counts[-1]}"]
+    facts = [f"{', '.join(map(str, counts))} requests at a time, in a context for {counts[-1]}"]
     if any(len(prompt.turns) > 1 for prompt in prompts):
         facts.append("of conversations, the first turn")
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]

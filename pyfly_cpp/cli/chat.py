@@ -44,7 +44,7 @@ _MOST_BYTES = 64
 
 HELP = {
     "/help": "this list",
-    "/regenerate": "answer the last message once more",
+    "/regenerate": "regenerate the last answer",
     "/continue": "continue an answer that was cut off or stopped",
     "/undo": "forget the last message and its answer",
     "/read FILE": "put the text of a file before the next message",
@@ -412,5 +412,5 @@ class Chat:
         note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
         if isinstance(model, str) and model != Path(self._llm.model_path).name:
-            warn(f"It was saved with {model}; it goes on with {Path(self._llm.model_path).name}.")
+            warn(f"It was saved with {model}; it continues with {Path(self._llm.model_path).name}.")
         self._show_gate()

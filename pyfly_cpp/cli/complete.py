@@ -53,7 +53,7 @@ def command(
     as_json: bool,
     show_stats: bool,
 ) -> None:
-    """Complete PROMPT. Text that is piped in, and that of --file, is put before it, on lines of its own."""
+    """Complete PROMPT. Piped text and the text of --file are put before it, on lines of their own."""
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat.")
     if grammar is not None and json_schema is not None:

@@ -14,7 +14,7 @@ from pyfly_cpp.machine.files import write_atomically
 _FORMAT = "pyfly-cpp conversation"
 _VERSION = 1
 _MAX_BYTES = 64 << 20
-"""Of a file: no conversation is longer, and a model's file that was named by mistake is."""
+"""The largest file. No conversation is longer, but a model's file named by mistake is."""
 
 Message = dict[str, str]
 

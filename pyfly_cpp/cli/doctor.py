@@ -50,8 +50,8 @@ _VOCABULARIES = {
 @RPC_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool) -> None:
-    """Show versions and devices, those of RPC servers too, and whether a model and a draft fit. Exit code 1 if they do
-    not, or if a server is not there."""
+    """Show versions and devices, also of RPC servers, and whether a model and a draft fit. Exit code 1 if they do not,
+    or if a server does not answer."""
     silence()
     remote, problems = _remote_devices(rpc_servers or ())
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
@@ -89,7 +89,7 @@ def _versions() -> dict[str, str]:
 
 
 def _llama_cpp_version() -> str:
-    """Of releases that have one."""
+    """The version of llama.cpp, in releases that have one."""
     version = getattr(llama_cpp, "llama_version", None)
     return "" if version is None else version().decode("utf-8", errors="replace")
 

@@ -39,13 +39,13 @@ Example:
 
 {written()}
 
-If a run is interrupted, the same command (without --force) goes on where it stopped. The folder of --output gets
+If a run is interrupted, run the same command (without --force) to resume. The folder of --output gets
 run.json, items.jsonl (a line for each item and setting), table.json and table.md. The items of needle are generated;
 writing has no data set on the hub.
 
 humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process with limits on CPU,
 memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
-bubblewrap they are refused, unless you give --containment none. This contains accidents, not adversaries; see the
+bubblewrap they do not run, unless you give --containment none. This contains accidents, not adversaries; see the
 documentation."""
 
 
@@ -58,7 +58,7 @@ _OPTIONS = [
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),
     click.option("--without-plain", is_flag=True,
-                 help="Leave plain decoding out: it is slow, and answers as exact does, but for near-ties."),
+                 help="Leave plain decoding out: it is slow, and answers as exact does, except for near ties."),
     number("--limit", kind=Int(1),
            help="Take N items, spread evenly over the task's prompts, subjects or languages."),
     click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
@@ -67,11 +67,11 @@ _OPTIONS = [
     TEMPERATURE_OPTION,
     number("--seed", kind=SEED, default=0, help="Seed of the sampling and of needle."),
     number("--parallel", kind=PARALLEL_COUNT, default=1,
-           help="Texts at once, each of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
+           help="Requests at a time, of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
            "most. The speeds are then the throughput of all."),
-    click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run what the model writes."),
+    click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run code that the model writes."),
     click.option("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
-                 help="What contains these programs; none: only limits on time and memory, so they can read and change "
+                 help="Sandbox for these programs; none: only limits on time and memory, so they can read and change "
                  "your files, and reach the network."),
     number("--needle-words", kind=Int(1), default=800, help="Length of a haystack."),
     number("--needle-values", kind=Int(1), default=4, help="Values hidden in it."),
@@ -104,7 +104,7 @@ def command(
     as_json: bool,
     models: Models,
 ) -> None:
-    if_interrupted(f"The same command{', without --force,' if force else ''} goes on from here.")
+    if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
     task = get_task(task_name)
     if isinstance(task, CodeTask):
         task = type(task)(task.limits, containment)
@@ -150,7 +150,7 @@ def command(
         *session.facts(),
     ]
     if n_parallel > 1:
-        facts.append(f"{n_parallel} texts at once: tokens/s is what all of them make, prompts counted apart")
+        facts.append(f"{n_parallel} requests at a time: tokens/s of all together, prompts counted apart")
     page = report.markdown(table, facts)
     text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
     write_atomically(folder / runner.TABLE_JSON, text)
@@ -159,7 +159,7 @@ def command(
         write(text)
     else:
         whole = report.cells(table)
-        together = f", {n_parallel} texts at once (tokens/s of all)" if n_parallel > 1 else ""
+        together = f", {n_parallel} requests at a time (tokens/s of all)" if n_parallel > 1 else ""
         title = f"{table.title}, n = {table.n_complete}{together}"
         for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
             show_table(title, head, body)
@@ -180,7 +180,7 @@ def _read_items(
 
 
 def _sha256(path: str | None, items: list[Item]) -> str:
-    """Of a data file; without one, of what was generated or came from the hub: another revision is another run."""
+    """The hash of a data file, else of the items made or fetched: another revision is another run."""
     return sha256(path) if path else hashlib.sha256(repr(items).encode("utf-8")).hexdigest()
 
 

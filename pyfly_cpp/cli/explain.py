@@ -27,7 +27,7 @@ Example:
   pyfly-cpp explain "Why is the sky blue?" -m target.gguf \\
       -d draft.gguf --gate margin:0.3 -o sky.html
 
-Every token is coloured by how it was accepted; pointing at it shows entropy, margin and the target's choice. Rejected
+Every token is coloured by how it was accepted; hovering over it shows entropy, margin and the target's choice. Rejected
 drafts are struck through. The page is one file, without scripts, and loads nothing."""
 
 

@@ -109,7 +109,7 @@ SHARES = Written("shares", _shares)
 THREAD_COUNT = Written("threads", _count_or_auto("threads"))
 PARALLEL_COUNT = Written("parallel", _count_or_auto("texts"))
 PARALLEL_COUNTS = Written("parallel", _counts)
-"""Numbers of texts at once, with commas between them; each once, in ascending order."""
+"""Numbers of texts at a time, with commas between them; each once, in ascending order."""
 
 
 def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:

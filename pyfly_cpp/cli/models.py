@@ -65,7 +65,7 @@ def list_models(as_json: bool) -> None:
 def fetch(names: tuple[str, ...]) -> None:
     """Fetch models of the hub, check them, and print their paths.
 
-    An interrupted fetch goes on where it stopped if it was the connection that broke. A model that is here already is
+    An interrupted fetch resumes if it was the connection that broke. A model that is here already is
     checked.
     """
     for name in names:
@@ -91,7 +91,7 @@ def path(name: str) -> None:
 def pair(target: str | None, as_json: bool) -> None:
     """List what could draft for the model TARGET.
 
-    Of a file: what fits on this machine, and what is published for its family. Looks beside the model and in the
+    Of a file: what fits on this machine, and what is published for its family. Looks next to the model and in the
     folders of this program, the hub, llama.cpp, LM Studio and Ollama. Of the name of a family's model, such as
     qwen2.5-7b: what is published. Of a name of the hub that is not here: what the hub offers, with sizes and licences;
     it is asked. Without TARGET: the families that are known.
@@ -125,7 +125,7 @@ def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
         return
     for what, offer in (("target", target), ("draft", draft)):
         if offer is not None:
-            facts = [in_words(offer.model.size), offer.licence or "licence not said"]
+            facts = [in_words(offer.model.size), offer.licence or "licence not stated"]
             if len(offer.model.files) > 1:
                 facts.append(f"{len(offer.model.files)} files")
             if offer.is_gated:
@@ -169,7 +169,7 @@ def _show_companions(path: Path, as_json: bool) -> None:
         click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
     _show_published(published, as_json)
     if own is None:
-        click.echo("made of the model itself, where that is faster here:", err=True)
+        click.echo("made from the model itself, if that is faster here:", err=True)
         click.echo(f"  pyfly-cpp models draft {shlex.quote(str(path))}", err=True)
 
 

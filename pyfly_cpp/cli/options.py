@@ -95,7 +95,7 @@ class Options:
         decoding, default = self.decoding, None
         if decoding.drafter == "none":
             self.models.require_use([])
-            reason = "--drafter none" if self.models.drafter == "none" else "the preset says so"
+            reason = "--drafter none" if self.models.drafter == "none" else "the preset sets it"
         else:
             drafters, reason = self.models.drafters()
             default = drafters.default
@@ -183,9 +183,9 @@ def _sampling_option(name: str) -> Declared:
 TEMPERATURE_OPTION = _sampling_option("temperature")
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
-    number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, where there are several."),
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, if there are several."),
 ]
-"""Of commands that measure: greedy where nothing is said."""
+"""The sampling options of commands that measure, greedy by default."""
 
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
@@ -193,13 +193,13 @@ _OPTIONS: list[Declared] = [
                  "guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8).  [default: the preset's, or exact]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
-             help="Draft only what pays here, as measured on the way; without it every round drafts in full.  "
-             "[default: adaptive unless --draft-max, or a preset with a drafter, says how many]"),
+             help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "
+             "[default: adaptive unless --draft-max, or a preset with a drafter, sets the length]"),
     drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
     *MEMORY_OPTIONS,
     acceptance("--window", metavar="WORDS", type=WINDOW,
-               help="What must follow a mismatch for it to stand: agree:W or reconverge:W, tail=N, across or in-round; "
-               "what is not said is as in the gate's own window."),
+               help="Condition under which a mismatch stands: agree:W or reconverge:W, tail=N, across or in-round; "
+               "the rest is as in the gate's own window."),
 ]  # fmt: skip
 
 

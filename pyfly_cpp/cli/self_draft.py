@@ -20,10 +20,10 @@ from pyfly_cpp.models.named import resolve_model
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")
 @click.argument("target")
 @click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
-@click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: beside TARGET, by its type]")
+@click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: next to TARGET, by its type]")
 @click.option("--types", default=",".join(KINDS), metavar="TYPE,...", help="Types to try.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
-@click.option("--keep", is_flag=True, help="Keep the best one even where it does not pay.")
+@click.option("--keep", is_flag=True, help="Keep the best one even if it is not faster.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @N_GPU_LAYERS_OPTION
@@ -66,7 +66,7 @@ def _ask(plan: Plan, yes: bool) -> None:
     what = f"Up to {in_words(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
     if plan.is_quantised:
         note(
-            f"{plan.source.name} is quantised already: a draft of it has the errors of both types. Where you have the "
+            f"{plan.source.name} is already quantised: a draft made from it loses quality twice. If you have the "
             "model as F16, --from that makes a better one."
         )
     if yes:
@@ -87,10 +87,10 @@ def _show(plan: Plan, found: Found) -> None:
     click.echo(f"{plan.target.name} alone: {best.target_ms:.1f} ms a token, {1e3 / best.target_ms:.1f} tokens/s.")
     if found.path is None:
         click.echo(
-            f"No draft pays here: the best, {best.kind}, promises {best.gain:.2f}x. Nothing was kept (see --keep)."
+            f"No draft is faster here: the best, {best.kind}, promises {best.gain:.2f}x. Nothing was kept (see --keep)."
         )
         return
-    pays = "pays" if best.gain >= PAYS else "does not pay"
+    pays = "helps" if best.gain >= PAYS else "does not help"
     click.echo(f"{best.kind} {pays}: {best.gain:.2f}x is expected, with drafts of {best.draft_max}. Use it:")
     click.echo(f"  pyfly-cpp chat -m {shlex.quote(str(plan.target))} -d {shlex.quote(str(found.path))}")
 

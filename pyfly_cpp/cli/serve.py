@@ -1,4 +1,4 @@
-"""`pyfly-cpp serve`: the OpenAI protocol, for many clients at once."""
+"""`pyfly-cpp serve`: the OpenAI protocol, for many clients at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _KEY = "PYFLY_API_KEY"
 
 
 _MOST = {
-    "tokens": (click.IntRange(1), "Longest answer in tokens, whatever a request asks for."),
+    "tokens": (click.IntRange(1), "Longest answer in tokens, even if a request wants more."),
     "seconds": (Real(0.1), "Longest time for an answer, seconds."),
-    "waiting": (click.IntRange(0), "Texts that wait for their turn; more are turned away."),
-    "texts": (click.IntRange(1), "Most texts of a request: prompts times n."),
+    "waiting": (click.IntRange(0), "Requests that wait for their turn; more are turned away."),
+    "texts": (click.IntRange(1), "Most answers of a request: prompts times n."),
     "body": (click.IntRange(1024), "Largest request in bytes."),
 }
 """Options `--most-...` for the fields `max_...` of `Limits`."""
@@ -36,9 +36,9 @@ _OPTIONS = [
                  help="Address to listen on; others than this machine's own need a key or --no-auth."),
     number("--port", kind=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: any that is free."),
     number("--parallel", kind=PARALLEL_COUNT, default=AUTO,
-           help="Texts at once; auto: as many as fit well in memory, 8 at most."),
+           help="Requests at a time; auto: as many as fit well in memory, 8 at most."),
     click.option("--embeddings", is_flag=True,
-                 help="Serve vectors of texts, too, at /v1/embeddings; takes the memory of one more text."),
+                 help="Also serve embeddings, at /v1/embeddings; takes the memory of one more request."),
     click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]"),
     click.option("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
                  f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
@@ -52,7 +52,7 @@ _OPTIONS = [
     click.option("--log", type=click.Choice(["none", "requests", "texts"]), default="none",
                  help="Lines on stderr: one for each request, without or with its prompt and answer."),
     number("--grace", kind=Real(0, 3600), metavar="SECONDS", default=10.0,
-           help="How long running answers may go on when the server is stopped."),
+           help="How long running answers may continue when the server is stopped."),
     *(
         number(f"--most-{name}", kind=kind, default=getattr(Limits(), f"max_{name}"), help=text)
         for name, (kind, text) in _MOST.items()
@@ -79,7 +79,7 @@ def command(
     no_auth: bool,
     **given: Any,
 ) -> None:
-    """Serve a model at http://ADDRESS:PORT/v1, as OpenAI's clients ask for it."""
+    """Serve a model at http://ADDRESS:PORT/v1 to OpenAI's clients."""
     try:
         from pyfly_cpp.serve.security import is_loopback
         from pyfly_cpp.serve.server import open_socket, serve

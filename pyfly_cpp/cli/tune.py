@@ -40,12 +40,11 @@ Example:
       --agreement 0.8 -o mine.preset.json
 
 Give 8 to 16 prompts of the kind you will use: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and
-`answer` (a text that a right output contains) where there is one. Agreement is the share of tokens that an output has
-in common with the exact one, in order; it falls even where the same thing is only worded differently, and with a
---temperature soon behind the first
-difference: then judge by answers, and lower --agreement. A lossy setting is written only if it is surely faster than
-the best lossless one when both are measured once more. All drafters that there are get tried (the model's MTP head,
---draft, prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the file."""
+optionally `answer` (a string that a right output contains). Agreement is the share of tokens that an output has in
+common with the exact one, in order. Different wording lowers it, and so does a --temperature soon after the first
+difference: then judge by answers, and lower --agreement. A lossy setting is written only if it is clearly faster than
+the best lossless one when both are measured again. All available drafters are tried (the model's MTP head, --draft,
+prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the file."""
 
 
 _OPTIONS = [
@@ -151,7 +150,7 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
         return (
             f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
             f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
-            "machine, drafting does not pay."
+            "machine, drafting is not faster."
         )
     return rejected + (
         f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
@@ -162,7 +161,7 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
 
 
 def rejection_sentence(tuned: tuning.Tuned) -> str:
-    """Why the choice is not the fastest setting of the search, with a space behind it; empty where it is."""
+    """Why the choice is not the fastest setting of the search, with a space behind it; empty if it is."""
     if tuned.chosen == tuned.fastest:
         return ""
     return (

@@ -80,7 +80,7 @@ def choose_drafter(
         return AutoDrafter(given, f"the model {why}, and a draft was given")
     found = next(companions(model_path), None)
     if found is not None:
-        where = "beside it" if found.path.parent == Path(model_path).parent else "on this machine"
+        where = "next to it" if found.path.parent == Path(model_path).parent else "on this machine"
         return AutoDrafter(
             found.drafter, f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size"
         )

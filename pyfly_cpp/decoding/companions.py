@@ -45,8 +45,8 @@ class Companion(NamedTuple):
 
 
 def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
-    """The companions of a model, the most promising first: heads that lie beside it, then draft models, the one whose
-    share is nearest to BEST_SHARE first. Looks beside the model and in `places`, one file after the other.
+    """The companions of a model, the most promising first: heads that lie next to it, then draft models, the one whose
+    share is nearest to BEST_SHARE first. Looks next to the model and in `places`, one file after the other.
 
     Raises:
         ValueError: the model is no usable GGUF file.

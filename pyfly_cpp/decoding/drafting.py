@@ -81,8 +81,8 @@ class Drafters:
 
 
 def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> list[OwnDrafter]:
-    """A preset's drafters with `draft` in place of their draft model's file. None of them where none has a draft model:
-    then the draft is meant in place of them."""
+    """A preset's drafters with `draft` instead of their draft model's file. None of them where none has a draft model:
+    then the draft is meant instead of them."""
     parts = [part for part in drafters if isinstance(part, OwnDrafter)]  # a preset holds no callable
     if draft is None:
         return parts
@@ -119,7 +119,7 @@ def choose_drafters(
     heads = () if head is None else (_made(type(head), None, options),)
     parts = with_draft(preset, draft)
     if parts:
-        return Drafters((*parts, *heads), as_given(parts), options), "the preset says so"
+        return Drafters((*parts, *heads), as_given(parts), options), "the preset sets it"
     given = () if draft is None else (_made(type(drafter_of_file(model, draft)), draft, options),)
     default, reason = choose_drafter(model, *given)
     if isinstance(default, OwnDrafter):

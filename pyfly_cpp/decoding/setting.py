@@ -231,7 +231,7 @@ def written(adaptive: str = "") -> str:
     rules = " or ".join(f"{rule}:W" for rule in windows.RULES)
     return (
         f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
-        f"(where nothing is said: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
+        f"(default: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
     )
 
 

@@ -126,7 +126,7 @@ def require_window(window: object) -> Window | None:
     if isinstance(window, str):
         return parse_window(window)
     if window is not None and not isinstance(window, Window):
-        raise ValueError(f"window must be Window(...), a text such as reconverge:6, or None, not {window!r}.")
+        raise ValueError(f"window must be Window(...), a string such as reconverge:6, or None, not {window!r}.")
     return window
 
 
@@ -141,7 +141,7 @@ def parse_window(text: str) -> Window:
     if window is None:
         raise ValueError(
             f"cannot read the window {text!r}; write {' or '.join(f'{rule}:{Window().size}' for rule in RULES)}, "
-            "followed by tail=N, across or in-round where needed."
+            "followed by tail=N, across or in-round if needed."
         )
     return window
 

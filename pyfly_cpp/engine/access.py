@@ -91,7 +91,7 @@ class Access:
             self.lock.release()
 
     def require_current(self, generation: int) -> None:
-        """Raises BusyError where another generation was started, ValueError where the object was closed."""
+        """Raises BusyError if another generation was started, ValueError if the object was closed."""
         if self.is_closed:
             raise ValueError(CLOSED)
         if self.generation != generation:

@@ -44,7 +44,7 @@ _SETTINGS = ("decoding", *field_names(Decoding), "on_prefill", "protected", "tra
 
 
 def require_attribute(kind: type, name: str) -> None:
-    """Raises ValueError where a new attribute of an object of this class is nearly, but not quite, a setting's name.
+    """Raises ValueError if a new attribute of an object of this class is nearly, but not quite, a setting's name.
     Others are the caller's own business, or the base class's."""
     if name.startswith("_") or name in _SETTINGS or hasattr(kind, name):
         return

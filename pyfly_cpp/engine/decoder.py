@@ -34,7 +34,7 @@ class Decoder:
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
             has_own_head: Whether the model is loaded with the MTP head of its file.
-            n_texts: Texts at once.
+            n_texts: Texts at a time.
             n_ctx: Most tokens of one text; 0: as many as the context holds.
         """
         self._protected = protected

@@ -105,7 +105,7 @@ class Request:
         return self.history[self._n_prompt :]
 
     def require_fitting(self, n_ctx: int) -> None:
-        """Raises ValueError where the prompt is empty, ContextFullError where it has more than n_ctx tokens."""
+        """Raises ValueError if the prompt is empty, ContextFullError where it has more than n_ctx tokens."""
         if not self.history:
             raise ValueError("the prompt is empty; give at least one token.")
         if len(self.history) > n_ctx:
@@ -198,7 +198,7 @@ class Request:
         return committed
 
     def take(self, one: Committed) -> bool:
-        """Makes a committed token the next of the answer; False where a stopping criterion says that it is none."""
+        """Makes a committed token the next of the answer; False if a stopping criterion says that it is none."""
         position, token, _, record = one
         if self._stopping_criteria is not None and self._is_stopped(one):
             return False

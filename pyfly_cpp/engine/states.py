@@ -42,7 +42,7 @@ def load_state(llm: Any, state: LlamaState, with_scores: bool, before: Callable[
             llm.reset()
             llm._ctx.kv_cache_clear()
             raise NativeError(
-                "llama.cpp refused the saved state: it is of another model, release or context settings; "
+                "llama.cpp refused the saved state: it comes from another model, release or other context settings; "
                 "the sequence was reset."
             )
         llm.input_ids[:n] = state.input_ids[:n]

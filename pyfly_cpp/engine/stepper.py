@@ -92,7 +92,7 @@ class Stepper:
     # ---- From any thread ---------------------------------------------------------------------------------------------
 
     def add(self, step: Stepped) -> None:
-        """A request wants a slot; requests get theirs in this order. Raises ValueError where the stepper has ended."""
+        """A request wants a slot; requests get theirs in this order. Raises ValueError if the stepper has ended."""
         self._command(lambda: self._joining.append(step))
 
     def cancel(self, step: Stepped, failure: BaseException) -> None:
@@ -106,7 +106,7 @@ class Stepper:
             self._command(lambda: None if step.feed.future.done() else self._put(step, [step.request.end(cause)]))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Calls a function in the stepping thread, between two steps. Raises ValueError where the stepper has ended."""
+        """Calls a function in the stepping thread, between two steps. Raises ValueError if the stepper has ended."""
         return self.submit(function).result()
 
     def submit(self, function: Callable[[], T], when_idle: bool = False) -> Future[T]:
@@ -174,7 +174,7 @@ class Stepper:
         return self._failure is not None
 
     def require_open(self) -> None:
-        """Raises ValueError where the stepper is closed, or has failed and says why; PyflyError in a fork."""
+        """Raises ValueError if the stepper is closed, or has failed and says why; PyflyError in a fork."""
         self.process.require_current()
         if self._failure is not None:
             raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure

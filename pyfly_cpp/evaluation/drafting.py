@@ -30,7 +30,7 @@ def load_generator(
     drafts; and, to see that they fit, all that drafts.
 
     Args:
-        n_parallel: Texts at once, on a `ParallelGenerator`; None: one after the other.
+        n_parallel: Texts at a time, on a `ParallelGenerator`; None: one after the other.
         draft_max: A K for which there shall be room, too.
         **arguments: Of `FlyLlama`.
 

@@ -22,7 +22,7 @@ from pyfly_cpp.evaluation.generation import Generated
 _TEMPLATES = Path(__file__).with_name("templates")
 
 _WHY = {
-    "gate": "the gate said strict",
+    "gate": "differs from the target's choice",
     "window": "its window broke",
     "boundary": "its window did not fit",
     "safety": "a protected, forbidden or as good as impossible token",
@@ -104,7 +104,7 @@ def render(page: Page) -> str:
 def _tokens(
     records: tuple[Record, ...], detokenize: Callable[[list[int]], bytes], is_special: Callable[[int], bool]
 ) -> list[dict[str, Any]]:
-    """What the template shows of each token. `text`: what it adds to the answer; None where its bytes are part of a
+    """What the template shows of each token. `text`: what it adds to the answer; None if its bytes are part of a
     character that a later token completes. `shown`: its own bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     out = []
@@ -143,7 +143,7 @@ def _what(record: Record, has_draft: bool) -> str:
         return "drafted and loosely accepted"
     if record.reason == "bonus":
         return "the target's own, " + ("after a draft that was accepted whole" if has_draft else "nothing was drafted")
-    return f"the target's own, in place of a rejected draft ({_WHY.get(record.reason, record.reason)})"
+    return f"the target's own, instead of a rejected draft ({_WHY.get(record.reason, record.reason)})"
 
 
 def visible(piece: bytes) -> str:

@@ -42,7 +42,7 @@ class Sampling:
     """Seed of the first generation; each has its own, independent of the setting."""
 
     def seed_of(self, i: int) -> int | None:
-        """The seed of generation i; None where nothing is drawn. (The largest 32-bit number is llama.cpp's word for any
+        """The seed of generation i; None if nothing is drawn. (The largest 32-bit number is llama.cpp's word for any
         seed.)"""
         return (self.seed + i) % (2**32 - 1) if self.temperature > 0 else None
 

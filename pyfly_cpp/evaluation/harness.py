@@ -5,7 +5,7 @@
 
 finds it through the entry point `lm_eval.models` in releases with plug-ins (after 0.4.13). Up to 0.4.13 models have no
 entry points, and a process must import this module before it asks for `pyfly`: `python -m pyfly_cpp.evaluation.harness`
-in place of `lm_eval` takes the same arguments; from Python, importing the module is enough.
+instead of `lm_eval` takes the same arguments; from Python, importing the module is enough.
 
 `generate_until` is what drafting changes. Log-likelihoods are the target's own for any gate; they are here so that
 every task runs. Greedy unless a task asks for a temperature.

@@ -86,7 +86,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def resident_mib() -> float | None:
-    """Memory of this process that is in RAM now, MiB, mapped model files included; None where it cannot be told."""
+    """Memory of this process that is in RAM now, MiB, mapped model files included; None if it cannot be told."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Several generations at once, on a `FlyBatch`, as one `Generator` decodes them one after the other.
+"""Several generations at a time, on a `FlyBatch`, as one `Generator` decodes them one after the other.
 
 The seconds of what comes out are shares (shares.py), so that tokens over seconds is the throughput of the batch and not
 the speed of a text; `arrivals` are seconds that passed.
@@ -33,7 +33,7 @@ _SHARE = 0.25
 
 def choose_parallel(model: str, n_ctx: int) -> int:
     """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8.
-    Raises ValueError where the model is no usable GGUF file."""
+    Raises ValueError if the model is no usable GGUF file."""
     require_gguf(model)
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -58,7 +58,7 @@ class Order:
 
 
 class ParallelGenerator(Generator):
-    """Decodes prompts with changing settings on one loaded target, several at once."""
+    """Decodes prompts with changing settings on one loaded target, several at a time."""
 
     def __init__(self, batch: FlyBatch, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
         """`batch`: nobody else may use it; as for a `Generator` otherwise."""

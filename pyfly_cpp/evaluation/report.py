@@ -212,7 +212,7 @@ def notes(table: Table) -> list[str]:
     out = []
     if table.n_complete < table.n_items:
         out.append(
-            f"{table.n_complete} of {table.n_items} items are complete; the others count nowhere. The run goes on "
+            f"{table.n_complete} of {table.n_items} items are complete; the others count nowhere. Resume the run "
             "with the same command."
         )
     if table.n_groups < table.n_complete:
@@ -236,12 +236,12 @@ def notes(table: Table) -> list[str]:
     if empty:
         out.append(
             f"Every answer of {', '.join(empty)} is empty, so nothing is known of what the model can do: it ends its "
-            "answers at once. It may be a base model, or the chat template is not its own (--chat-format)."
+            "answers immediately. It may be a base model, or the chat template is not its own (--chat-format)."
         )
     n_unjudged = sum(row.n_unjudged for row in table.rows)
     if n_unjudged:
         what = counted(n_unjudged, "output")
-        out.append(f"{what} could not be judged, which counts as wrong (`{UNJUDGED}` in the lines says why).")
+        out.append(f"{what} could not be judged, which counts as wrong (`{UNJUDGED}` in the lines has the reason).")
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)

@@ -237,7 +237,7 @@ def _seed(plan: Plan, i: int) -> int | None:
 def judge(task: Task, item: Item, generated: Generated) -> Verdict:
     """The task's verdict. An output that the task cannot judge is wrong: an error would meet every resumed run again.
 
-    Raises PyflyError where it is not the output's fault (there is no sandbox any more).
+    Raises PyflyError if it is not the output's fault (there is no sandbox any more).
     """
     try:
         return task.score(item, generated.text, generated.tokens)

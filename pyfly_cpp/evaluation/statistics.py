@@ -31,7 +31,7 @@ N_RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95 % interval; NaN where the data do not determine it."""
+    """An estimate and its 95 % interval; NaN if the data do not determine it."""
 
     estimate: float
     low: float
@@ -75,7 +75,7 @@ def bootstrap(
 
     Args:
         columns: Shape [n_items, n_columns]; what is summed.
-        statistic: From sums of shape [..., n_columns] to values of shape [...]; NaN where undefined.
+        statistic: From sums of shape [..., n_columns] to values of shape [...]; NaN if undefined.
         groups: A name for each item; items of one name are resampled together. None: each item on its own.
         seed: The same seed gives the same interval.
 

@@ -297,7 +297,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """As in the base class. Raises ValueError where the text would end the process (tokenizing.py)."""
+        """As in the base class. Raises ValueError if the text would end the process (tokenizing.py)."""
         tokenize = functools.partial(super().tokenize, text, add_bos, special)
         return tokenized(tokenize, text, self.metadata)
 

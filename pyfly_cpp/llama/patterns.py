@@ -61,7 +61,7 @@ def pattern_rule(pattern: str) -> str:
         elif kind == "char":
             out.append(_rule_of(_member(text, pattern)))
         else:
-            raise ValueError(f"the pattern {pattern!r} has {text!r} where a grammar cannot express it")
+            raise ValueError(f"the pattern {pattern!r} has {text!r} in a place that a grammar cannot express")
         depth += {"open": 1, "close": -1}.get(kind, 0)
         repeatable = kind in ("close", "dot", "set", "char")
     if depth:

@@ -93,7 +93,7 @@ def _as_text(schema: object, name: str) -> str:
 
 
 def named_tool(arguments: Mapping[str, Any]) -> Any:
-    """The name of the tool that the answer must call; None where it may call any or none."""
+    """The name of the tool that the answer must call; None if it may call any or none."""
     choice, function = arguments.get("tool_choice"), arguments.get("function_call")
     if isinstance(function, Mapping):  # the older form, which comes first in llama-cpp-python, too
         return function.get("name")

@@ -45,7 +45,7 @@ class SharedLlama(FlyLlama):
         if str(kwargs.get("chat_format")).startswith("functionary"):
             raise ValueError(
                 f"the chat format {kwargs['chat_format']!r} redirects the output of the whole process, which several "
-                "requests at once cannot share; use a FlyLlama, or the model's own chat template."
+                "requests at a time cannot share; use a FlyLlama, or the model's own chat template."
             )
         self._may_choose_attention = kwargs.get("flash_attn") is None
         if self._may_choose_attention:
@@ -59,7 +59,7 @@ class SharedLlama(FlyLlama):
         self._n_ctx_of_text = n_ctx if info.n_positions else least
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
         if n_all >= 2**31:
-            raise ValueError(f"{n_parallel} texts of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
+            raise ValueError(f"{n_parallel} requests of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
         self._n_cells = _rounded_up(n_all)
         if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
             # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
@@ -73,7 +73,7 @@ class SharedLlama(FlyLlama):
             if not self._bytes_of_text or "could not make a context" not in str(error):
                 raise
             raise ValueError(
-                f"llama.cpp could not make a context for {n_parallel} texts of {n_ctx} tokens: each takes "
+                f"llama.cpp could not make a context for {n_parallel} requests of {n_ctx} tokens: each takes "
                 f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
             ) from error
         self._access.process = Process(self._public_name)  # also with one thread: others step and read
@@ -95,7 +95,7 @@ class SharedLlama(FlyLlama):
         self._context_params = params
 
     def _require_memory(self, params: Any) -> None:
-        """Raises ValueError where the caches are larger than what is free; llama.cpp fills them, and the system would
+        """Raises ValueError if the caches are larger than what is free; llama.cpp fills them, and the system would
         end the process."""
 
         n = self._simulated(params)
@@ -108,7 +108,7 @@ class SharedLlama(FlyLlama):
         self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
             raise ValueError(
-                f"{self.n_parallel} texts of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
+                f"{self.n_parallel} requests of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
                 f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
                 "n_parallel, n_ctx or n_cells."
             )

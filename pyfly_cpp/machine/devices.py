@@ -45,7 +45,7 @@ class _Properties(ctypes.Structure):
 
 
 def devices() -> list[dict[str, Any]]:
-    """This machine's devices, fit for JSON; empty where ggml's libraries cannot be asked."""
+    """This machine's devices, fit for JSON; empty if ggml's libraries cannot be asked."""
     return [device.as_dict() for device in local_devices()]
 
 

@@ -55,7 +55,7 @@ class HubModel(NamedTuple):
     """A model of a repository: the files that belong together."""
 
     type: str
-    """In capitals; empty where the name does not say it."""
+    """In capitals; empty if the name does not say it."""
     files: tuple[HubFile, ...]
     """In their order: the first is the one to load."""
 
@@ -82,7 +82,7 @@ class Listing:
     """Whether its owner wants terms to be accepted first."""
 
     def model(self, name: HubName) -> HubModel:
-        """The model that a name means; raises ValueError where there is none, or more than one."""
+        """The model that a name means; raises ValueError if there is none, or more than one."""
         return choose(name, self.models)
 
     def name(self, model: HubModel) -> HubName:
@@ -140,7 +140,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def choose(name: HubName, models: Iterable[HubModel]) -> HubModel:
-    """The model that a name means, of those that there are; raises ValueError where there is none, or more than one."""
+    """The model that a name means, of those that there are; raises ValueError if there is none, or more than one."""
     models = tuple(models)
     if name.file is not None:
         for model in models:

@@ -58,9 +58,9 @@ PAIRS = (
         r"qwen3\.5",
         None,
         ("unsloth/Qwen3.5-9B-GGUF",),
-        note="carries an MTP head where its file was converted with it",
+        note="has an MTP head if its file was converted with it",
     ),
-    Pair("Qwen3-Next", r"qwen3-?next", None, note="carries an MTP head where its file was converted with it"),
+    Pair("Qwen3-Next", r"qwen3-?next", None, note="has an MTP head if its file was converted with it"),
     Pair(
         "Qwen3",
         r"qwen3-(4|8|14|30|32|235)b",

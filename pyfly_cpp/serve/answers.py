@@ -61,7 +61,7 @@ class Answer(Protocol):
         """Events behind the last piece."""
 
     def fail(self, failure: ApiError) -> Event:
-        """The event in place of what would have come."""
+        """The event instead of what would have come."""
 
     def whole(self) -> Event:
         """The response, when all pieces have been taken."""
@@ -119,7 +119,7 @@ class Shared:
         """The n of the request. Raises ApiError: with so many prompts that is too many texts."""
         n, most = int(self.body.get("n") or 1), self.settings.limits.max_texts
         if n * n_prompts > most:
-            raise bad_request(f"the request asks for {n * n_prompts} texts; at most {most} at once.", "n")
+            raise bad_request(f"the request asks for {n * n_prompts} answers; at most {most} are allowed.", "n")
         return n
 
     def count(self, i: int, piece: Piece) -> None:
@@ -160,7 +160,7 @@ class Shared:
         }  # fmt: skip
 
     def told(self, piece: Piece) -> dict[str, Any]:
-        """How the tokens of a piece came, as the field `pyfly` of a choice; empty where nobody asked."""
+        """How the tokens of a piece came, as the field `pyfly` of a choice; empty if nobody asked."""
         if not self.with_records:
             return {}
         out: dict[str, Any] = {"tokens": [record_of(token, self.model) for token in piece.tokens]}
@@ -179,7 +179,7 @@ def require_room(prompt: Sequence[int], model: Model) -> int:
     room = model.batch.n_ctx - len(prompt)
     if room < 1:
         raise bad_request(
-            f"the prompt has {len(prompt)} tokens, and the context of a text holds {model.batch.n_ctx}, its answer "
+            f"the prompt has {len(prompt)} tokens, and the context of a request holds {model.batch.n_ctx}, its answer "
             "included; shorten it.",
             code="context_length_exceeded",
         )

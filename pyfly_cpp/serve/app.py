@@ -121,7 +121,7 @@ class _Answers(_Checked):
         self._model = model
 
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
-        """As of `_Checked`."""
+        """Answers with the tokens of a request."""
         service = self.service
         body = await read_json(request, service.settings.limits, self._model)
         decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
@@ -178,7 +178,7 @@ class _Embeddings(_Checked):
     """The route whose answers are vectors."""
 
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
-        """As of `_Checked`."""
+        """Answers with vectors."""
         service = self.service
         body = await read_json(request, service.settings.limits, requests.EmbeddingRequest)
         if service.embedder is None:

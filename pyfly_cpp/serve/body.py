@@ -28,7 +28,7 @@ _WORDS = {
     "^Value error, | after validation": "",
     r"dictionary( or instance of \w+)?": "object",
 }
-"""Of pydantic, in place of which others are said."""
+"""Words of pydantic's messages and their replacements."""
 
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1

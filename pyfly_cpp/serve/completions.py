@@ -48,7 +48,7 @@ class Completion(Shared):
                 return self.model.infill(prompt, suffix)
             return self.model.tokenize(prompt) if prompt else self.model.beginning()
         if suffix:
-            raise bad_request("suffix goes with a prompt that is a text.", "suffix")
+            raise bad_request("suffix needs a prompt that is a string.", "suffix")
         tokens = self.model.known(prompt, "prompt")
         self._texts.append(self.model.text(tokens, special=True) if self._echo else "")
         return tokens

@@ -66,7 +66,7 @@ class Embedder:
         n_free = memory.available()
         if n_free is not None and n_needed > n_free:
             raise ValueError(
-                f"embeddings of texts of {self.n_ctx} tokens need {memory.in_words(n_needed)}, and "
+                f"embeddings of {self.n_ctx} tokens need {memory.in_words(n_needed)}, and "
                 f"{memory.in_words(n_free)} are free; {remedy}."
             )
         with _native.load_guard():
@@ -98,7 +98,7 @@ class Embedder:
         pieces = []
         for i in range(0, len(tokens), _CHUNK):
             if time.monotonic() > deadline:
-                raise bad_request(f"a text takes more than {max_seconds:g} seconds; split it.", "input")
+                raise bad_request(f"an input takes more than {max_seconds:g} seconds; split it.", "input")
             evaluation = functools.partial(self._evaluate, tokens[i : i + _CHUNK], i == 0)
             pieces.append(await asyncio.wrap_future(self._batch.between_steps(evaluation)))
         vector = np.sum(pieces, axis=0) if self.pooling == "mean" else pieces[0 if self.pooling == "cls" else -1]
@@ -114,7 +114,7 @@ class Embedder:
         ids = (llama_cpp.llama_token * len(tokens))(*tokens)
         code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(ids, len(ids)))
         if code != 0:
-            raise NativeError(f"llama.cpp could not evaluate a text for its embedding (code {code}).")
+            raise NativeError(f"llama.cpp could not evaluate an input for its embedding (code {code}).")
         rows = np.ctypeslib.as_array(llama_cpp.llama_get_embeddings(self._context), (len(ids), self.n_embd))
         chosen = {"mean": rows, "cls": rows[:1], "last": rows[-1:]}[self.pooling]
         return np.asarray(chosen.sum(axis=0, dtype=np.double))
@@ -125,9 +125,9 @@ def _pooling(metadata: dict[str, str]) -> str:
     architecture = metadata.get("general.architecture", "")
     kind = int(metadata.get(f"{architecture}.pooling_type", llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED))
     if kind not in _POOLINGS:
-        raise ValueError("this model ranks texts and makes no embeddings of them; serve it without embeddings.")
+        raise ValueError("this model ranks documents and makes no embeddings; serve it without embeddings.")
     if metadata.get(f"{architecture}.attention.causal") == "false" or architecture == "gemma-embedding":
         raise ValueError(
-            "this model reads texts in both directions, as embeddings here cannot; use llama-cpp-python's own server."
+            "this model reads in both directions, which embeddings here cannot; use llama-cpp-python's own server."
         )
     return _POOLINGS[kind]

@@ -32,7 +32,7 @@ class Embeddings:
             )
         given, most = listed(body["input"]), settings.limits.max_texts
         if len(given) > most:
-            raise bad_request(f"input has {len(given)} texts; at most {most} at once.", "input")
+            raise bad_request(f"input has {len(given)} entries; at most {most} are allowed.", "input")
         self.texts = [
             model.tokenize(one, special=False) if isinstance(one, str) else model.known(one, "input") for one in given
         ]
@@ -40,7 +40,7 @@ class Embeddings:
         for i, tokens in enumerate(self.texts):
             if not 0 < len(tokens) <= embedder.n_ctx:
                 raise bad_request(
-                    f"text {i} of input has {len(tokens)} tokens; 1 to {embedder.n_ctx} can be embedded; split it.",
+                    f"entry {i} of input has {len(tokens)} tokens; 1 to {embedder.n_ctx} can be embedded; split it.",
                     "input", "context_length_exceeded",
                 )  # fmt: skip
 

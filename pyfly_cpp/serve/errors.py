@@ -48,7 +48,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def internal() -> ApiError:
     """Something that is no fault of the request. What it was may quote a prompt, so the client is not told."""
-    return ApiError(500, "the server failed on this request; its log says more.", code="internal_error")
+    return ApiError(500, "the server failed on this request; its log has more.", code="internal_error")
 
 
 def stopping() -> ApiError:

@@ -58,7 +58,7 @@ class Model:
         return self.batch.has_failed
 
     def stats(self) -> Stats:
-        """Of all texts; waits for the step that runs."""
+        """Counters of all requests; waits for the running step."""
         return self.batch.stats
 
     # ---- Tokens ------------------------------------------------------------------------------------------------------

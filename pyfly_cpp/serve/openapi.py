@@ -19,7 +19,7 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/v1/completions": ("Continuations of texts.", requests.CompletionRequest),
         "/v1/responses": ("An answer as a list of items.", requests.ResponseRequest),
         "/v1/embeddings": (
-            "Vectors of texts; 501 where the server was started without them.",
+            "Embeddings; 501 if the server was started without them.",
             requests.EmbeddingRequest,
         ),
         "/tokenize": ("The tokens of a text.", requests.TokenizeRequest),
@@ -39,13 +39,13 @@ def describe(has_keys: bool) -> dict[str, Any]:
             "post": {
                 "summary": text,
                 "requestBody": {"required": True, "content": {_JSON: {"schema": schemas[model, "validation"]}}},
-                "responses": {"200": {"description": "It."}, "default": {"description": "An error."}},
+                "responses": {"200": {"description": text}, "default": {"description": "An error."}},
             }
         }
         for path, (text, model) in posts.items()
     }
     for path, text in gets.items():
-        paths[path] = {"get": {"summary": text, "responses": {"200": {"description": "It."}}}}
+        paths[path] = {"get": {"summary": text, "responses": {"200": {"description": text}}}}
     out: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "pyfly-cpp serve", "version": __version__},

@@ -81,7 +81,7 @@ class _Names:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port; empty where it is written in no way that names are."""
+    """The name in a Host header, without its port; empty if it is written in no way that names are."""
     found = _HOST.fullmatch(host.strip().lower())
     return "" if found is None else found[1] or found[2]
 

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
     """uvicorn's, which ends in our way: running answers first."""
 
     def __init__(self, batch: FlyBatch, settings: Settings, on_start: Callable[[], None] | None = None) -> None:
-        """As of `serve`. Setting `should_exit` stops it."""
+        """Takes the arguments of `serve`. Setting `should_exit` stops the server."""
         self._settings = settings
         self._on_start = on_start
         self.service = Service(Model(batch), settings, Log(settings.log))

@@ -29,7 +29,7 @@ _Events = asyncio.Queue  # of (place, piece or failure)
 
 
 class Service:
-    """Of one event loop."""
+    """The state that the routes share. It belongs to one event loop."""
 
     def __init__(self, model: Model, settings: Settings, log: Log) -> None:
         self.model = model

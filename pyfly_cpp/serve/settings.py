@@ -34,7 +34,7 @@ class Settings:
     """Everything about a server but its model."""
 
     name: str
-    """Of the model, as clients see it."""
+    """Name of the model, as clients see it."""
     host: str = "127.0.0.1"
     keys: tuple[str, ...] = ()
     """API keys; any of them is good. None: nobody is asked."""
@@ -47,7 +47,7 @@ class Settings:
     grace: float = 10.0
     """Seconds that answers have to finish when the server is told to stop."""
     default_max_tokens: int = 1024
-    """Of a chat answer that says nothing; 0: as the context allows."""
+    """Longest chat answer by default, tokens; 0: as the context allows."""
     embeddings: bool = False
     """Whether vectors of texts are served, for which there is a context beside the batch's."""
     sampling: dict[str, float] = field(default_factory=dict)

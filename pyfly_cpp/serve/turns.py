@@ -15,7 +15,7 @@ _LONGEST_RETRY = 120  # seconds
 
 
 class Turns:
-    """Of an event loop; used by it alone."""
+    """The queue of requests for slots. Only one event loop may use it."""
 
     def __init__(self, n_slots: int, max_waiting: int) -> None:
         self._n_slots = n_slots
@@ -36,11 +36,11 @@ class Turns:
         if self.is_closed:
             raise stopping()
         if n > room:
-            raise bad_request(f"the request asks for {n} texts; this server takes {room} at most.")
+            raise bad_request(f"the request needs {n} answers; this server takes {room} at most.")
         if self.running + self.waiting + n > room:
             raise ApiError(
                 429,
-                f"{self.waiting} texts are waiting for their turn already; try again later.",
+                f"{self.waiting} answers are already waiting for their turn; try again later.",
                 code="queue_full",
                 headers={"Retry-After": str(self.retry_after())},
             )

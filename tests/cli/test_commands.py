@@ -100,7 +100,7 @@ def test_damaged_model_names_the_reason(run, tmp_path):
     path.write_bytes(TARGET.read_bytes()[:60_000])
     result = run("complete", "-m", path, "x")
     assert result.code == 1
-    assert "llama.cpp says" in result.err
+    assert "llama.cpp reports" in result.err
     assert len(result.err.splitlines()) == 1
 
 

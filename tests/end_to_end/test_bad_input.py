@@ -697,7 +697,7 @@ def test_the_state_changes_during_a_generation(fly):
 def test_a_state_of_another_model(fly, tiny_qwen35):
     other = llama_cpp.Llama(tiny_qwen35, **OPTIONS)
     other(SHORT, max_tokens=5)
-    with pytest.raises(NativeError, match="refused the saved state: it is of another model"):
+    with pytest.raises(NativeError, match="refused the saved state: it comes from another model"):
         fly.load_state(other.save_state())
     assert fly.n_tokens == 0
 

@@ -117,7 +117,7 @@ def test_other_formats_stay(llm):
         ({"type": "json_schema", "schema": {"type": "nothing"}}, "not a JSON schema that llama-cpp-python can follow"),
         ({"type": "json_schema", "schema": {1, 2}}, "is not JSON"),
         ({"type": "json_schema", "schema": {"const": float("nan")}}, "is not valid JSON: NaN"),
-        ({"type": "json_schema", "schema": {"pattern": "^(?=x)y$"}}, "where a grammar cannot express it"),
+        ({"type": "json_schema", "schema": {"pattern": "^(?=x)y$"}}, "in a place that a grammar cannot express"),
         ({"type": "json_object", "schema": {"type": "nothing"}}, "not a JSON schema that llama-cpp-python can follow"),
     ],
     ids=str,

@@ -141,7 +141,7 @@ def test_eval_of_several_at_once_is_stopped_and_goes_on(model_arguments, data, t
     finally:
         process.kill()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and "goes on from here" in error and "Traceback" not in error
+        assert process.returncode == 130 and "to resume" in error and "Traceback" not in error
     before = path.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -288,7 +288,7 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     part = tmp_path / "b.json.part"
     with stopped_after(7):
         result = run(bench, *arguments)
-    assert result.exit_code == 130 and "The same command goes on from here." in result.stderr
+    assert result.exit_code == 130 and "The same command to resume." in result.stderr
     kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
     assert len(kept) == 7
     with open(part, "a") as file:

@@ -198,7 +198,7 @@ def test_plain_can_win():
 
     chosen = candidate("plain", 2.0, 1.0)
     tuned = types.SimpleNamespace(chosen=chosen, fastest=chosen, candidates=(chosen,), n_prompts=8)
-    assert "drafting does not pay" in claim_sentence(tuned, "-", "-", "p.jsonl")
+    assert "drafting is not faster" in claim_sentence(tuned, "-", "-", "p.jsonl")
     preset = make_preset(chosen.setting, "t.gguf", Drafters())
     assert preset.drafters == () and preset.decoding.draft_max == 0
 

@@ -183,7 +183,7 @@ def test_pooling_is_the_files(tiny_target_f32, tmp_path, kind, word):
 
 @pytest.mark.parametrize(
     "keys, message",
-    [({"llama.pooling_type": 4}, "ranks texts"), ({"llama.attention.causal": False}, "both directions")],
+    [({"llama.pooling_type": 4}, "ranks documents"), ({"llama.attention.causal": False}, "both directions")],
 )
 def test_models_that_cannot(tiny_target, tmp_path, keys, message):
     path = str(edit_gguf(tiny_target, tmp_path / "other.gguf", keys))

@@ -16,7 +16,7 @@ from pyfly_cpp.machine.threads import AUTO, require_threads
 from pyfly_cpp.models.named import model_file
 from pyfly_cpp.ranges import require_integer, require_number
 
-P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop where its top probability falls under this.", 1.0, 0.0)
+P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop when its top probability falls below this.", 1.0, 0.0)
 
 
 class WithModel(OwnDrafter):

@@ -48,7 +48,7 @@ class PromptLookup(OwnDrafter):
             2**18,
         ),
         PathOption("lookup_memory", "memory_file", "Prompt lookup: file that keeps these answers between runs."),
-        PathOption("lookup_texts", "texts", "Prompt lookup: text or folder to look in, too; may be repeated.", True),
+        PathOption("lookup_texts", "texts", "Prompt lookup: another file or folder to search; may be repeated.", True),
     )  # fmt: skip
     path_fields = ("memory_file", "texts")
 

@@ -63,7 +63,7 @@ class AllOf(_Combined):
 
     @property
     def window(self) -> Window:
-        """Of its gates' windows the one with the fewest strict positions: what it defers, that gate defers, too."""
+        """The gates' window with the fewest strict positions. That gate also defers all that is deferred here."""
         return self._windows()[0]
 
     @property
@@ -99,7 +99,7 @@ class AnyOf(_Combined):
 
     @property
     def window(self) -> Window:
-        """Of its gates' windows the one with the most strict positions: any of its gates may have deferred alone."""
+        """The window with the most strict positions among its gates': any of them may have deferred alone."""
         return self._windows()[-1]
 
     @property

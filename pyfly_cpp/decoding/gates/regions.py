@@ -66,8 +66,8 @@ class Regions(Gate):
 
     @property
     def window(self) -> Window:
-        """Of its gates' windows the one with the fewest strict positions: where that one lets nothing stand, nothing
-        can. What holds at a mismatch is the window of its region."""
+        """The window with the fewest strict positions among its gates': if it lets nothing stand, nothing can. A
+        mismatch itself has the window of its region."""
         gates = [self.in_region(region) for region in REGIONS]
         windows = [gate.window for gate in gates if not gate.is_lossless]
         return min(windows, key=lambda window: window.n_strict, default=Window())

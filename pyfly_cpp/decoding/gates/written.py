@@ -125,7 +125,7 @@ def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]
     for part in parts if any(parts) else []:
         name, equals, written = (text.strip() for text in part.partition("="))
         if not equals:
-            raise ValueError(f"{part.strip()!r} does not say where it holds; write {form.word}({form.names[0]}=...).")
+            raise ValueError(f"{part.strip()!r} names no region; write {form.word}({form.names[0]}=...).")
         if name not in form.names:
             known = ", ".join(form.names)
             raise ValueError(f"{form.word} has no {name!r}, but {known}.{did_you_mean(name, form.names)}")
@@ -150,7 +150,7 @@ def require_window_for(gate: Gate, window: Window | None) -> Window | None:
     """Returns `window` if the gate has a use for it, or None; raises ValueError otherwise."""
     if gate.draws and window is not None and window.n_strict + window.size > 0:
         raise ValueError(
-            f"the gate {gate} decides about a draft at once and has no use for the window {window}; leave it at None."
+            f"the gate {gate} decides immediately and has no use for the window {window}; leave it at None."
         )
     return window
 
@@ -180,7 +180,7 @@ _MOST = {"fuzzy_js": math.log(2), "fuzzy_tv": 1.0}
 
 
 def why_all(gate: Gate, draft_max: int) -> str | None:
-    """Why a threshold of the gate lets every draft pass, and what to change, in one sentence. None where it does not,
+    """Why a threshold of the gate lets every draft pass, and what to change, in one sentence. None if it does not,
     and without drafts."""
     for node in gate.nodes() if draft_max > 0 else ():
         most = _MOST.get(node.kind, math.inf)
