@@ -40,7 +40,7 @@ _LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
 """Tokens between looks for a loop, that are looked at, and of a loop that ends an answer where somebody watches."""
 
 _MOST_BYTES = 64
-"""Of a token, on average: a longer file does not fit in the context, however it is read."""
+"""Bytes of a token, on average: a longer file does not fit in the context, however it is read."""
 
 HELP = {
     "/help": "this list",
@@ -363,7 +363,7 @@ class Chat:
         self._show_gate()
 
     def _draft_with(self, word: str) -> None:
-        """As of --drafter; what drafted before stays if this cannot."""
+        """The drafter that --drafter would name; the old one stays if this fails."""
         models = replace(self._options.models, drafter=DRAFTER.convert(word, None, None), draft=None)
         drafter, reason = None, "/drafter none"
         if models.drafter != "none":

@@ -29,7 +29,7 @@ _PROMPT = """Copy this list, with every price in euros instead of dollars. Chang
 """An edit: most of the answer stands in the prompt, so that drafts are easy."""
 
 _LEAST_SHARE = 0.01
-"""Of a speed; a smaller difference is none."""
+"""The least ratio of speeds; a smaller difference is none."""
 
 
 @click.command("demo", cls=HeadedCommand, short_help="See one answer without drafts and with them.",

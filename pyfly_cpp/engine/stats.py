@@ -14,7 +14,7 @@ from pyfly_cpp.decoding.verify import REASONS
 from pyfly_cpp.errors import counted
 
 _LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
-"""Of which a speed is told."""
+"""The fewest of which a speed is shown."""
 
 ORIGINS = tuple(_native.ORIGINS)
 

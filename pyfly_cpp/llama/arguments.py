@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 
 class LlamaArguments(TypedDict, total=False):
-    """As of `llama_cpp.Llama`, but that thread counts may be "auto"."""
+    """Those of `llama_cpp.Llama`, except that thread counts may be "auto"."""
 
     n_ctx: int
     n_batch: int
