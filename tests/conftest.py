@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("alike"):
                 item.add_marker(pytest.mark.skip(reason="kernels of GPUs round by the size of a batch"))
-    for name in ("archs", "device", "fuzz", "page", "serve_load", "slow"):
+    for name in ("archs", "device", "fuzz", "page", "peer", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
             for item in items:

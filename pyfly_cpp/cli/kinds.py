@@ -57,6 +57,13 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ValueError(f"{text!r} has an empty name; write one or several like small,code.")
+    return words
+
+
 def _servers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
@@ -103,6 +110,8 @@ DRAFTER = Written("drafter", _drafter)
 CHAT_FORMAT = Written("chat format", _chat_format)
 NAMES = Written("devices", _names)
 """Names with commas between them; "none": no name."""
+WORDS = Written("names", _words)
+"""Names with commas between them, at least one."""
 SERVERS = Written("servers", _servers)
 SHARES = Written("shares", _shares)
 """Numbers with commas between them, none below 0."""

@@ -11,7 +11,7 @@ import click
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
-from pyfly_cpp.cli.kinds import PARALLEL_COUNT, Real
+from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
@@ -19,6 +19,7 @@ from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
 
 _MOST_KEYS_BYTES = 2**16
+_MOST_TEMPLATE_BYTES = 2**20
 _KEY = "PYFLY_API_KEY"
 
 
@@ -39,7 +40,16 @@ _OPTIONS = [
            help="Requests at a time; auto: as many as fit well in memory, 8 at most."),
     click.option("--embeddings", is_flag=True,
                  help="Also serve embeddings, at /v1/embeddings; takes the memory of one more request."),
-    click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: its file's]"),
+    click.option("--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
+                 help="How --embeddings makes one vector of a text; none: /embeddings has one for each token.  "
+                 "[default: as the model's file says, or mean]"),
+    click.option("--chat-template", metavar="NAME|TEXT",
+                 help="Chat template in place of the model's own: in Jinja, or the name of one of llama.cpp's."),
+    click.option("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+                 help="File of a chat template in Jinja."),
+    click.option("--alias", metavar="NAME,...", type=WORDS,
+                 help="Names of the model for clients; answers have the first.  [default: its file's]"),
+    click.option("--tags", metavar="WORD,...", type=WORDS, help="Words about the model, which /v1/models shows."),
     click.option("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
                  f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
     click.option("--api-key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -73,7 +83,10 @@ def command(
     host: str,
     port: int,
     parallel: int | str,
-    alias: str | None,
+    alias: tuple[str, ...] | None,
+    tags: tuple[str, ...] | None,
+    chat_template: str | None,
+    chat_template_file: str | None,
     api_key: tuple[str, ...],
     api_key_file: str | None,
     no_auth: bool,
@@ -91,6 +104,7 @@ def command(
         raise click.UsageError(
             f"--host {host} is open to other machines: give a key (--api-key-file, {_KEY}), or --no-auth."
         )
+    template = _template(chat_template, chat_template_file)
     bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
     try:
         n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
@@ -100,8 +114,10 @@ def command(
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
+            name, *aliases = alias or [options.models.model.stem]
             settings = Settings(
-                name=alias or options.models.model.stem, host=host, keys=keys,
+                name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
+                chat_template=template, seed=options.sampling["seed"],
                 default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
                 limits=limits, **given,
             )  # fmt: skip
@@ -118,6 +134,17 @@ def command(
             serve(batch, settings, bound, tell)
     finally:
         bound.close()
+
+
+def _template(text: str | None, file: str | None) -> str:
+    """The chat template; empty: the model's own."""
+    if file is None:
+        return text or ""
+    if text is not None:
+        raise click.UsageError("--chat-template and --chat-template-file exclude each other; leave one out.")
+    if Path(file).stat().st_size > _MOST_TEMPLATE_BYTES:
+        raise ValueError(f"{file} is too large for a chat template.")
+    return Path(file).read_text(encoding="utf-8-sig")
 
 
 def _keys(given: tuple[str, ...], file: str | None) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ class Piece(NamedTuple):
     """Tokens of the answer so far, those of a stop string included."""
     finish: str | None = None
     """`"stop"` or `"length"` in the last piece, None before."""
+    cause: str | None = None
+    """Why the answer has ended, in the last piece: a key of `FINISH`."""
     prompt: tuple[Logprobs, ...] | None = None
     """Log-probabilities of the prompt's tokens from the second on, for the first piece."""
     stats: Stats | None = None
@@ -134,7 +136,7 @@ class Output:
 
     def _end(self, cause: str, tokens: list[Token]) -> Piece:
         self.cause = cause
-        return self._give(tokens)._replace(finish=FINISH[cause])
+        return self._give(tokens)._replace(finish=FINISH[cause], cause=cause)
 
     def _give(self, tokens: list[Token]) -> Piece:
         text = "".join(token.text for token in tokens)

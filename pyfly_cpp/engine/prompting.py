@@ -15,6 +15,8 @@ class Rendered(NamedTuple):
     tokens: list[int]
     stop: list[str]
     """Texts that end the answer, as the format says."""
+    text: str
+    """The prompt as the format has written it; empty if it made tokens."""
 
 
 def chat_handler(llm: Any) -> Any:
@@ -37,17 +39,29 @@ def hear_chat(llm: Any, messages: Sequence[Any], **options: Any) -> dict[str, An
     Raises:
         Exception: what the format, a template of whoever made the model, raises of messages that it does not take.
     """
-    listener = _Listener(llm)
+    return _listen(_Listener(llm), chat_handler(llm), messages, options)
+
+
+def _listen(listener: _Listener, handler: Any, messages: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(_Heard):
-        chat_handler(llm)(llama=listener, messages=list(messages), **options)
+        handler(llama=listener, messages=list(messages), **options)
     return listener.heard
 
 
-def render_chat(llm: Any, messages: Sequence[Any], **options: Any) -> Rendered:
-    """Applies a model's chat format; as of `hear_chat`."""
-    heard = hear_chat(llm, messages, temperature=0.0, **options)
+def render_chat(
+    llm: Any, messages: Sequence[Any], *, behind: str = "", handler: Any = None, **options: Any
+) -> Rendered:
+    """Applies a model's chat format; as of `hear_chat`.
+
+    Args:
+        behind: Text that stands behind the prompt: what the answer begins with.
+        handler: A chat handler in place of the model's own.
+    """
+    listener = _Listener(llm, behind)
+    heard = _listen(listener, handler or chat_handler(llm), messages, {"temperature": 0.0, **options})
     stop = heard.get("stop")
-    return Rendered(heard["prompt"], [stop] if isinstance(stop, str) else [entry for entry in stop or [] if entry])
+    stops = [stop] if isinstance(stop, str) else [entry for entry in stop or [] if entry]
+    return Rendered(heard["prompt"], stops, listener.text)
 
 
 class _Heard(Exception):
@@ -57,16 +71,24 @@ class _Heard(Exception):
 class _Listener:
     """Stands in for a Llama before a chat handler, to hear which completion it makes of messages."""
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, behind: str = "") -> None:
         self._llm = llm
+        self._behind = behind
+        self.text = ""
         self.heard: dict[str, Any] = {"prompt": []}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As of a Llama."""
+        self.text = text.decode("utf-8") + self._behind
+        tokens: list[int] = self._llm.tokenize(self.text.encode("utf-8"), add_bos, special)
+        return tokens
+
     def create_completion(self, prompt: Any, **arguments: Any) -> Any:
         """Keeps what is asked for and ends the handler."""
         if isinstance(prompt, str):
-            prompt = self._llm.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
+            prompt = self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
         self.heard = {**arguments, "prompt": list(prompt)}
         raise _Heard

@@ -122,7 +122,7 @@ class Generator:
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the
         assistant's mouth."""
-        tokens, own_stop = render_chat(self.llm, messages)
+        tokens, own_stop, _ = render_chat(self.llm, messages)
         if prefix:
             tokens += self.llm.tokenize(prefix.encode("utf-8"), add_bos=False, special=False)
         return Prompt(tuple(tokens), tuple(dict.fromkeys([*stop, *own_stop])))

@@ -26,6 +26,7 @@ from pyfly_cpp.serve.orders import (
     written,
 )
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.timings import Progress, Timings
 
 Event = dict[str, Any]
 
@@ -48,14 +49,18 @@ class Answer(Protocol):
     """The texts that it wants."""
     stream: bool
     """Whether it wants events."""
+    tells_progress: bool
+    """Whether events tell how far a prompt is."""
     is_named: bool
-    """Whether the events have names (their `type`) and no [DONE] behind them."""
+    """Whether the events have names (their `type`)."""
+    is_marked: bool
+    """Whether [DONE] stands behind the events."""
 
     def begin(self) -> Iterable[Event]:
         """Events before the first piece."""
 
-    def add(self, i: int, piece: Piece) -> Iterable[Event]:
-        """Takes a piece of text i; the events that tell it."""
+    def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
+        """Takes a piece of text i, or how far its prompt is; the events that tell it."""
 
     def end(self) -> Iterable[Event]:
         """Events behind the last piece."""
@@ -71,6 +76,7 @@ class Shared:
     """What chat and text completions have in common."""
 
     is_named = False
+    is_marked = True
     kind = ""
     chunk_kind = ""
 
@@ -80,11 +86,13 @@ class Shared:
         self.body = body
         self.decoding = decoding
         self.stream = bool(body.get("stream"))
+        self.tells_progress = bool(body.get("return_progress"))
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.with_records = bool(body.get("records"))
         self.orders: list[Order] = []
         self.n_prompt_tokens = 0
         self.n_tokens: dict[int, int] = {}
+        self.timings: list[Timings] = []
         self.id = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.fingerprint = fingerprint(written(decoding))
@@ -101,8 +109,11 @@ class Shared:
         if k is not None and k >= n_batch:
             raise bad_request(f"draft_max must be less than {n_batch}, not {k}.", "draft_max")
         sampling = read_sampling(body, self.settings.sampling)
-        texts_of_stop, bias = read_stop(body, stop), read_logit_bias(body, self.model.n_vocab)
-        seeds = read_seeds(body, n)
+        model = self.model
+        texts_of_stop = read_stop(body, stop)
+        forbidden = model.ends if body.get("ignore_eos") else ()
+        bias = read_logit_bias(body, model.n_vocab, lambda text: model.tokenize(text, False, False), forbidden)
+        seeds = read_seeds(body, n, self.settings.seed)
         for prompt in prompts:
             room = require_room(prompt, self.model)
             self.n_prompt_tokens += len(prompt)
@@ -114,6 +125,13 @@ class Shared:
                 )
                 for seed in seeds
             ]  # fmt: skip
+        self.timings = [Timings() for _ in self.orders]
+
+    def most_tokens(self, default: int) -> int | None:
+        """The longest answer that the request asks for; None: as the context allows."""
+        names = ("max_completion_tokens", "max_tokens", "n_predict")
+        n = next((int(self.body[name]) for name in names if self.body.get(name) is not None), default)
+        return None if n < 0 else n
 
     def require_few(self, n_prompts: int) -> int:
         """The n of the request. Raises ApiError: with so many prompts that is too many texts."""
@@ -122,18 +140,38 @@ class Shared:
             raise bad_request(f"the request asks for {n * n_prompts} answers; at most {most} are allowed.", "n")
         return n
 
-    def count(self, i: int, piece: Piece) -> None:
-        """Takes note of the tokens of a text."""
+    def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
+        """Takes note of tokens and times, and hands pieces on to `take`."""
+        self.timings[i].add(piece)
+        if isinstance(piece, Progress):
+            if self.tells_progress:
+                yield self.chunk([], prompt_progress=self.timings[i].progress(), **self.told_times(i))
+            return
         self.n_tokens[i] = piece.n_tokens
+        yield from self.take(i, piece)
 
-    def usage(self) -> dict[str, int]:
+    def take(self, i: int, piece: Piece) -> Iterable[Event]:
+        """Takes a piece of text i; the events that tell it."""
+        raise NotImplementedError
+
+    def told_times(self, i: int) -> dict[str, Any]:
+        """The field `timings` of an event, where events are to have it."""
+        return {"timings": self.timings[i].as_dict()} if self.body.get("timings_per_token") else {}
+
+    def usage(self) -> dict[str, Any]:
         """The tokens of all prompts, each once, and of all answers."""
         n = sum(self.n_tokens.values())
         return {
             "prompt_tokens": self.n_prompt_tokens,
             "completion_tokens": n,
             "total_tokens": self.n_prompt_tokens + n,
+            "prompt_tokens_details": {"cached_tokens": self._n_cached()},
         }
+
+    def _n_cached(self) -> int:
+        """Tokens of the prompts that need not have been evaluated for this request, by the first text of each."""
+        n_texts = int(self.body.get("n") or 1)
+        return sum(timings.n_cached for timings in self.timings[::n_texts])
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Event:
         """An event of a stream."""
@@ -146,7 +184,7 @@ class Shared:
     def end(self) -> Iterable[Event]:
         """The usage, where it is wanted."""
         if self.with_usage:
-            yield self.chunk([], usage=self.usage())
+            yield self.chunk([], usage=self.usage(), timings=self.timings[0].as_dict())
 
     def fail(self, failure: ApiError) -> Event:
         """The error as it is."""
@@ -157,6 +195,7 @@ class Shared:
         return {
             "id": self.id, "object": self.kind, "created": self.created, "model": self.settings.name,
             "system_fingerprint": self.fingerprint, "choices": choices, "usage": self.usage(),
+            "timings": self.timings[0].as_dict(),
         }  # fmt: skip
 
     def told(self, piece: Piece) -> dict[str, Any]:
@@ -179,15 +218,20 @@ def require_room(prompt: Sequence[int], model: Model) -> int:
     room = model.batch.n_ctx - len(prompt)
     if room < 1:
         raise bad_request(
-            f"the prompt has {len(prompt)} tokens, and the context of a request holds {model.batch.n_ctx}, its answer "
-            "included; shorten it.",
+            f"the prompt has {len(prompt)} tokens, and with its answer exceeds the available context size of "
+            f"{model.batch.n_ctx}; shorten it.",
             code="context_length_exceeded",
+            more={"type": "exceed_context_size_error", "n_prompt_tokens": len(prompt), "n_ctx": model.batch.n_ctx},
         )
     return room
 
 
 def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param: str) -> Constraint | None:
     """What the answer must follow: the request's grammar, or its format. Raises ApiError: both, or no schema."""
+    if body.get("json_schema") is not None:
+        if given is not None:
+            raise bad_request(f"give either json_schema or {param}, not both.", "json_schema")
+        given, param = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}, "json_schema"
     kind = "text" if given is None else given["type"]
     grammar = body.get("grammar") or None
     if kind == "text":

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,21 +15,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
+from pyfly_cpp import __version__
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.engine.prompting import Rendered
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
-from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.chat import Chat, render
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
-from pyfly_cpp.serve.errors import ApiError, internal, stopping
+from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.native import Infill, Native, settings_of
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.orders import read_decoding, written
+from pyfly_cpp.serve.orders import read_decoding, read_sampling, written
 from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, guarded, refuse
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, while_there
+
+_ANY_SEED = 2**32 - 1
+"""llama.cpp's word for a seed that is drawn."""
 
 
 def make_app(service: Service) -> App:
@@ -47,14 +55,26 @@ def make_app(service: Service) -> App:
 
     app = Starlette(
         routes=[
-            post("/v1/chat/completions", Chat, requests.ChatRequest),
+            *(post(f"{root}/chat/completions", Chat, requests.ChatRequest) for root in ("/v1", "")),
             post("/v1/completions", Completion, requests.CompletionRequest),
-            post("/v1/responses", ResponseAnswer, requests.ResponseRequest),
-            Route("/v1/embeddings", _Embeddings(service, "/v1/embeddings"), methods=["POST"]),
-            Route("/tokenize", _Checked(service, "/tokenize", routes.tokenize), methods=["POST"]),
-            Route("/detokenize", _Checked(service, "/detokenize", routes.detokenize), methods=["POST"]),
+            *(post(path, Native, requests.NativeRequest) for path in ("/completion", "/completions")),
+            post("/infill", Infill, requests.InfillRequest),
+            *(post(f"{root}/responses", ResponseAnswer, requests.ResponseRequest) for root in ("/v1", "")),
+            *(Route(path, _Embeddings(service, path), methods=["POST"]) for path in ("/v1/embeddings", "/embeddings")),
+            *(
+                Route(path, _Checked(service, path, work), methods=["POST"])
+                for path, work in (
+                    ("/tokenize", routes.tokenize),
+                    ("/detokenize", routes.detokenize),
+                    ("/apply-template", routes.apply_template),
+                    ("/v1/chat/completions/input_tokens", routes.input_tokens),
+                    ("/chat/completions/input_tokens", routes.input_tokens),
+                )
+            ),
             Route("/tokenizer_info", routes.tokenizer_info),
-            Route("/v1/models", routes.models),
+            Route("/props", routes.props),
+            Route("/slots", routes.slots),
+            *(Route(f"{root}/models", routes.models) for root in ("/v1", "")),
             Route("/v1/models/{name:path}", routes.model),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
@@ -154,22 +174,24 @@ class _Answers(_Checked):
         return answer.whole()
 
     async def _stream(self, answer: Answer, send: Any, texts: list[str]) -> None:
-        sender = Sender(send, self.service.settings.limits.read_seconds, answer.is_named)
+        sender = Sender(send, self.service.settings.limits.read_seconds, answer.is_named, answer.is_marked)
         async with closing(self.service.pieces(answer)) as pieces:
-            i, piece = await pieces.__anext__()  # an error before it has its own status
-            await sender.begin()
-            for event in answer.begin():
-                await sender.event(event)
+            has_begun = False
             try:
-                while True:
+                async for i, piece in pieces:
                     texts[i] += piece.text
+                    if not has_begun and (answer.tells_progress or isinstance(piece, Piece)):
+                        has_begun = True
+                        await sender.begin()
+                        for event in answer.begin():
+                            await sender.event(event)
                     for event in answer.add(i, piece):
                         await sender.event(event)
-                    i, piece = await pieces.__anext__()
-            except StopAsyncIteration:
                 for event in answer.end():
                     await sender.event(event)
             except ApiError as failure:
+                if not has_begun:
+                    raise  # with its own status
                 await sender.event(answer.fail(failure))
             await sender.end()
 
@@ -185,7 +207,8 @@ class _Embeddings(_Checked):
             raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
         if service.log.wants_texts:
             more["request"] = body
-        wanted = await asyncio.to_thread(Embeddings, service.model, service.embedder, service.settings, body)
+        is_native = self._path == "/embeddings"
+        wanted = await asyncio.to_thread(Embeddings, service.model, service.embedder, service.settings, body, is_native)
         content = await while_there(receive, self._whole(wanted))
         await Response(content, media_type="application/json")(scope, receive, send)
 
@@ -210,7 +233,7 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        if name != self._service.settings.name:
+        if name not in self._service.settings.names:
             error = ApiError(404, f"there is no model {name[:100]!r} here.", param="model", code="model_not_found")
             return JSONResponse(error.body(), 404)
         return JSONResponse(self._described())
@@ -220,6 +243,7 @@ class _Routes:
         rule, embedder = written(model.decoding), self._service.embedder
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
+            "aliases": list(self._service.settings.names), "tags": list(self._service.settings.tags),
             "pyfly": {
                 "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
@@ -249,9 +273,19 @@ class _Routes:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await read_json(request, self._service.settings.limits, requests.TokenizeRequest)
-        model, add_bos = self._service.model, body.get("add_special_tokens") is not False
-        tokens = await asyncio.to_thread(model.tokenize, body["prompt"], True, add_bos)
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.batch.n_ctx})
+        model = self._service.model
+        if body.get("content") is not None:  # as llama.cpp's clients ask
+            text = body["content"]
+            special, add_bos = body.get("parse_special") is not False, body.get("add_special") is True
+        elif body.get("prompt") is not None:
+            text, special, add_bos = body["prompt"], True, body.get("add_special_tokens") is not False
+        else:
+            raise bad_request("prompt is missing.", "prompt")
+        tokens = await asyncio.to_thread(model.tokenize, text, special, add_bos)
+        told: list[Any] = tokens
+        if body.get("with_pieces"):
+            told = [{"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens]
+        return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": model.batch.n_ctx})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -261,8 +295,56 @@ class _Routes:
         def text() -> str:
             return model.text(model.known(body["tokens"], "tokens"), True)
 
-        return JSONResponse({"prompt": await asyncio.to_thread(text)})
+        found = await asyncio.to_thread(text)
+        return JSONResponse({"prompt": found, "content": found})
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template."""
+        rendered = await self._rendered(request)
+        return JSONResponse({"prompt": rendered.text or self._service.model.text(rendered.tokens, True)})
+
+    async def input_tokens(self, request: Request) -> Response:
+        """POST /v1/chat/completions/input_tokens."""
+        return JSONResponse({"input_tokens": len((await self._rendered(request)).tokens)})
+
+    async def _rendered(self, request: Request) -> Rendered:
+        body = await read_json(request, self._service.settings.limits, requests.ChatRequest)
+        return await asyncio.to_thread(render, self._service.model, body)
+
+    async def props(self, _: Request) -> Response:
+        """GET /props."""
+        service, model = self._service, self._service.model
+        sampling = settings_of(read_sampling({}, service.settings.sampling))
+        most = service.settings.default_max_tokens or -1
+        seed = _ANY_SEED if service.settings.seed is None else service.settings.seed
+        info = model.tokenizer_info()
+        return JSONResponse({
+            "default_generation_settings": {
+                "n_ctx": model.batch.n_ctx, "params": {**sampling, "seed": seed, "n_predict": most, "max_tokens": most},
+            },
+            "total_slots": model.batch.n_parallel, "model_alias": service.settings.name,
+            "model_path": Path(model.path).name, "modalities": {"vision": False, "audio": False},
+            "chat_template": info["chat_template"] or "", "bos_token": info["bos_token"] or "",
+            "eos_token": info["eos_token"] or "", "build_info": f"pyfly-cpp {__version__}", "is_sleeping": False,
+        })  # fmt: skip
+
+    async def slots(self, _: Request) -> Response:
+        """GET /slots."""
+        service, model = self._service, self._service.model
+        used = service.slots()
+        return JSONResponse([
+            {"id": i, "n_ctx": model.batch.n_ctx, "speculative": bool(model.drafters), "is_processing": i in used}
+            for i in range(model.batch.n_parallel)
+        ])  # fmt: skip
 
     async def tokenizer_info(self, _: Request) -> Response:
         """GET /tokenizer_info."""
         return JSONResponse(self._service.model.tokenizer_info())
+
+
+def _shown(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes if they are no text alone."""
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)

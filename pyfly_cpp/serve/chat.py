@@ -8,9 +8,11 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.engine.prompting import Rendered
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.completions import joined
+from pyfly_cpp.serve.contents import read_content
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.settings import Settings
@@ -25,8 +27,8 @@ class Chat(Shared):
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
-        functions = [tool["function"] for tool in body.get("tools") or []]
-        self.tools = Tools(functions, *read_choice(body, bool(functions)), model.template)
+        self.tools = _tools(model, body)
+        functions = self.tools.functions
         grammar = read_format(body, body.get("response_format"), "response_format")
         if self.tools.choice == "required":
             if grammar is not None:
@@ -35,11 +37,9 @@ class Chat(Shared):
         self.reads_calls = bool(functions) and self.tools.choice != "none" and (
             grammar is None or self.tools.choice == "required"
         )  # fmt: skip
-        messages, told = self.tools.prepare(read_messages(body["messages"]))
-        rendered = model.render(messages, told)
-        max_tokens = body.get("max_completion_tokens")
-        max_tokens = body.get("max_tokens") if max_tokens is None else max_tokens
-        max_tokens = settings.default_max_tokens if max_tokens is None else int(max_tokens)
+        rendered = _render(model, self.tools, body)
+        self._verbose = {"__verbose": {"prompt": rendered.text}} if body.get("verbose") else {}
+        max_tokens = self.most_tokens(settings.default_max_tokens)
         top = int(body.get("top_logprobs") or 0)
         if top and not body.get("logprobs"):
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
@@ -49,17 +49,44 @@ class Chat(Shared):
     def begin(self) -> Iterable[Event]:
         """Who speaks."""
         for i in range(len(self.orders)):
-            yield self.chunk([_event(i, {"role": "assistant", "content": ""})])
+            yield self.chunk([_event(i, {"role": "assistant", "content": None})])
 
-    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+    def take(self, i: int, piece: Piece) -> Iterable[Event]:
         """Text, calls, the reason of the end."""
-        self.count(i, piece)
         for choice in self._choices[i].add(piece):
-            yield self.chunk([choice])
+            yield self.chunk([choice], **self.told_times(i))
 
     def whole(self) -> Event:
         """All choices."""
-        return self.response([choice.whole() for choice in self._choices])
+        return {**self.response([choice.whole() for choice in self._choices]), **self._verbose}
+
+
+def render(model: Model, body: Mapping[str, Any]) -> Rendered:
+    """The prompt of a chat. Raises ApiError."""
+    return _render(model, _tools(model, body), body)
+
+
+def _tools(model: Model, body: Mapping[str, Any]) -> Tools:
+    functions = [tool["function"] for tool in body.get("tools") or []]
+    return Tools(functions, *read_choice(body, bool(functions)), model.template)
+
+
+def _render(model: Model, tools: Tools, body: Mapping[str, Any]) -> Rendered:
+    """The prompt of a chat. An answer that the messages end with is continued, unless the request forbids it. Raises
+    ApiError."""
+    messages, told = tools.prepare(read_messages(body["messages"]))
+    adds_prompt, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
+    if adds_prompt and continues:
+        raise bad_request("add_generation_prompt and continue_final_message exclude each other; leave one out.",
+                          "continue_final_message")  # fmt: skip
+    is_answered = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    if continues and not is_answered:
+        raise bad_request("continue_final_message needs a last message of the assistant's.", "continue_final_message")
+    if is_answered and (continues or (continues is None and adds_prompt is None)):
+        if len(messages) > 1 and messages[-2]["role"] == "assistant":
+            raise bad_request("the messages end with two of the assistant's; join them.", "messages")
+        return model.render(messages[:-1], told, behind=messages[-1]["content"])
+    return model.render(messages, told, adds_prompt=adds_prompt is not False)
 
 
 class _Choice:
@@ -156,18 +183,6 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             ]  # fmt: skip
         out.append(own)
     return out
-
-
-def read_content(content: Any, path: str) -> str:
-    """The text of a message. Raises ApiError: it has something else than text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        if part["type"] not in ("text", "input_text", "output_text", "refusal"):
-            raise bad_request(f"{path} has a part of the type {part['type'][:40]!r}; this server takes text.", path)
-        texts.append(part.get("text") or "")
-    return "".join(texts)
 
 
 def _arguments(text: str, i: int) -> Any:

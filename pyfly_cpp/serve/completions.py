@@ -30,8 +30,7 @@ class Completion(Shared):
         given = listed(body["prompt"])
         self.require_few(len(given))  # before they are read
         prompts = [self._prompt(prompt) for prompt in given]
-        max_tokens = body.get("max_tokens")
-        max_tokens = _DEFAULT_TOKENS if max_tokens is None else int(max_tokens)
+        max_tokens = self.most_tokens(_DEFAULT_TOKENS)
         if max_tokens == 0 and not self._echo:
             raise bad_request("max_tokens is 0, which asks for nothing; raise it, or ask for echo.", "max_tokens")
         n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
@@ -40,17 +39,13 @@ class Completion(Shared):
         self._n = n
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
-    def _prompt(self, prompt: str | list[int]) -> list[int]:
+    def _prompt(self, prompt: Any) -> list[int]:
         suffix = self.body.get("suffix")
-        if isinstance(prompt, str):
-            self._texts.append(prompt)
-            if suffix:
-                return self.model.infill(prompt, suffix)
-            return self.model.tokenize(prompt) if prompt else self.model.beginning()
-        if suffix:
+        if suffix and not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is a string.", "suffix")
-        tokens = self.model.known(prompt, "prompt")
-        self._texts.append(self.model.text(tokens, special=True) if self._echo else "")
+        tokens = self.model.infill(prompt, suffix) if suffix else self.model.read(prompt, "prompt")
+        is_text = isinstance(prompt, str)
+        self._texts.append(prompt if is_text else self.model.text(tokens, special=True) if self._echo else "")
         return tokens
 
     def prompt_text(self, i: int) -> str:
@@ -61,10 +56,9 @@ class Completion(Shared):
         """None."""
         return ()
 
-    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+    def take(self, i: int, piece: Piece) -> Iterable[Event]:
         """One for each piece."""
-        self.count(i, piece)
-        yield self.chunk([self._choices[i].add(piece)])
+        yield self.chunk([self._choices[i].add(piece)], **self.told_times(i))
 
     def whole(self) -> Event:
         """All choices."""
@@ -131,7 +125,7 @@ def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def listed(prompt: Any) -> list[Any]:
-    """A list of prompts, whatever of the four forms it had."""
-    if isinstance(prompt, str) or (prompt and not isinstance(prompt[0], (str, list))):
+    """A list of prompts, whatever form it had: a list in which a token stands is one prompt."""
+    if isinstance(prompt, (str, dict)) or not {int, float}.isdisjoint(map(type, prompt)):
         return [prompt]
     return list(prompt)

@@ -31,14 +31,17 @@ _POOLINGS = {
 
 
 class Embedder:
-    """Makes a vector of a text: the hidden states of its tokens behind the last layer, pooled, of length 1.
+    """Makes a vector of a text: the hidden states of its tokens behind the last layer, pooled.
 
     A text is evaluated in pieces, in the thread that steps the batch and between its steps. llama.cpp would pool each
     piece by itself, so the rows are pooled here.
     """
 
-    def __init__(self, batch: FlyBatch) -> None:
+    def __init__(self, batch: FlyBatch, pooling: str | None = None) -> None:
         """Makes the context, which takes memory for one text of the batch. It is freed with the batch's model.
+
+        Args:
+            pooling: mean, cls, last or none; None: as the model's file says.
 
         Raises:
             ValueError: the model makes no embeddings, or there is too little memory.
@@ -46,8 +49,9 @@ class Embedder:
         llm: Any = batch.llama
         self._llm = llm
         self._batch = batch
-        self.pooling = _pooling(llm.metadata)
-        """mean, cls or last: as the model's file says, mean where it says nothing."""
+        own = _pooling(llm.metadata)
+        self.pooling = own if pooling is None else pooling
+        """mean, cls, last or none; where nothing is said as the model's file says, or mean."""
         self.n_ctx = batch.n_ctx
         """Most tokens of a text."""
         self.n_embd = int(llama_cpp.llama_model_n_embd_out(llm._model.model))
@@ -83,7 +87,8 @@ class Embedder:
                 raise ValueError(f"the LoRA adapter {llm.lora_path!r} does not fit embeddings; leave it out.")
 
     async def embed(self, tokens: Sequence[int], max_seconds: float) -> npt.NDArray[np.single]:
-        """The vector, float32 [n_embd]. For one task at a time; one that is cancelled holds up the next for a piece.
+        """The vector, float32 [n_embd]; with pooling none the rows as they are, float32 [n_tokens, n_embd]. For one
+        task at a time; one that is cancelled holds up the next for a piece.
 
         Args:
             tokens: 1..n_ctx ids of the vocabulary.
@@ -101,6 +106,8 @@ class Embedder:
                 raise bad_request(f"an input takes more than {max_seconds:g} seconds; split it.", "input")
             evaluation = functools.partial(self._evaluate, tokens[i : i + _CHUNK], i == 0)
             pieces.append(await asyncio.wrap_future(self._batch.between_steps(evaluation)))
+        if self.pooling == "none":
+            return np.concatenate(pieces).astype(np.single)
         vector = np.sum(pieces, axis=0) if self.pooling == "mean" else pieces[0 if self.pooling == "cls" else -1]
         length = float(np.linalg.norm(vector))
         if not np.isfinite(length):
@@ -116,6 +123,8 @@ class Embedder:
         if code != 0:
             raise NativeError(f"llama.cpp could not evaluate an input for its embedding (code {code}).")
         rows = np.ctypeslib.as_array(llama_cpp.llama_get_embeddings(self._context), (len(ids), self.n_embd))
+        if self.pooling == "none":
+            return np.array(rows, dtype=np.double)
         chosen = {"mean": rows, "cls": rows[:1], "last": rows[-1:]}[self.pooling]
         return np.asarray(chosen.sum(axis=0, dtype=np.double))
 

@@ -20,9 +20,18 @@ from pyfly_cpp.serve.settings import Settings
 class Embeddings:
     """A request that was understood: its texts, and the response that is made of their vectors one by one."""
 
-    def __init__(self, model: Model, embedder: Embedder, settings: Settings, body: Mapping[str, Any]) -> None:
-        """Raises ApiError: there are too many texts, one is too long, or the vectors cannot be as they are wanted."""
+    def __init__(
+        self, model: Model, embedder: Embedder, settings: Settings, body: Mapping[str, Any], is_native: bool
+    ) -> None:
+        """`is_native`: whether the response is that of llama.cpp's /embeddings: a list, each vector a list of rows.
+
+        Raises:
+            ApiError: there are too many texts, one is too long, or the vectors cannot be as they are wanted.
+        """
         self._name = settings.name
+        self._is_native = is_native
+        if embedder.pooling == "none" and not is_native:
+            raise bad_request("this server does not pool, which the protocol has no word for; ask at /embeddings.")
         self._is_base64 = body.get("encoding_format") == "base64"
         self._data: list[str] = []
         if body.get("dimensions") not in (None, embedder.n_embd):
@@ -33,25 +42,32 @@ class Embeddings:
         given, most = listed(body["input"]), settings.limits.max_texts
         if len(given) > most:
             raise bad_request(f"input has {len(given)} entries; at most {most} are allowed.", "input")
-        self.texts = [
-            model.tokenize(one, special=False) if isinstance(one, str) else model.known(one, "input") for one in given
-        ]
+        self.texts = [model.read(one, "input", special=False) for one in given]
         """Their tokens."""
         for i, tokens in enumerate(self.texts):
             if not 0 < len(tokens) <= embedder.n_ctx:
                 raise bad_request(
-                    f"entry {i} of input has {len(tokens)} tokens; 1 to {embedder.n_ctx} can be embedded; split it.",
+                    f"entry {i} of input has {len(tokens)} tokens, which is too large; up to {embedder.n_ctx} can be "
+                    "embedded; split it.",
                     "input", "context_length_exceeded",
                 )  # fmt: skip
 
     def add(self, vector: npt.NDArray[np.single]) -> None:
         """Takes the vector of the next text."""
         # Written now, not all at the end: the event loop has others to serve.
-        numbers = base64.b64encode(vector.astype("<f4").tobytes()).decode() if self._is_base64 else vector.tolist()
-        self._data.append(json.dumps({"object": "embedding", "index": len(self._data), "embedding": numbers}))
+        one: dict[str, Any] = {"index": len(self._data)}
+        if self._is_native:
+            one["embedding"] = np.atleast_2d(vector).tolist()
+        elif self._is_base64:
+            one.update(object="embedding", embedding=base64.b64encode(vector.astype("<f4").tobytes()).decode())
+        else:
+            one.update(object="embedding", embedding=vector.tolist())
+        self._data.append(json.dumps(one))
 
     def whole(self) -> bytes:
         """The response, when all vectors have been taken."""
+        if self._is_native:
+            return f"[{', '.join(self._data)}]".encode()
         n = sum(map(len, self.texts))
         head = {"object": "list", "model": self._name, "usage": {"prompt_tokens": n, "total_tokens": n}}
         return f'{json.dumps(head)[:-1]}, "data": [{", ".join(self._data)}]}}'.encode()

@@ -19,6 +19,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -27,6 +28,7 @@ class ApiError(Exception):
             param: The field of the request that it is about.
             code: For programs.
             headers: Of the response.
+            more: Fields of the error besides, or in place of, those of all.
         """
         super().__init__(message)
         self.status = status
@@ -34,16 +36,19 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self._more = dict(more or {})
 
     def body(self) -> dict[str, Any]:
         """As JSON."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}}
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def bad_request(
+    message: str, param: str | None = None, code: str | None = None, more: Mapping[str, Any] | None = None
+) -> ApiError:
     """A request that cannot be understood or served as it is."""
-    return ApiError(400, message, param=param, code=code)
+    return ApiError(400, message, param=param, code=code, more=more)
 
 
 def internal() -> ApiError:

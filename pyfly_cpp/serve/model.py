@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -18,8 +20,10 @@ from pyfly_cpp.engine.processors import bias_processor
 from pyfly_cpp.engine.prompting import Rendered, render_chat
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.serve.contents import read_object
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.templates import handler_of
 
 _MOST_BYTES_OF_TOKEN = 64
 """A text that is longer than so many bytes for each token of the context is refused before it is read."""
@@ -28,8 +32,15 @@ _MOST_BYTES_OF_TOKEN = 64
 class Model:
     """May be used by any thread."""
 
-    def __init__(self, batch: FlyBatch) -> None:
-        """`batch`: closed by whoever made it."""
+    def __init__(self, batch: FlyBatch, template: str = "") -> None:
+        """
+        Args:
+            batch: Closed by whoever made it.
+            template: A chat template in place of the model's own, see `handler_of`.
+
+        Raises:
+            ValueError: the template cannot be read.
+        """
         self.batch = batch
         self._llm: Any = batch.llama
         self._vocab = self._llm._model.vocab
@@ -39,6 +50,9 @@ class Model:
         self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
         if self._llm.chat_format != "chat_template.default":
             self.template = ""
+        self._handler = None
+        if template:
+            self.template, self._handler = template, self._handler_of(template)
         self.decoding: Decoding = batch.decoding if self.drafters else batch.decoding.but(drafter="none")
         """How texts are decoded where requests say nothing."""
 
@@ -90,6 +104,28 @@ class Model:
         """The text of tokens."""
         return b"".join(self.vocabulary.piece(token, special) for token in tokens).decode("utf-8", "ignore")
 
+    def read(self, prompt: Any, param: str, special: bool = True) -> list[int]:
+        """The tokens of a prompt: a text, token ids, both in one list, or an object with a text. Raises ApiError: one
+        is none of the vocabulary, or there is something else than text."""
+        if isinstance(prompt, dict):
+            prompt = read_object(prompt, param)
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, special) if prompt else self.beginning()
+        tokens: list[int] = []
+        if str not in set(map(type, prompt)):
+            return self.known(prompt, param)
+        for i, part in enumerate(prompt):
+            if isinstance(part, str):
+                tokens += self.tokenize(part, special, add_bos=i == 0)
+            else:
+                tokens += self.known([part], param)
+        return tokens
+
+    @functools.cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The end-of-text tokens."""
+        return tuple(token for token in range(self.n_vocab) if self.vocabulary.ends_text(token))
+
     def beginning(self) -> list[int]:
         """What stands before a text that has nothing before it. Raises ApiError: the model has no such token."""
         bos = int(self._llm.token_bos())
@@ -118,25 +154,58 @@ class Model:
         texts = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
         return {**texts, "pad_token": None, "chat_template": self.template or None}
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Rendered:
-        """The prompt of a chat. Raises ApiError: the chat format does not take such messages, or they are too long."""
+    def _handler_of(self, template: str, adds_prompt: bool = True) -> Any:
+        info = self.tokenizer_info()
+        return handler_of(template, info["bos_token"] or "", info["eos_token"] or "", adds_prompt)
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None, behind: str = "",
+        adds_prompt: bool = True,
+    ) -> Rendered:  # fmt: skip
+        """The prompt of a chat.
+
+        Args:
+            behind: What the answer begins with.
+            adds_prompt: Whether the prompt ends with the beginning of an answer.
+
+        Raises:
+            ApiError: the chat format does not take such messages, or they are too long.
+        """
         n = sum(len(message["content"]) for message in messages if isinstance(message["content"], str))
         if n > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx:
             raise bad_request("the messages are far longer than the context; shorten them.", "messages",
                               "context_length_exceeded")  # fmt: skip
+        now = time.localtime()
+        # What llama.cpp tells templates: those of Llama 3 and of Firefunction ask for the day.
+        told = {"date_string": time.strftime("%d %b %Y", now), "datetime": time.strftime("%b %d %Y", now),
+                "enable_thinking": True}  # fmt: skip
+        handler = self._handler
+        if not adds_prompt:
+            template = self.template or self._llm.metadata.get("tokenizer.chat_template", "")
+            if not template:
+                raise bad_request("this model's chat format always begins an answer; leave add_generation_prompt out.",
+                                  "add_generation_prompt")  # fmt: skip
+            handler = self._handler_of(template, adds_prompt=False)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return render_chat(self._llm, messages, tools=tools)
+                return render_chat(self._llm, messages, behind=behind, handler=handler, tools=tools, **told)
         except Exception as error:  # a template is a program of whoever made the model
             raise bad_request(f"the model's chat template refuses these messages: {str(error)[:200]}.", "messages") \
                 from None  # fmt: skip
 
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
-    def write(self, order: Order) -> Handle:
-        """Has a text written; its chunks are pieces (engine/output.py). Raises ValueError: the decoding or the sampling
-        cannot be."""
+    def write(self, order: Order, on_progress: Callable[[int], None]) -> Handle:
+        """Has a text written; its chunks are pieces (engine/output.py).
+
+        Args:
+            on_progress: Called in the thread that steps with how many tokens of the prompt are known: at the beginning,
+                behind each step that has evaluated more of them, and when all are.
+
+        Raises:
+            ValueError: the decoding or the sampling cannot be.
+        """
         llm = self._llm
         sampling = dict(order.sampling)
         if order.grammar is not None:
@@ -149,4 +218,11 @@ class Model:
             sampling=sampling,
         )
         request.owner = order.owner
-        return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records)
+
+        def tell(event: str) -> None:
+            if event in ("begun", "prompt"):
+                on_progress(request.slot.n_evaluated)
+            elif event == "round" and len(request.arrivals) == 1:
+                on_progress(len(order.prompt))
+
+        return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records, on_event=tell)

@@ -22,11 +22,16 @@ def describe(has_keys: bool) -> dict[str, Any]:
             "Embeddings; 501 if the server was started without them.",
             requests.EmbeddingRequest,
         ),
+        "/completion": ("A continuation, as llama.cpp's server tells it.", requests.NativeRequest),
+        "/infill": ("What stands between two texts.", requests.InfillRequest),
+        "/apply-template": ("The prompt of a chat.", requests.ChatRequest),
         "/tokenize": ("The tokens of a text.", requests.TokenizeRequest),
         "/detokenize": ("The text of tokens.", requests.DetokenizeRequest),
     }
     gets = {
         "/v1/models": "The model.",
+        "/props": "Defaults of requests, and the chat template.",
+        "/slots": "Which slots are in use.",
         "/health": "Whether the server serves.",
         "/metrics": "Counters, as Prometheus reads them.",
         "/tokenizer_info": "What lm-eval asks of a tokenizer.",

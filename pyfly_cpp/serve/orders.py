@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +112,11 @@ def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dic
     return out
 
 
-def read_seeds(body: Mapping[str, Any], n: int) -> list[int]:
-    """A seed for each of n texts: of the first the given one, then the next; without one (or -1) any."""
+def read_seeds(body: Mapping[str, Any], n: int, own: int | None) -> list[int]:
+    """A seed for each of n texts: of the first the given one or the server's own, then the next; without one (or with
+    -1) any."""
     seed = body.get("seed")
+    seed = own if seed is None else seed
     first = secrets.randbelow(_SEEDS) if seed is None or seed == -1 else int(seed)
     return [(first + i) % _SEEDS for i in range(n)]
 
@@ -125,11 +128,26 @@ def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*texts, *own)))
 
 
-def read_logit_bias(body: Mapping[str, Any], n_vocab: int) -> tuple[tuple[int, float], ...]:
-    """Raises ApiError: a key is no token."""
-    out = []
-    for key, bias in (body.get("logit_bias") or {}).items():
-        if not (key.isascii() and key.isdigit()) or len(key) > 9 or int(key) >= n_vocab:
-            raise bad_request(f"logit_bias has the key {key[:40]!r}; keys are token ids under {n_vocab}.", "logit_bias")
-        out.append((int(key), float(bias)))
-    return tuple(out)
+def read_logit_bias(
+    body: Mapping[str, Any], n_vocab: int, tokens_of: Callable[[str], Sequence[int]], forbidden: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """What is added to the logits of tokens.
+
+    Args:
+        tokens_of: The tokens of a text: a bias may be that of all of them.
+        forbidden: Tokens that are not to be chosen, whatever the request says of them.
+
+    Raises:
+        ApiError: one is no token.
+    """
+    given = body.get("logit_bias") or {}
+    out: dict[int, float] = {}
+    for key, bias in given.items() if isinstance(given, dict) else given:
+        if isinstance(bias, str) or isinstance(key, (bool, float)) or abs(bias) > 100:
+            raise bad_request("logit_bias has an entry that is no [token, bias], bias from -100 to 100.", "logit_bias")
+        is_id = isinstance(key, int) or (key.isascii() and key.isdigit())
+        if is_id and (len(str(key)) > 9 or not 0 <= int(key) < n_vocab):
+            raise bad_request(f"logit_bias has the token {str(key)[:40]}; tokens are under {n_vocab}.", "logit_bias")
+        tokens = [int(key)] if is_id else tokens_of(key)
+        out.update(dict.fromkeys(tokens, -math.inf if bias is False else float(bias)))
+    return tuple({**out, **dict.fromkeys(forbidden, -math.inf)}.items())

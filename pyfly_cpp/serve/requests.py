@@ -24,7 +24,7 @@ def _all_whole(values: Any) -> Any:
 
 def _few_biases(value: Any) -> Any:
     # Before the entries are looked at: pydantic would list what is wrong with each of a million.
-    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+    if isinstance(value, (dict, list)) and len(value) > _MOST_BIASES:
         raise ValueError(f"must have at most {_MOST_BIASES} entries, not {len(value)}")
     return value
 
@@ -32,10 +32,11 @@ def _few_biases(value: Any) -> Any:
 # Lists fail at the first wrong entry: there may be a million, and pydantic would tell each.
 _SOME = Field(min_length=1, max_length=2**16, fail_fast=True)
 _STOP = Field(max_length=256)
-_Text = Annotated[str, Field(min_length=1)]
 _Token = Annotated[int, Field(ge=0, le=_INT32)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True), BeforeValidator(_all_whole)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
+_BiasedToken = Annotated[list[Union[_Token, str, _Bias, Literal[False]]], Field(min_length=2, max_length=2)]
+_Limit = Annotated[int, Field(ge=-1, le=_INT32)]
 _Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _ChoiceWord = Literal["none", "auto", "required"]
 
@@ -53,7 +54,7 @@ class Request(BaseModel):
 
 class _Shared(Request):
     model: Optional[str] = None
-    temperature: Optional[float] = Field(None, ge=0, le=2)
+    temperature: Optional[float] = Field(None, ge=0, le=100)
     top_p: Optional[float] = Field(None, ge=0, le=1)
     top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
     min_p: Optional[float] = Field(None, ge=0, le=1)
@@ -69,14 +70,33 @@ class _Shared(Request):
     stop: Union[
         Annotated[str, _STOP], Annotated[list[Annotated[str, _STOP]], Field(max_length=16, fail_fast=True)], None
     ] = None
-    logit_bias: Annotated[Optional[dict[str, _Bias]], BeforeValidator(_few_biases)] = None
+    logit_bias: Annotated[Union[dict[str, _Bias], list[_BiasedToken], None], BeforeValidator(_few_biases)] = None
+    ignore_eos: Optional[bool] = None
     grammar: Optional[str] = None
+    json_schema: Optional[dict[str, Any]] = None
+    timings_per_token: Optional[bool] = None
+    return_progress: Optional[bool] = None
     user: Optional[str] = None
     gate: Optional[str] = Field(None, max_length=256)
     window: Optional[str] = Field(None, max_length=64)
     draft_max: Optional[int] = Field(None, ge=0, le=_INT32)
     speculative: Optional[bool] = None
     records: Optional[bool] = None
+
+
+class _Part(Request):
+    type: str
+    text: Optional[str] = None
+
+
+class _Object(Request):
+    prompt_string: Optional[str] = None
+    content: Optional[list[_Part]] = Field(None, max_length=2**16, fail_fast=True)
+    multimodal_data: Any = None
+
+
+_Mixed = Annotated[list[Union[_Token, str]], Field(min_length=1, fail_fast=True)]
+_Prompt = Union[str, _Tokens, _Mixed, _Object, Annotated[list[Union[str, _Tokens, _Mixed, _Object]], _SOME]]
 
 
 class _StreamOptions(Request):
@@ -95,7 +115,8 @@ class _Format(Request):
 
 class _Numbered(_Shared):
     n: Optional[int] = Field(None, ge=1, le=_INT32)
-    max_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
+    max_tokens: Optional[_Limit] = None
+    n_predict: Optional[_Limit] = None
     stream_options: Optional[_StreamOptions] = None
     response_format: Optional[_Format] = None
 
@@ -103,16 +124,34 @@ class _Numbered(_Shared):
 class CompletionRequest(_Numbered):
     """The body of /v1/completions."""
 
-    prompt: Union[str, Annotated[list[str], _SOME], _Tokens, Annotated[list[_Tokens], _SOME]]
+    prompt: _Prompt
     suffix: Optional[str] = None
     echo: Optional[bool] = None
     logprobs: Optional[int] = Field(None, ge=0, le=20)
     best_of: Optional[int] = Field(None, ge=1, le=_INT32)
 
 
-class _Part(Request):
-    type: str
-    text: Optional[str] = None
+class NativeRequest(_Numbered):
+    """The body of /completion."""
+
+    prompt: _Prompt
+    n_probs: Optional[int] = Field(None, ge=0, le=20)
+    return_tokens: Optional[bool] = None
+    response_fields: Optional[list[str]] = Field(None, max_length=64)
+
+
+class _Extra(Request):
+    text: str
+    filename: Optional[str] = None
+
+
+class InfillRequest(NativeRequest):
+    """The body of /infill."""
+
+    prompt: Optional[str] = None  # type: ignore[assignment]
+    input_prefix: str
+    input_suffix: str
+    input_extra: Optional[list[_Extra]] = Field(None, max_length=1024, fail_fast=True)
 
 
 _Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=True)], None]
@@ -161,7 +200,10 @@ class ChatRequest(_Numbered):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[_Message], _SOME]
-    max_completion_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
+    max_completion_tokens: Optional[_Limit] = None
+    add_generation_prompt: Optional[bool] = None
+    continue_final_message: Optional[bool] = None
+    verbose: Optional[bool] = None
     logprobs: Optional[bool] = None
     top_logprobs: Optional[int] = Field(None, ge=0, le=20)
     tools: Optional[list[_Tool]] = Field(None, max_length=128, fail_fast=True)
@@ -207,7 +249,7 @@ class ResponseRequest(_Shared):
 class EmbeddingRequest(Request):
     """The body of /v1/embeddings."""
 
-    input: Union[_Text, Annotated[list[_Text], _SOME], _Tokens, Annotated[list[_Tokens], _SOME]]
+    input: _Prompt
     model: Optional[str] = None
     user: Optional[str] = None
     encoding_format: Optional[Literal["float", "base64"]] = None
@@ -215,10 +257,14 @@ class EmbeddingRequest(Request):
 
 
 class TokenizeRequest(Request):
-    """The body of /tokenize."""
+    """The body of /tokenize: `prompt` as lm-eval asks, or `content` as llama.cpp's clients do."""
 
-    prompt: str
+    prompt: Optional[str] = None
     add_special_tokens: Optional[bool] = None
+    content: Optional[str] = None
+    add_special: Optional[bool] = None
+    parse_special: Optional[bool] = None
+    with_pieces: Optional[bool] = None
 
 
 class DetokenizeRequest(Request):

@@ -10,17 +10,20 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event
-from pyfly_cpp.serve.chat import Chat, read_content
+from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.contents import read_content
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.timings import Progress
 
 
 class Response:
     """A response: one answer, as a list of items. A chat completion does the work."""
 
     is_named = True
+    is_marked = False
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         if body.get("previous_response_id") is not None:
@@ -33,6 +36,7 @@ class Response:
         self._chat = Chat(model, settings, _as_chat(body), decoding)
         self.orders: list[Order] = self._chat.orders
         self.stream = bool(body.get("stream"))
+        self.tells_progress = self._chat.tells_progress
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._n_events = 0
@@ -45,13 +49,17 @@ class Response:
         yield self._event("response.created", response=self._state("in_progress"))
         yield self._event("response.in_progress", response=self._state("in_progress"))
 
-    def add(self, i: int, piece: Piece) -> Iterable[Event]:
+    def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
         """Text and calls."""
         for chunk in self._chat.add(i, piece):
+            times = {name: chunk[name] for name in ("prompt_progress", "timings") if name in chunk}
+            if not chunk["choices"]:
+                yield self._event("response.in_progress", response=self._state("in_progress"), **times)
+                continue
             choice = chunk["choices"][0]
             delta = choice["delta"]
             if delta.get("content"):
-                yield from self._write(delta["content"])
+                yield from self._write(delta["content"], **times)
             for call in delta.get("tool_calls", ()):
                 yield from self._finish_text()
                 yield from self._tell_call(call)
@@ -61,7 +69,7 @@ class Response:
         """That it has ended."""
         yield from self._finish_text()
         state = self._state(self._status)
-        yield self._event(f"response.{self._status}", response=state)
+        yield self._event(f"response.{self._status}", response=state, timings=self._chat.timings[0].as_dict())
 
     def fail(self, failure: ApiError) -> Event:
         """The error, in this route's shape."""
@@ -81,7 +89,7 @@ class Response:
         self._n_events += 1
         return {"type": kind, "sequence_number": self._n_events - 1, **fields}
 
-    def _write(self, text: str) -> Iterable[Event]:
+    def _write(self, text: str, **times: Any) -> Iterable[Event]:
         if self._text is None:
             self._text = {
                 "id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "in_progress",
@@ -92,7 +100,7 @@ class Response:
             self._text["content"].append(_part(""))
             yield self._of_text("response.content_part.added", part=_part(""))
         self._text["content"][0]["text"] += text
-        yield self._of_text("response.output_text.delta", delta=text, logprobs=[])
+        yield self._of_text("response.output_text.delta", delta=text, logprobs=[], **times)
 
     def _finish_text(self) -> Iterable[Event]:
         if self._text is None:
@@ -141,7 +149,7 @@ class Response:
             "text": body.get("text") or {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [], "truncation": "disabled", "system_fingerprint": self._chat.fingerprint,
             "usage": {
-                "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             } if is_over else None,

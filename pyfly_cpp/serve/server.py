@@ -64,7 +64,7 @@ class Server(uvicorn.Server):
         """Takes the arguments of `serve`. Setting `should_exit` stops the server."""
         self._settings = settings
         self._on_start = on_start
-        self.service = Service(Model(batch), settings, Log(settings.log))
+        self.service = Service(Model(batch, settings.chat_template), settings, Log(settings.log))
         super().__init__(
             uvicorn.Config(
                 make_app(self.service),

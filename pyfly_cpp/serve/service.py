@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.turns import Ticket, Turns
 
 _Events = asyncio.Queue  # of (place, piece or failure)
@@ -38,7 +40,7 @@ class Service:
         self.turns = Turns(model.batch.n_parallel, settings.limits.max_waiting)
         self.metrics = Metrics(model.stats, self.turns)
         self.grammars = Grammars(model.path, settings.limits.max_grammar, settings.limits.grammar_seconds)
-        self.embedder = Embedder(model.batch) if settings.embeddings else None
+        self.embedder = Embedder(model.batch, settings.pooling) if settings.embeddings else None
         self.embedding = Turns(1, settings.limits.max_waiting)
         """The turns of texts that want a vector: one at a time."""
         self._running: set[Handle] = set()
@@ -57,8 +59,14 @@ class Service:
         """Ends what the service has begun."""
         self.grammars.close()
 
-    async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece]]:
-        """The pieces of all texts of an answer, as they come. Closed early, it gives the others up at once.
+    def slots(self) -> set[int]:
+        """Those that a text runs in."""
+        steps = [step for handle in self._running for step in handle.steps[-1:]]
+        return {slot.number for slot in (step.slot for step in steps) if slot is not None}
+
+    async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece | Progress]]:
+        """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
+        early, it gives the others up at once.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.
@@ -66,7 +74,7 @@ class Service:
         arrived = time.monotonic()
         orders = await self._with_grammars(answer.orders)
         with self.turns.admitted(len(orders)) as ticket:
-            events: _Events[tuple[int, Piece | BaseException]] = asyncio.Queue()
+            events: _Events[tuple[int, Piece | Progress | BaseException]] = asyncio.Queue()
             tasks = [
                 asyncio.ensure_future(self._write(i, order, ticket, events, arrived)) for i, order in enumerate(orders)
             ]
@@ -102,17 +110,24 @@ class Service:
         return [order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in orders]
 
     async def _write(
-        self, i: int, order: Order, ticket: Ticket, events: _Events[tuple[int, Piece | BaseException]], arrived: float
-    ) -> None:
+        self, i: int, order: Order, ticket: Ticket, events: _Events[tuple[int, Piece | Progress | BaseException]],
+        arrived: float,
+    ) -> None:  # fmt: skip
         most = self.settings.limits.max_seconds
         n_tokens = 0
+        loop = asyncio.get_running_loop()
+
+        def tell(n: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(events.put_nowait, (i, Progress(n, len(order.prompt))))
+
         try:
             async with ticket.turn(most):
                 # A grammar takes its time to be read.
-                handle = self.model.write(order) if order.grammar is None else \
-                    await asyncio.to_thread(self.model.write, order)  # fmt: skip
+                handle = self.model.write(order, tell) if order.grammar is None else \
+                    await asyncio.to_thread(self.model.write, order, tell)  # fmt: skip
                 self._running.add(handle)
-                timer = asyncio.get_running_loop().call_later(most, handle.finish, "length")
+                timer = loop.call_later(most, handle.finish, "length")
                 last = arrived
                 self.metrics.prompt_tokens.inc(len(order.prompt))
                 try:

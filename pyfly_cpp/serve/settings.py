@@ -35,6 +35,10 @@ class Settings:
 
     name: str
     """Name of the model, as clients see it."""
+    aliases: tuple[str, ...] = ()
+    """Other names of it."""
+    tags: tuple[str, ...] = ()
+    """Words about it, for clients that choose."""
     host: str = "127.0.0.1"
     keys: tuple[str, ...] = ()
     """API keys; any of them is good. None: nobody is asked."""
@@ -50,6 +54,18 @@ class Settings:
     """Longest chat answer by default, tokens; 0: as the context allows."""
     embeddings: bool = False
     """Whether vectors of texts are served, for which there is a context beside the batch's."""
+    pooling: str | None = None
+    """Makes a vector of the rows of a text: mean, cls, last, or none (`POST /embeddings` then gives all rows); None: as
+    the model's file says."""
+    chat_template: str = ""
+    """In place of the model's own: in Jinja, or the name of one that llama.cpp has."""
+    seed: int | None = None
+    """Of requests that give none; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling of requests that say nothing."""
     limits: Limits = Limits()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model."""
+        return self.name, *self.aliases

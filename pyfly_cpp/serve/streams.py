@@ -46,16 +46,18 @@ async def _gone(receive: Receive) -> None:
 class Sender:
     """Sends a stream of events."""
 
-    def __init__(self, send: Send, max_seconds: float, is_named: bool) -> None:
+    def __init__(self, send: Send, max_seconds: float, is_named: bool, is_marked: bool) -> None:
         """
         Args:
             send: Of ASGI.
             max_seconds: That a client may take for an event.
             is_named: Whether events have names.
+            is_marked: Whether [DONE] stands behind them.
         """
         self._send = send
         self._max_seconds = max_seconds
         self._is_named = is_named
+        self._is_marked = is_marked
 
     async def begin(self) -> None:
         """The head of the response."""
@@ -68,7 +70,7 @@ class Sender:
 
     async def end(self) -> None:
         """There is no more."""
-        if not self._is_named:
+        if self._is_marked:
             await self._write("data: [DONE]\n\n")
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -79,14 +79,14 @@ def _compiled(folder: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise Missing("there is no C++ compiler")
-    source = _source(folder)
+    root = source(folder)
     spec = find_spec("llama_cpp")
     assert spec is not None and spec.submodule_search_locations
     libraries = Path(spec.submodule_search_locations[0]) / "lib"
     program = folder / "generator"
-    includes = (HERE / "include", source / "src", source / "include", source / "ggml" / "include")
+    includes = (HERE / "include", root / "src", root / "include", root / "ggml" / "include")
     command = [
-        *(compiler, "-std=c++17", "-O1", "-w", f'-DGENERATOR="{source / _TEST}"', *(f"-I{path}" for path in includes)),
+        *(compiler, "-std=c++17", "-O1", "-w", f'-DGENERATOR="{root / _TEST}"', *(f"-I{path}" for path in includes)),
         *(HERE / "generator.cpp", f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"),
         *("-o", program),
     ]
@@ -96,7 +96,7 @@ def _compiled(folder: Path) -> Path:
     return program
 
 
-def _source(folder: Path) -> Path:
+def source(folder: Path) -> Path:
     """The folder of llama.cpp in the source of the installed llama-cpp-python."""
     given = os.environ.get(VARIABLE)
     if given is not None:

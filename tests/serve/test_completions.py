@@ -28,7 +28,7 @@ def test_as_without_a_server(server, alone):
     got = server.post(PATH, prompt=PROMPT, max_tokens=30).json()
     assert got["choices"][0]["text"] == expected["choices"][0]["text"]
     assert got["choices"][0]["finish_reason"] == expected["choices"][0]["finish_reason"]
-    assert got["usage"] == expected["usage"]
+    assert {name: got["usage"][name] for name in expected["usage"]} == expected["usage"]
     assert (got["object"], got["model"], got["system_fingerprint"][-6:]) == ("text_completion", "tiny", "-exact")
 
 
@@ -82,7 +82,7 @@ def test_log_probabilities(server, alone):
     # What lm-eval asks for: how probable a text is, and nothing behind it.
     scored = server.post(PATH, prompt=alone.tokenize(PROMPT.encode()), max_tokens=0, logprobs=1, echo=True).json()
     n = len(alone.tokenize(PROMPT.encode()))
-    assert scored["usage"] == {"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n}
+    assert (scored["usage"]["prompt_tokens"], scored["usage"]["completion_tokens"]) == (n, 0)
     np.testing.assert_allclose(scored["choices"][0]["logprobs"]["token_logprobs"][1:], own[: n - 1], atol=1e-3)
 
 
@@ -140,7 +140,8 @@ def test_usage_in_streams(server):
     events = server.events(PATH, **body, stream_options={"include_usage": True})
     assert all(event["usage"] is None for event in events[:-2])
     assert events[-2]["choices"] == []
-    assert events[-2]["usage"] == server.post(PATH, **body).json()["usage"]
+    whole = server.post(PATH, **body).json()["usage"]
+    assert {**events[-2]["usage"], "prompt_tokens_details": whole["prompt_tokens_details"]} == whole
     assert events[-1] == "[DONE]"
 
 
@@ -156,7 +157,7 @@ def test_the_context_is_full(server, batch):
 def test_the_tokenizer(server, alone):
     tokens = server.post("/tokenize", prompt=PROMPT, add_special_tokens=False).json()["tokens"]
     assert tokens == alone.tokenize(PROMPT.encode(), add_bos=False)
-    assert server.post("/detokenize", tokens=tokens).json() == {"prompt": PROMPT}
+    assert server.post("/detokenize", tokens=tokens).json()["prompt"] == PROMPT
     info = server.http.get("/tokenizer_info").json()
     assert "<|im_start|>" in info["chat_template"] and info["eos_token"]
 

@@ -88,8 +88,8 @@ def test_the_openai_package(embedding, tiny_target_f32):
     [
         ({}, "input"),
         *(({"input": value}, "input") for value in (
-            None, 5, "", [], [""], [[]], ["a", ""], [1, "a"], ["a", 1], [[1], "a"], [-1], [10**6], [[1], [10**6]],
-            [1.5], [True], {}, "one " * 600, ["a"] * 7, [1] * 513,
+            None, 5, [], [[]], [-1], [10**6], [[1], [10**6]], [1, "a", 10**6], [1.5],
+            [True], {}, {"content": "x"}, {"content": [{"type": "image_url"}]}, "one " * 600, ["a"] * 7, [1] * 513,
         )),
         *(({"input": "a", "dimensions": value}, "dimensions") for value in (0, 1, 255, 10**6, -1, "x", 1.5)),
         *(({"input": "a", "encoding_format": value}, "encoding_format") for value in ("hex", 5, [], "")),

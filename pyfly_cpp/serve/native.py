@@ -1,0 +1,170 @@
+"""/completion and /infill: the routes of llama.cpp's own server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.output import Logprobs, Piece, Token
+from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.completions import listed
+from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.orders import SAMPLING, Order
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.timings import Progress
+
+_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit"}
+
+
+class Native(Shared):
+    """A completion as llama.cpp's server tells it."""
+
+    kind = "completion"
+    is_marked = False
+
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+        super().__init__(model, settings, body, decoding)
+        max_tokens = self.most_tokens(settings.default_max_tokens or -1)
+        if max_tokens == 0:
+            raise bad_request("n_predict is 0, which asks for nothing; raise it, or leave it out.", "n_predict")
+        grammar = read_format(body, body.get("response_format"), "response_format")
+        self.order(self._prompts(), max_tokens, [], grammar, body.get("n_probs") or None)
+        self._texts = [_Text(self, i, order) for i, order in enumerate(self.orders)]
+
+    def _prompts(self) -> list[list[int]]:
+        given = listed(self.body["prompt"])
+        self.require_few(len(given))
+        return [self.model.read(one, "prompt") for one in given]
+
+    def begin(self) -> Iterable[Event]:
+        """None."""
+        return ()
+
+    def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
+        """As of `Shared`, with the fields that all events have."""
+        for event in super().add(i, piece):
+            yield {"index": i, **event}
+
+    def take(self, i: int, piece: Piece) -> Iterable[Event]:
+        """One for each piece, and one for the end."""
+        text = self._texts[i]
+        if piece.tokens or piece.text:
+            yield {**text.told(text.add(piece)), "stop": False, **self.told_times(i)}
+        if piece.finish is not None:
+            text.last = piece
+            yield text.final("", [])
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Event:
+        """An event before the first piece."""
+        return {"content": "", "tokens": [], "stop": False, **more}
+
+    def end(self) -> Iterable[Event]:
+        """None."""
+        return ()
+
+    def whole(self) -> Any:
+        """The only text, or a list of all."""
+        out = [text.whole() for text in self._texts]
+        return out if len(out) > 1 else out[0]
+
+
+class Infill(Native):
+    """A completion between two texts."""
+
+    def _prompts(self) -> list[list[int]]:
+        body = self.body
+        extra = "".join(f"{one.get('filename') or ''}\n{one['text']}\n" for one in body.get("input_extra") or [])
+        try:
+            return [self.model.infill(f"{extra}{body['input_prefix']}{body.get('prompt') or ''}", body["input_suffix"])]
+        except ApiError as error:
+            raise ApiError(501, error.message, code="not_supported") if error.param == "suffix" else error from None
+
+
+class _Text:
+    """One text of the answer."""
+
+    def __init__(self, owner: Native, i: int, order: Order) -> None:
+        self._owner = owner
+        self._i = i
+        self._order = order
+        self._pieces: list[Piece] = []
+        self.last = Piece("")
+
+    def add(self, piece: Piece) -> Piece:
+        self._pieces.append(piece)
+        return piece
+
+    def whole(self) -> dict[str, Any]:
+        """The response."""
+        tokens = [token for piece in self._pieces for token in piece.tokens]
+        out = self.final("".join(piece.text for piece in self._pieces), tokens)
+        wanted = self._owner.body.get("response_fields")
+        return {path: _at(out, path) for path in wanted} if wanted else out
+
+    def told(self, piece: Piece) -> dict[str, Any]:
+        """What an event and a response have in common."""
+        return {
+            "content": piece.text, "tokens": [token.id for token in piece.tokens],
+            "tokens_predicted": self._owner.n_tokens[self._i], "tokens_evaluated": len(self._order.prompt),
+            **self._probabilities(piece.tokens), **self._owner.told(piece),
+        }  # fmt: skip
+
+    def final(self, content: str, tokens: list[Token]) -> dict[str, Any]:
+        """The last event, or all of it."""
+        owner, order, last = self._owner, self._order, self.last
+        n_all = len(order.prompt) + owner.n_tokens[self._i]
+        all_text = "".join(piece.text for piece in self._pieces)
+        whole = last._replace(text=content, tokens=tuple(tokens))
+        given = tokens if owner.body.get("return_tokens") else []
+        return {
+            **self.told(whole), "tokens": [token.id for token in given],
+            "index": self._i, "stop": True, "model": owner.settings.name,
+            "prompt": owner.model.text(order.prompt, True),
+            "generation_settings": self._settings(), "has_new_line": "\n" in all_text,
+            "truncated": last.finish == "length" and n_all >= owner.model.batch.n_ctx,
+            "stop_type": _STOP_TYPES[last.cause or "eog"], "stopping_word": "", "tokens_cached": n_all,
+            "timings": owner.timings[self._i].as_dict(),
+        }  # fmt: skip
+
+    def _settings(self) -> dict[str, Any]:
+        order = self._order
+        return {
+            **settings_of(order.sampling), "seed": order.seed, "n_predict": order.max_tokens,
+            "max_tokens": order.max_tokens, "stop": list(order.stop), "stream": self._owner.stream,
+            "n_probs": order.n_logprobs or 0, "grammar": "" if order.grammar is None else order.grammar.text,
+            "ignore_eos": bool(self._owner.body.get("ignore_eos")),
+            "logit_bias": [{"token": token, "bias": bias if math.isfinite(bias) else None}
+                           for token, bias in order.logit_bias],
+        }  # fmt: skip
+
+    def _probabilities(self, tokens: Iterable[Token]) -> dict[str, Any]:
+        if self._order.n_logprobs is None:
+            return {}
+        told = [self._told_token(token.id, token.logprobs) for token in tokens if token.logprobs is not None]
+        return {"completion_probabilities": told}
+
+    def _told_token(self, token: int, logprobs: Logprobs) -> dict[str, Any]:
+        own, top = logprobs
+        vocabulary = self._owner.model.vocabulary
+
+        def told(token: int, logprob: float) -> dict[str, Any]:
+            piece = vocabulary.piece(token, True)
+            text = piece.decode("utf-8", "replace")
+            return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+
+        return {**told(token, own), "top_logprobs": [told(*entry) for entry in top]}
+
+
+def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate`, by the names that requests have for them."""
+    return {name: sampling[argument] for name, argument in SAMPLING.items() if argument in sampling}
+
+
+def _at(value: Any, path: str) -> Any:
+    """The entry at a/b/c of objects within each other; None if there is none."""
+    for name in path.split("/"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

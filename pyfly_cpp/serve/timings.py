@@ -1,0 +1,79 @@
+"""How far a prompt is, and how long a text took: what llama.cpp's clients show of an answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyfly_cpp.engine.output import Piece
+
+
+@dataclass(frozen=True)
+class Progress:
+    """So many tokens of a prompt are known. Comes before the first piece of a text."""
+
+    n: int
+    n_all: int
+    text: ClassVar[str] = ""
+    finish: ClassVar[None] = None
+
+
+class Timings:
+    """Of one text, by when what came of it came."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = self._first = 0.0
+        self._progress = Progress(0, 0)
+        self._n_cached = 0
+        self._n_tokens = 0
+        self._drafts: dict[str, int] = {}
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that were known before."""
+        return self._n_cached
+
+    def add(self, piece: Piece | Progress) -> None:
+        """Takes what has come."""
+        self._last = time.perf_counter()
+        if isinstance(piece, Progress):
+            if not self._begun:
+                self._begun, self._n_cached = self._last, piece.n
+            self._progress = piece
+            return
+        self._first = self._first or self._last
+        self._n_tokens = piece.n_tokens
+        stats = piece.stats
+        if stats is not None:
+            # The last token of a prompt goes with the first round, and is not counted.
+            self._n_cached = max(0, self._progress.n_all - 1 - stats.prefilled)
+            if stats.drafted:
+                self._drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.matched + stats.loose_accepted}
+
+    def progress(self) -> dict[str, Any]:
+        """How far the prompt is."""
+        return {
+            "total": self._progress.n_all, "cache": self._n_cached, "processed": self._progress.n,
+            "time_ms": round(1e3 * (self._last - self._begun)),
+        }  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts and milliseconds; a text's first token comes with its prompt."""
+        n_prompt, n_steps = self._progress.n - self._n_cached, max(0, self._n_tokens - 1)
+        prompt_ms = 1e3 * ((self._first or self._last) - self._begun)
+        predicted_ms = 1e3 * (self._last - self._first) if self._first else 0.0
+        return {
+            "cache_n": self._n_cached,
+            **_rates("prompt", n_prompt, n_prompt, prompt_ms),
+            **_rates("predicted", self._n_tokens, n_steps, predicted_ms),
+            **self._drafts,
+        }
+
+
+def _rates(name: str, n: int, n_steps: int, milliseconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": n, f"{name}_ms": milliseconds,
+        f"{name}_per_token_ms": milliseconds / n_steps if n_steps else 0.0,
+        f"{name}_per_second": 1e3 * n_steps / milliseconds if milliseconds else 0.0,
+    }  # fmt: skip
