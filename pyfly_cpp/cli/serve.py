@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyfly_cpp.serve.settings import Limits, Settings
 _MOST_KEYS_BYTES = 2**16
 _MOST_TEMPLATE_BYTES = 2**20
 _KEY = "PYFLY_API_KEY"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 _MOST = {
@@ -98,6 +100,9 @@ def command(
         from pyfly_cpp.serve.server import open_socket, serve
     except ModuleNotFoundError as error:
         raise ValueError(f"serve needs {error.name}: pip install 'pyfly-cpp[server]'.") from error
+    for origin in given["origins"]:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise click.UsageError(f"--cors {origin!r} is no origin; write it like http://localhost:3000, or *.")
     limits = Limits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):

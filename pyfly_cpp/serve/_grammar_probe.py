@@ -46,6 +46,8 @@ def main(model_path: str, max_bytes: int) -> None:
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(model_path), params)
+    if not model:
+        sys.exit(1)  # the file is not there any more, as its missing line tells
     vocab = llama_cpp.llama_model_get_vocab(model)
     candidates = _candidates(vocab)
     _limit_memory()

@@ -84,7 +84,25 @@ def make_app(service: Service) -> App:
         ],
         exception_handlers={HTTPException: error},
     )
-    return guarded(app, service.settings)
+    return _Refusals(guarded(app, service.settings), service)
+
+
+class _Refusals:
+    """Counts and logs requests that no route has answered: by the name, the key, the path or the method."""
+
+    def __init__(self, app: App, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_on(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (401, 403, 404, 405):
+                status, client = message["status"], scope.get("client") or ("", 0)
+                self._service.metrics.requests.labels("other", status).inc()
+                self._service.log.request(client=client[0], path=scope["path"][:100], status=status)
+            await send(message)
+
+        await self._app(scope, receive, send_on)
 
 
 class _Checked:

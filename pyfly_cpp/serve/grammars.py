@@ -32,6 +32,10 @@ class Constraint(NamedTuple):
     """What the text ends with behind it."""
 
 
+class Unavailable(RuntimeError):
+    """The process that reads grammars does not start."""
+
+
 class _Verdict(NamedTuple):
     grammar: str | None
     error: str = ""
@@ -61,7 +65,7 @@ class Grammars:
         self._thread.submit(self._ready)
 
     async def compile(self, constraint: Constraint) -> Constraint:
-        """The grammar of a constraint. Raises ApiError: it is too large, too slow, or cannot be read."""
+        """The grammar of a constraint. Raises ApiError: it is too large, too slow, or cannot be read; Unavailable."""
         if constraint.kind == "good":
             return constraint
         if len(constraint.text.encode("utf-8")) > self._max_bytes:
@@ -121,7 +125,10 @@ class Grammars:
                     self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
                 )
                 assert self._process.stdout is not None
-                self._process.stdout.readline()  # it says that it is ready
+                if not self._process.stdout.readline():  # it says that it is ready
+                    self._process.wait()
+                    self._process = None
+                    raise Unavailable(f"grammars cannot be read: is {self._command[-2]} still there?")
             return self._process
 
     def _end(self) -> None:

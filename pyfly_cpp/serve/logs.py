@@ -32,6 +32,10 @@ class Log:
         if os.environ.get("PYFLY_DEBUG"):
             self._write("".join(traceback.format_exception(type(failure), failure, failure.__traceback__)))
 
+    def warn(self, text: str) -> None:
+        """What whoever runs the server can mend; has nothing of a request."""
+        self._write(text)
+
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"{text}\n")

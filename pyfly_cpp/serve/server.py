@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.serve.app import make_app
@@ -22,6 +23,7 @@ from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.settings import Settings
 
 _BACKLOG = 512
+_LOOK_SECONDS = 0.05
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -57,6 +59,24 @@ def serve(
     asyncio.run(Server(batch, settings, on_start).serve([bound]))
 
 
+class _Protocol(H11Protocol):
+    """Of a connection, which ends unless a request begins on it in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """It is there."""
+        super().connection_made(transport)
+        assert isinstance(self.config, _Config)
+        self.loop.call_later(self.config.head_seconds, self._expire)
+
+    def _expire(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+class _Config(uvicorn.Config):
+    head_seconds = 0.0
+
+
 class Server(uvicorn.Server):
     """uvicorn's, which ends in our way: running answers first."""
 
@@ -65,22 +85,22 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._on_start = on_start
         self.service = Service(Model(batch, settings.chat_template), settings, Log(settings.log))
-        super().__init__(
-            uvicorn.Config(
-                make_app(self.service),
-                http="h11",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=int(settings.grace) + 5,
-                backlog=_BACKLOG,
-            )
+        config = _Config(
+            make_app(self.service),
+            http=_Protocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(settings.grace) + 5,
+            backlog=_BACKLOG,
         )
+        config.head_seconds = settings.limits.head_seconds
+        super().__init__(config)
 
     async def startup(self, sockets: Any = None) -> None:
         """Listens."""
@@ -90,9 +110,11 @@ class Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Lets what runs finish."""
+        """Lets what runs finish; until then new requests hear why they are refused."""
         self.service.stop()
         try:
+            while self.service.is_busy and not self.force_exit:
+                await asyncio.sleep(_LOOK_SECONDS)
             await super().shutdown(sockets=sockets)
         finally:
             self.service.close()

@@ -18,7 +18,7 @@ from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
-from pyfly_cpp.serve.grammars import Constraint, Grammars
+from pyfly_cpp.serve.grammars import Constraint, Grammars, Unavailable
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.model import Model
@@ -50,6 +50,11 @@ class Service:
         self.turns.close()
         self.embedding.close()
         asyncio.get_running_loop().call_later(self.settings.grace, self._give_up)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a text is being written, or waits."""
+        return any((turns.running or turns.waiting) for turns in (self.turns, self.embedding))
 
     def _give_up(self) -> None:
         for handle in tuple(self._running):
@@ -106,7 +111,15 @@ class Service:
         known: dict[Constraint, Constraint] = {}
         for order in orders:
             if order.grammar is not None and order.grammar not in known:
-                known[order.grammar] = await self.grammars.compile(order.grammar)
+                try:
+                    known[order.grammar] = await self.grammars.compile(order.grammar)
+                except Unavailable as failure:
+                    self.log.warn(str(failure))
+                    raise ApiError(
+                        503,
+                        "grammars and schemas cannot be read now; tell whoever runs the server.",
+                        code="no_grammars",
+                    ) from None
         return [order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in orders]
 
     async def _write(

@@ -25,6 +25,8 @@ class Limits:
     """Bytes of a grammar, or of a schema and the grammar that comes of it."""
     grammar_seconds: float = 5.0
     """For reading and trying it."""
+    head_seconds: float = 20.0
+    """Until a new connection has sent the head of a request."""
     read_seconds: float = 60.0
     """Until a request has come whole, and for a client to take what it is sent."""
 
