@@ -27,7 +27,7 @@ NOT_RUN = {
     "models/README.md": 1,  # fetches models
     "docs/tasks.md": 2,  # lm_eval
     "docs/installing.md": 3,  # installs, compiles, removes
-    "docs/heads.md": 1,  # llama.cpp's converter
+    "docs/heads.md": 2,  # llama.cpp's converter; hours
     "docs/rpc.md": 4,  # needs RPC; compiles
     "docs/serving.md": 1,  # installs
     "docs/deploying.md": 2,  # docker, lm_eval

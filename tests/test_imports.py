@@ -50,6 +50,7 @@ ROOMS = (
     ("batch",),
     ("evaluation",),
     ("bench", "serve"),
+    ("heads",),
     ("cli",),
     ("__main__",),
 )

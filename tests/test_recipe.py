@@ -195,7 +195,7 @@ def test_metadata_are_those_of_the_files_in_models_tiny(part, architecture, shap
 
 def recipe_export():
     pytest.importorskip("gguf")
-    from recipe import export
+    from pyfly_cpp.heads import export
 
     return export
 

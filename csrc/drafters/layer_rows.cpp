@@ -1,23 +1,15 @@
 #include "layer_rows.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "error.h"
+#include "llama/layer_tap.h"
 #include "llama/llama_ext.h"
-#include "llama/release.h"
 
 namespace pyfly {
 
 namespace {
-
-// Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
-const std::vector<Since> publishing = {
-    {334, {"gemma4", "gpt-oss", "llama", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
-    {335, {"deepseek4", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h", "nemotron_h_moe"}},
-    {336, {"bailingmoe3", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "mimo2", "nanbeige", "qwen4exp"}},
-};
 
 [[noreturn]] void refuse(const std::string & why) {
     throw Error(PYFLY_STATUS_INCOMPATIBLE, why);
@@ -25,9 +17,14 @@ const std::vector<Since> publishing = {
 
 } // namespace
 
-LayerRows::LayerRows(LlamaTarget & target, const llama_model * head) : target_(target) {
-    const int32_t * layers = llama_model_target_layer_ids(head);
-    layers_.assign(layers, layers + llama_model_target_layer_ids_n(head));
+LayerRows::LayerRows(LlamaTarget & target, const llama_model * head)
+    : LayerRows(target, {llama_model_target_layer_ids(head),
+                         llama_model_target_layer_ids(head) + llama_model_target_layer_ids_n(head)}) {}
+
+LayerRows::LayerRows(LlamaTarget & target, std::vector<int32_t> layers) : target_(target), layers_(std::move(layers)) {
+    for (const int32_t layer : layers_) {
+        target_.require_layer_input(layer);
+    }
     width_ = static_cast<size_t>(llama_model_n_embd(llama_get_model(target.context())));
     for (const int32_t layer : layers_) {
         target_.keep_layer_input(static_cast<uint32_t>(layer), true);
@@ -52,10 +49,9 @@ void LayerRows::read(size_t span, size_t begin, size_t n, float * out) const {
 void require_layer_head(const llama_model * target, const ModelFile & file, const std::string & what) {
     const auto number = [](int64_t n) { return std::to_string(n); };
     const int64_t n_embd = llama_model_n_embd(target), n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(target));
-    const std::string architecture = model_architecture(target);
-    if (!has_layer_inputs || !has_nextn || !is_known(publishing, architecture)) {
-        refuse("llama.cpp does not publish the hidden states of architecture " + architecture + ", which " + what +
-               " reads; choose another drafter");
+    if (layer_inputs(target) == LayerInputs::none) {
+        refuse("llama.cpp does not publish the hidden states of architecture " + model_architecture(target) +
+               ", which " + what + " reads; choose another drafter");
     }
     const bool has_embedding = file.has_tensor("token_embd.weight"), has_output = file.has_tensor("output.weight");
     if (file.has_tensor("d2t")) {

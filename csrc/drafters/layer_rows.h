@@ -15,12 +15,16 @@ class LayerRows {
   public:
     // Of the layers that `head` names, which require_target_layers() has accepted. The target is borrowed.
     LayerRows(LlamaTarget & target, const llama_model * head);
+
+    // Of these layers. Throws Error(PYFLY_STATUS_INCOMPATIBLE) where the target cannot give them.
+    LayerRows(LlamaTarget & target, std::vector<int32_t> layers);
     ~LayerRows();
 
     LayerRows(const LayerRows &) = delete;
     LayerRows & operator=(const LayerRows &) = delete;
 
     // Rows of a span of the target's last evaluate(): [n][layers * width] from its token `begin` on.
+    size_t width() const { return layers_.size() * width_; }
     void read(size_t span, size_t begin, size_t n, float * out) const;
 
   private:

@@ -196,11 +196,30 @@ typedef enum pyfly_adaptive_threads {
     PYFLY_THREADS_ADAPT_ALL = 2
 } pyfly_adaptive_threads;
 
+/* What a context calls while it evaluates, so that the inputs of its layers can be read where llama.cpp does not
+ * publish them: as cb_eval (a ggml_backend_sched_eval_callback) and cb_eval_user_data of the llama_context_params of
+ * one context, which it must outlive. */
+typedef struct pyfly_layer_tap pyfly_layer_tap;
+pyfly_layer_tap * pyfly_layer_tap_new(void);
+void pyfly_layer_tap_free(pyfly_layer_tap * tap);
+void * pyfly_layer_tap_callback(void);
+void * pyfly_layer_tap_user(pyfly_layer_tap * tap);
+
 /* A llama_context, given as a pointer; borrowed, must outlive the target. Uses its first n_texts sequences, one for
  * each slot of a batch; 0: all of its n_seq_max. `adaptive_threads`: a pyfly_adaptive_threads. n_ctx: most positions of
- * one text, where the context's sequences share its cells; 0: what the context allows. */
+ * one text, where the context's sequences share its cells; 0: what the context allows. tap: of the context, borrowed;
+ * or NULL. */
 pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_texts, int32_t n_ctx,
-                                    pyfly_target ** out, pyfly_error * error);
+                                    pyfly_layer_tap * tap, pyfly_target ** out, pyfly_error * error);
+
+/* What a head learns of a target for tokens[n], 1 <= n <= the positions of a text: the inputs of n_layers layers, side
+ * by side, and the k most probable next tokens (1 <= k <= PYFLY_MAX_TOP) by falling probability, with their log
+ * probabilities in nats. The target's first sequence holds nothing afterwards. states: [n][n_layers][n_embd] as IEEE
+ * half floats, values outside their range at its ends; ids, log_probs: [n][k]. PYFLY_STATUS_NOT_FINITE for a state or a
+ * row with a NaN; PYFLY_STATUS_INCOMPATIBLE for layers that cannot be read. */
+pyfly_status pyfly_target_states(pyfly_target * target, const int32_t * layers, size_t n_layers, const int32_t * tokens,
+                                 size_t n, int32_t k, uint16_t * states, int32_t * ids, float * log_probs,
+                                 pyfly_error * error);
 
 /* How a target's threads stand. */
 typedef struct pyfly_threads {
@@ -272,6 +291,8 @@ typedef struct pyfly_model_info {
     int32_t n_nextn;       /* appended NextN (MTP) blocks */
     int32_t mtp_draft_max; /* most tokens their head drafts in a row, INT32_MAX for any number; 0: llama.cpp cannot run
                               it */
+    int32_t n_layer;       /* layers, those of the head left out */
+    int32_t layer_inputs;  /* 0: heads cannot read the inputs of its layers; 1: they can; 2: with a pyfly_layer_tap */
 } pyfly_model_info;
 
 /* Reads the header of the GGUF file at `path` (UTF-8). PYFLY_STATUS_INVALID if it is none, or if loading it as a target

@@ -12,6 +12,7 @@
 #include "handles.h"
 #include "kernel_trials.h"
 #include "kernels/products.h"
+#include "layer_states.h"
 #include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
@@ -20,6 +21,10 @@
 using pyfly::Error;
 using pyfly::guard;
 
+struct pyfly_layer_tap {
+    pyfly::LayerTap impl;
+};
+
 struct pyfly_kernels_taking {
     pyfly::PackedBuffers::Taking impl;
 };
@@ -27,15 +32,41 @@ struct pyfly_kernels_taking {
 extern "C" {
 
 pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_texts,
-                                    int32_t n_ctx, pyfly_target ** out, pyfly_error * error) {
+                                    int32_t n_ctx, pyfly_layer_tap * tap, pyfly_target ** out, pyfly_error * error) {
     return guard(error, [&] {
         if (llama_context_pointer == nullptr) {
             throw Error(PYFLY_STATUS_INVALID, "the llama context is closed");
         }
         auto * context = static_cast<llama_context *>(llama_context_pointer);
         auto model = std::make_unique<pyfly::LlamaTarget>(context, adaptive_threads != PYFLY_THREADS_FIXED,
-                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_texts, n_ctx);
+                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_texts, n_ctx,
+                                                          tap == nullptr ? nullptr : &tap->impl);
         *out = new pyfly_target{std::move(model), pyfly::make_vocabulary(llama_get_model(context))};
+    });
+}
+
+pyfly_layer_tap * pyfly_layer_tap_new(void) {
+    return new pyfly_layer_tap;
+}
+
+void pyfly_layer_tap_free(pyfly_layer_tap * tap) {
+    delete tap;
+}
+
+void * pyfly_layer_tap_callback(void) {
+    return reinterpret_cast<void *>(&pyfly::LayerTap::on_node);
+}
+
+void * pyfly_layer_tap_user(pyfly_layer_tap * tap) {
+    return &tap->impl;
+}
+
+pyfly_status pyfly_target_states(pyfly_target * target, const int32_t * layers, size_t n_layers, const int32_t * tokens,
+                                 size_t n, int32_t k, uint16_t * states, int32_t * ids, float * log_probs,
+                                 pyfly_error * error) {
+    return guard(error, [&] {
+        pyfly::read_states(pyfly::llama_target(target), {layers, layers + n_layers}, {tokens, tokens + n}, k,
+                           {states, ids, log_probs});
     });
 }
 
@@ -77,6 +108,10 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
         out->n_ctx_short = file.n_ctx_short();
         out->n_nextn = file.n_nextn();
         out->mtp_draft_max = file.mtp_draft_max();
+        out->n_layer = static_cast<int32_t>(file.integer("block_count").value_or(0)) - file.n_nextn();
+        const bool is_recurrent =
+            file.integer("ssm.state_size") || file.integer("wkv.head_size") || file.integer("shortconv.l_cache");
+        out->layer_inputs = static_cast<int32_t>(pyfly::layer_inputs(file.architecture(), is_recurrent));
     });
 }
 

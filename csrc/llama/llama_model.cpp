@@ -161,6 +161,7 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
     batch.n_seq_id = n_seq_ids_.data();
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
+    begin_batch(n);
     const int32_t code = compute(batch, llama_decode);
     if (code == 0) {
         for (const size_t s : group) {

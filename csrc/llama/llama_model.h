@@ -70,6 +70,9 @@ class LlamaModel : public Model {
 
     const Place & place(size_t span) const { return places_[span]; }
 
+    // A batch of n tokens is about to be evaluated.
+    virtual void begin_batch(size_t n) { (void) n; }
+
     // Another batch follows in the same evaluate(): what else is wanted of tokens[n] of this span, at place(span).begin
     // of llama.cpp's batch, must be copied now.
     virtual void keep(size_t span, size_t n) { (void) span, (void) n; }

@@ -60,20 +60,22 @@ Vocabulary make_vocabulary(const llama_model * model) {
 }
 
 LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_texts,
-                         int32_t n_ctx)
+                         int32_t n_ctx, LayerTap * tap)
     : LlamaTarget(context,
                   std::make_unique<ThreadPool>(ThreadPool::Size{
-                      llama_n_threads(context), llama_n_threads_batch(context), is_adaptive, is_batch_adaptive})) {
+                      llama_n_threads(context), llama_n_threads_batch(context), is_adaptive, is_batch_adaptive}),
+                  tap) {
     n_ctx_ = std::min(n_ctx, LlamaModel::n_ctx());
     if (n_texts > 0) {
         use_sequences(n_texts);
     }
 }
 
-LlamaTarget::LlamaTarget(llama_context * context, std::unique_ptr<ThreadPool> thread_pool)
+LlamaTarget::LlamaTarget(llama_context * context, std::unique_ptr<ThreadPool> thread_pool, LayerTap * tap)
     : LlamaModel(context, thread_pool.get(), "target", is_recurrent(llama_get_model(context))),
       thread_pool_(std::move(thread_pool)) {
     const llama_model * model = llama_get_model(context);
+    tap_ = layer_inputs(model) == LayerInputs::tapped ? tap : nullptr;
     nextn_width_ = static_cast<size_t>(llama_model_n_embd_out(model));
     layer_width_ = static_cast<size_t>(llama_model_n_embd(model));
     thread_pool_->attach(context);
@@ -86,7 +88,36 @@ void LlamaTarget::keep_nextn(bool is_kept) {
 
 void LlamaTarget::keep_layer_input(uint32_t layer, bool is_kept) {
     n_layer_users_[layer] += is_kept ? 1 : -1;
-    llama_set_embeddings_layer_inp(context(), layer, n_layer_users_[layer] > 0);
+    if (tap_ != nullptr) {
+        tap_->keep(layer, n_layer_users_[layer] > 0);
+    } else {
+        llama_set_embeddings_layer_inp(context(), layer, n_layer_users_[layer] > 0);
+    }
+}
+
+// A tap sees the rows in the order in which llama.cpp evaluates them, which is a batch's where sequences share cells
+// and no window slides.
+void LlamaTarget::require_layer_input(int32_t layer) const {
+    const llama_model * model = llama_get_model(context());
+    const bool is_published = layer_inputs(model) == LayerInputs::published;
+    const bool is_in_order = llama_n_seq_max(context()) == 1 ||
+                             (llama_n_ctx_seq(context()) == llama_n_ctx(context()) && llama_model_n_swa(model) == 0);
+    if (!is_published && (tap_ == nullptr || !is_in_order)) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp does not publish the hidden states of architecture " +
+                                                   model_architecture(model) + " here; choose another drafter");
+    }
+    const int32_t n_layer = llama_model_n_layer(model), first = is_published ? 0 : 1;
+    if (layer < first || layer >= n_layer) {
+        throw Error(PYFLY_STATUS_INCOMPATIBLE, "the input of layer " + std::to_string(layer) +
+                                                   " cannot be read; the target has those of layers " +
+                                                   std::to_string(first) + " to " + std::to_string(n_layer - 1));
+    }
+}
+
+void LlamaTarget::begin_batch(size_t n) {
+    if (tap_ != nullptr) {
+        tap_->begin(n);
+    }
 }
 
 const float * LlamaTarget::nextn_rows(size_t span, size_t i) const {
@@ -102,7 +133,13 @@ const float * LlamaTarget::layer_input_rows(uint32_t layer, size_t span, size_t 
     if (place(span).is_kept) {
         return hidden_.at(span).layers.at(layer).data() + i * layer_width_;
     }
-    return llama_get_embeddings_layer_inp(context(), layer) + (place(span).begin + i) * layer_width_;
+    const float * rows =
+        tap_ == nullptr ? llama_get_embeddings_layer_inp(context(), layer) : tap_->rows(layer, layer_width_);
+    if (rows == nullptr) {
+        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp's graph of this model does not name the input of layer " +
+                                             std::to_string(layer) + "; choose another drafter");
+    }
+    return rows + (place(span).begin + i) * layer_width_;
 }
 
 void LlamaTarget::keep(size_t span, size_t n) {

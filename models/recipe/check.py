@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pyfly_cpp import FlyLlama
 from pyfly_cpp.decoding.drafters import Drafter
-from recipe import eagle3, heads, qwen35
+from pyfly_cpp.heads.eagle3 import Eagle3Head
+from pyfly_cpp.heads.unroll import Head, unroll
+from recipe import eagle3, qwen35
 from recipe.dflash import DFlashHead
-from recipe.eagle3 import Eagle3Head
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
 from recipe.shapes import N_WINDOW
@@ -164,12 +165,12 @@ def check_dflash(name: str, generations: list[Generation], target: Llama, head: 
     return check_drafts(name, generations, lambda before, draft: head.draft(target, before, draft), None)
 
 
-def _unrolled(head: heads.Head, inputs: Inputs) -> Logits:
-    """Of a head that drafts step by step; `inputs`: of `heads.unroll`, for tokens [1, row]."""
+def _unrolled(head: Head, inputs: Inputs) -> Logits:
+    """Of a head that drafts step by step; `inputs`: of `unroll`, for tokens [1, row]."""
 
     def logits_of(before: Tensor, draft: Tensor) -> Tensor:
         embeddings, hidden = inputs(torch.cat([before, draft[:-1]])[None])
-        steps = heads.unroll(head, embeddings, hidden, len(draft))
+        steps = unroll(head, embeddings, hidden, len(draft))
         return torch.stack([logits[0, depth - len(draft)] for depth, logits in enumerate(steps)])
 
     return logits_of

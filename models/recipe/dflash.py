@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipe.layers import AttentionBlock, RMSNorm, linear, rotate
+from pyfly_cpp.heads.layers import AttentionBlock, RMSNorm, linear, rotate
 from recipe.llama import Llama
 from recipe.shapes import DFlashShape
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from recipe.layers import AttentionBlock, RMSNorm, linear
+from pyfly_cpp.heads.layers import AttentionBlock, RMSNorm, linear
 from recipe.shapes import LlamaShape
 
 

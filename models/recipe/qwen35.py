@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipe.layers import AttentionBlock, FeedForward, RMSNorm, linear, rope
-from recipe.shapes import NORM_EPS, Qwen35Shape
+from pyfly_cpp.heads.layers import AttentionBlock, FeedForward, RMSNorm, linear, rope
+from pyfly_cpp.heads.shapes import NORM_EPS
+from recipe.shapes import Qwen35Shape
 
 CHUNK = 64
 """Tokens that the delta rule takes at once."""

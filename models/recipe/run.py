@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,8 @@ class _Run:
         head = train.train_dflash(self.training, target, part, shape)
         self.save(part, head)
         path = self.folder.gguf(part)
-        export_dflash(path, self.header(f"tiny-llama {name} head"), shape, arrays(head))
+        header = replace(self.header(f"tiny-llama {name} head"), mask_token=shape.mask_token)
+        export_dflash(path, header, shape, arrays(head))
         generations = self.measure("target", drafter(path, draft_max=DRAFT_MAX))
         self.report(check.check_dflash(path.name, generations[:N_CHECKED_TEXTS], target, head))
 

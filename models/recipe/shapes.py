@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pyfly_cpp.heads import shapes
+from pyfly_cpp.heads.shapes import Value
 
 N_VOCAB = 1536
 """Tokens of the vocabulary, the control tokens included."""
-N_CTX = 2048
-"""`context_length` of the files. The models are trained on windows of `N_WINDOW` tokens."""
 N_WINDOW = 256
 """Tokens of a training window."""
-NORM_EPS = 1e-5
-ROPE_BASE = 10000.0
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What every architecture here has."""
+class Shape(shapes.Shape):
+    """What all models here have."""
 
     n_embd: int = 256
     n_layer: int = 6
@@ -25,25 +25,8 @@ class Shape:
     n_head_kv: int = 2
     head_dim: int = 64
     n_rot: int = 64
-    """Leading dimensions of a head that RoPE turns."""
     n_vocab: int = N_VOCAB
-
-    def fields(self) -> dict[str, int | float | bool | list[int]]:
-        """GGUF metadata by key, without the architecture's prefix. int: uint32, float: float32, list: int32."""
-        return {
-            "context_length": N_CTX,
-            "embedding_length": self.n_embd,
-            "block_count": self.n_layer,
-            "feed_forward_length": self.n_ff,
-            "attention.head_count": self.n_head,
-            "attention.head_count_kv": self.n_head_kv,
-            "attention.key_length": self.head_dim,
-            "attention.value_length": self.head_dim,
-            "rope.freq_base": ROPE_BASE,
-            "rope.dimension_count": self.n_rot,
-            "attention.layer_norm_rms_epsilon": NORM_EPS,
-            "vocab_size": self.n_vocab,
-        }
+    n_ctx: int = 2048
 
 
 @dataclass(frozen=True)
@@ -55,25 +38,14 @@ class LlamaShape(Shape):
 
 
 @dataclass(frozen=True)
-class Eagle3Shape(Shape):
+class Eagle3Shape(Shape, shapes.Eagle3Shape):
     """An EAGLE-3 head."""
 
     n_layer: int = 1
     n_ff: int = 512
     n_embd_target: int = 256
     target_layers: tuple[int, int, int] = (1, 3, 5)
-    """It reads the inputs of these blocks of the target, 0..n_layer-1 of the target."""
     n_draft_vocab: int = 1024
-    """Tokens that it can propose."""
-
-    def fields(self) -> dict[str, int | float | bool | list[int]]:
-        return {
-            **super().fields(),
-            "target_layers": list(self.target_layers),
-            "target_hidden_size": self.n_embd_target,
-            "norm_before_residual": False,
-            "norm_before_fc": False,
-        }
 
 
 @dataclass(frozen=True)
@@ -100,7 +72,7 @@ class DFlashShape(Shape):
         """The first row that proposes a token."""
         return 0 if self.n_markov > 0 else 1
 
-    def fields(self) -> dict[str, int | float | bool | list[int]]:
+    def fields(self) -> Mapping[str, Value]:
         fields = {
             **super().fields(),
             "block_size": self.block_size,
@@ -130,7 +102,7 @@ class Qwen35Shape(Shape):
         """Whether a block of the trunk is a gated delta net."""
         return (layer + 1) % self.attention_interval != 0
 
-    def fields(self) -> dict[str, int | float | bool | list[int]]:
+    def fields(self) -> Mapping[str, Value]:
         half = self.n_rot // 2
         sections = [(half + 2) // 3, (half + 1) // 3, half // 3]  # for text any split will do that adds up to half
         return {

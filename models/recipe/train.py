@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipe import dflash, eagle3, heads, qwen35, shapes
+from pyfly_cpp.heads.eagle3 import Eagle3Head
+from pyfly_cpp.heads.unroll import Head, unroll
+from recipe import dflash, eagle3, qwen35, shapes
 from recipe.dflash import DFlashHead
-from recipe.eagle3 import Eagle3Head
 from recipe.folder import PARTS
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
@@ -91,7 +92,8 @@ def train_eagle3(training: Training, target: Llama) -> Eagle3Head:
     """The EAGLE-3 head, on the target's distribution over the head's vocabulary."""
     _begin(training, "eagle3")
     head = Eagle3Head(shapes.EAGLE3, most_frequent(training.documents, shapes.EAGLE3.n_draft_vocab))
-    head.start_from(target)
+    assert target.output is not None
+    head.start_from(target.output.weight[head.d2t], target.output_norm.weight)
 
     def loss(tokens: Tensor) -> Tensor:
         return unrolled_loss(head, *eagle3.inputs(target, head, tokens[:, :-1]))
@@ -147,9 +149,9 @@ def distillation_loss(logits: Tensor, wanted: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten(0, -2).float().softmax(-1))
 
 
-def unrolled_loss(head: heads.Head, embeddings: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
-    """The weighted mean over the steps of `heads.unroll`."""
-    steps = enumerate(heads.unroll(head, embeddings, hidden, len(STEP_WEIGHTS)))
+def unrolled_loss(head: Head, embeddings: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """The weighted mean over the steps of `unroll`."""
+    steps = enumerate(unroll(head, embeddings, hidden, len(STEP_WEIGHTS)))
     losses = [STEP_WEIGHTS[s] * distillation_loss(logits[:, s:], wanted[:, s:]) for s, logits in steps]
     return torch.stack(losses).sum() / sum(STEP_WEIGHTS)
 

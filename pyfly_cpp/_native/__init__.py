@@ -34,9 +34,11 @@ from pyfly_cpp._native.library import (
 )
 from pyfly_cpp._native.model import (
     ContextMemory,
+    LayerTap,
     LlamaTarget,
     ModelInfo,
     ScriptedTarget,
+    States,
     Target,
     companion_word,
     context_memory,
@@ -63,6 +65,7 @@ __all__ = [
     "Drafter",
     "GovernorState",
     "KernelTrial",
+    "LayerTap",
     "LlamaTarget",
     "LookupDrafter",
     "ModelDrafter",
@@ -73,6 +76,7 @@ __all__ = [
     "RowDrafter",
     "ScriptedTarget",
     "Slot",
+    "States",
     "Target",
     "companion_word",
     "context_memory",

@@ -7,8 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pyfly_cpp._native.boundary import Handle, TokenArray, check, keep_failure, token_pointer, tokens, void_pointer
+from pyfly_cpp._native.boundary import (
+    FloatArray,
+    Handle,
+    TokenArray,
+    check,
+    float_pointer,
+    keep_failure,
+    token_pointer,
+    tokens,
+    void_pointer,
+)
 from pyfly_cpp._native.library import ffi, lib
 
 # ---- Files and loading -----------------------------------------------------------------------------------------------
@@ -23,6 +34,8 @@ class ModelInfo(NamedTuple):
     n_ctx_short: int
     n_nextn: int
     mtp_draft_max: int
+    n_layer: int
+    layer_inputs: int
 
 
 def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
@@ -31,7 +44,10 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     info = ffi.new("pyfly_model_info *")
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
-    numbers = (info.n_ctx_train, info.n_positions, info.n_ctx_short, info.n_nextn, info.mtp_draft_max)
+    numbers = (
+        info.n_ctx_train, info.n_positions, info.n_ctx_short, info.n_nextn, info.mtp_draft_max, info.n_layer,
+        info.layer_inputs,
+    )  # fmt: skip
     return ModelInfo(architecture, *map(int, numbers))
 
 
@@ -113,17 +129,47 @@ class Target(Handle):
         return bool(lib.pyfly_target_can_rewind(self.pointer))
 
 
+class LayerTap:
+    """A `pyfly_layer_tap` of pyfly.h. Must be kept until the context is freed that calls it.
+
+    callback, user: addresses, `cb_eval` and `cb_eval_user_data` of the context's parameters.
+    """
+
+    def __init__(self) -> None:
+        self.pointer = ffi.gc(lib.pyfly_layer_tap_new(), lib.pyfly_layer_tap_free)
+        self.callback = int(ffi.cast("uintptr_t", lib.pyfly_layer_tap_callback()))
+        self.user = int(ffi.cast("uintptr_t", lib.pyfly_layer_tap_user(self.pointer)))
+
+
+class States(NamedTuple):
+    """What `pyfly_target_states` of pyfly.h gives of n tokens."""
+
+    inputs: npt.NDArray[np.float16]
+    """Of the layers, side by side: [n, layers * n_embd]."""
+    ids: TokenArray
+    """The most probable next tokens, by falling probability: [n, k]."""
+    log_probs: FloatArray
+    """In nats, [n, k]."""
+
+
 class LlamaTarget(Target):
     """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
 
     `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
     `n_texts`: how many of its sequences are used; 0: all. `n_ctx`: most positions of one text; 0: what the context
-    allows.
+    allows. `tap`: the context's, if it has one.
     """
 
     def __init__(
-        self, context: Any, adapts: bool = False, adapts_batch: bool = False, n_texts: int = 0, n_ctx: int = 0
+        self,
+        context: Any,
+        adapts: bool = False,
+        adapts_batch: bool = False,
+        n_texts: int = 0,
+        n_ctx: int = 0,
+        tap: LayerTap | None = None,
     ) -> None:
+        self._tap = tap
         adaptive = (
             lib.PYFLY_THREADS_FIXED
             if not adapts
@@ -139,7 +185,23 @@ class LlamaTarget(Target):
             adaptive,
             n_texts,
             n_ctx,
+            ffi.NULL if tap is None else tap.pointer,
         )
+
+    def states(self, layers: Sequence[int], text: Sequence[int], k: int, n_embd: int) -> States:
+        """What a head learns from: the inputs of layers [n_embd wide], and the k most probable next tokens, of a text.
+        What the target's first sequence held is gone. Raises NotFiniteError for a NaN, IncompatibleDraftError for
+        layers that cannot be read."""
+        read, given = tokens("layers", layers), tokens("text", text)
+        n = len(given)
+        out = States(
+            np.zeros((n, len(read) * n_embd), np.float16), np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
+        )
+        check(
+            lib.pyfly_target_states, self.pointer, token_pointer(read), len(read), token_pointer(given), n, k,
+            ffi.cast("uint16_t *", ffi.from_buffer(out.inputs)), token_pointer(out.ids), float_pointer(out.log_probs),
+        )  # fmt: skip
+        return out
 
     @property
     def vocabulary(self) -> int:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
     "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
+    "heads": ("heads", "Train a head that drafts for a model."),
     "doctor": ("doctor", "Show what is installed, and whether a model and a draft fit."),
     "models": ("models", "List, fetch and pair models, or make a draft of one."),
 }

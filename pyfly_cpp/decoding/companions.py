@@ -19,7 +19,7 @@ from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine import log
 from pyfly_cpp.machine.memory import available
 from pyfly_cpp.models.here import SHARD, file_size, places
-from pyfly_cpp.models.metadata import open_metadata
+from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint, metadata, open_metadata
 from pyfly_cpp.models.ollama import ollama_models
 
 MOST_SHARE = 0.5
@@ -58,7 +58,12 @@ def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
         return
     with open_metadata(target) as model:
         beside = {one.path: _companion(model, one) for one in candidates if one.path.parent == target.parent}
-        yield from (found for found in beside.values() if found is not None and found.drafter.is_head)
+        heads = [found for found in beside.values() if found is not None and found.drafter.is_head]
+        own = {found.path: _made_for(found.path) for found in heads}
+        print_of_target = fingerprint(target) if any(own.values()) else ""
+        # One that was trained here for this very file, then those that do not say.
+        yield from (found for found in heads if own[found.path] and own[found.path] == print_of_target)
+        yield from (found for found in heads if not own[found.path])
         for one in candidates:
             found = beside[one.path] if one.path in beside else _companion(model, one)
             if found is not None and not found.drafter.is_head:  # a head from elsewhere may be of another model
@@ -103,6 +108,12 @@ def _companion(target: Any, one: _Candidate) -> Companion | None:
     except (ValueError, PyflyError, OSError):  # it does not fit, or is damaged
         return None
     return Companion(one.path, kind.make(one.path), one.size, one.share)
+
+
+def _made_for(head: Path) -> str | None:
+    """The fingerprint of the model that a head was trained for; None where its file does not say."""
+    with open_metadata(head) as model:
+        return metadata(model, TARGET_KEY)
 
 
 def _files(own: Path) -> Iterator[Path]:

@@ -45,6 +45,7 @@ class Decoder:
         self._limits = n_texts, n_ctx
         self._settings: dict[str, int] = {}
         self._context: Any = None
+        self._tap: _native.LayerTap | None = None
         self._target: _native.LlamaTarget | None = None
         self._batch: _native.Batch | None = None
         self._drafters: list[_native.Drafter] = []
@@ -55,10 +56,11 @@ class Decoder:
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
-    def attach(self, context: Any, settings: dict[str, int]) -> None:
+    def attach(self, context: Any, settings: dict[str, int], tap: _native.LayerTap | None) -> None:
         """To a llama_context as llama_cpp holds it (a ctypes pointer). `settings`: how it was loaded, as fields of
-        `pyfly_draft_model_config` of pyfly.h."""
+        `pyfly_draft_model_config` of pyfly.h. `tap`: what it calls while it evaluates."""
         self._context = context
+        self._tap = tap
         self._settings = settings
 
     @property
@@ -80,7 +82,7 @@ class Decoder:
         if self._target is None or self._batch is None:
             if self._context is None:
                 raise ValueError(CLOSED)
-            target = _native.LlamaTarget(self._context, *self._adapts, *self._limits)
+            target = _native.LlamaTarget(self._context, *self._adapts, *self._limits, self._tap)
             target.protect(self._protected)
             target.protect_texts(self.markers)
             self._target, self._batch = target, _native.Batch(target)

@@ -109,6 +109,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._on_load = on_load
         self._load_failure: BaseException | None = None
         info = _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
+        self._tap = _native.LayerTap() if info.layer_inputs == 2 else None
         n_positions = info.n_positions
         if n_positions:
             given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
@@ -157,6 +158,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
                 "kernel_types": self._kernels.bits,
             },
+            self._tap,
         )
         self._stack.callback(self.decoder.close)
 
@@ -198,6 +200,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
         n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
         params.n_rs_seq = max(0, min(self._n_snapshots, n_ubatch - 2))
+        if self._tap is not None:
+            params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(self._tap.callback)
+            params.cb_eval_user_data = self._tap.user
         return params
 
     @context_params.setter

@@ -65,6 +65,7 @@ class Embedder:
         params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
         params.n_ctx, params.n_batch, params.n_ubatch = self.n_ctx, _CHUNK, _CHUNK
         params.n_seq_max, params.n_rs_seq, params.n_outputs_max = 1, 0, 0
+        params.cb_eval = type(params.cb_eval)()  # what the other context calls is for that one
         remedy = "lower n_ctx, or serve without embeddings"
         n_needed = memory.simulated_context(llm.model_path, llm.model_params, params, 1, self.n_ctx) or 0
         n_free = memory.available()

@@ -41,6 +41,7 @@ from pyfly_cpp import (
     Eagle3,
     Entropy,
     Exact,
+    FlyBatch,
     FlyLlama,
     Fuzzy,
     Margin,
@@ -659,9 +660,20 @@ def test_files_that_would_end_the_process(tmp_path):
 
 
 def test_a_target_that_does_not_publish_its_layers(tmp_path):
-    target = edit_gguf(LLAMA, tmp_path / "xverse.gguf", as_architecture(LLAMA, "xverse"))
+    target = edit_gguf(LLAMA, tmp_path / "xverse.gguf", as_architecture(LLAMA, "xverse"))  # computes what llama does
     code = "FlyLlama(paths[0], drafter=Eagle3(paths[1]), adaptive=False, **settings)"
-    assert "does not publish the hidden states of architecture xverse" in error_in_subprocess(code, target, EAGLE3)
+    if llama_cpp.llama_supports_gpu_offload():
+        assert "does not publish the hidden states of architecture xverse" in error_in_subprocess(code, target, EAGLE3)
+        return
+    prompts = [f"Question: Anna has {n} apples and buys {n + 3} more. How many" for n in range(5, 9)]
+    found = []
+    for path in (LLAMA, target):
+        batch = FlyBatch(path, 3, n_ctx=256, drafter=Eagle3(EAGLE3, draft_max=3), adaptive=False, verbose=False)
+        with batch:
+            answers = batch.complete(prompts, max_tokens=40, temperature=0.0)
+            found.append(([answer["choices"] for answer in answers], batch.stats.matched, batch.stats.drafted))
+    assert found[0] == found[1]
+    assert found[0][1] > 0
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -1,4 +1,4 @@
-"""What the EAGLE-3 head and the MTP block have in common: a block that goes on with its own hidden states.
+"""What heads that draft token by token (EAGLE-3, MTP) have in common: a block that goes on with its own hidden states.
 
 Row r of a head consumes token r and a hidden state of row r - 1, and proposes token r + 1. At step 0 the hidden state
 is the target's; at a later step it is what the head itself gave at row r - 1 one step before, because the target has
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipe.layers import AttentionBlock
+from pyfly_cpp.heads.layers import AttentionBlock
 
 
 class Head(Protocol):
@@ -37,7 +37,7 @@ def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iter
     Attention sees what the runtime's KV cache holds: of a draft that is at step s in row r, step-0 keys of the rows up
     to r - s, where it began, and the key of step j in row r - s + j.
     """
-    rows = torch.arange(embeddings.shape[1])
+    rows = torch.arange(embeddings.shape[1], device=embeddings.device)
     keys, values = [], []
     for step in range(n_steps):
         residual, x = head.enter(embeddings, hidden)

@@ -1,4 +1,7 @@
-"""Parts that the models share. Modules and parameters carry the names that their tensors have in a GGUF file."""
+"""Parts of heads, and of the models of models/recipe.
+
+Modules and parameters carry the names that their tensors have in a GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipe.shapes import NORM_EPS, ROPE_BASE, Shape
+from pyfly_cpp.heads.shapes import NORM_EPS, ROPE_BASE, Shape
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, eps: float = NORM_EPS) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(n))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, NORM_EPS)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
 
 
 def linear(n_in: int, n_out: int, scale: float = 1.0) -> nn.Linear:
@@ -27,15 +31,15 @@ def linear(n_in: int, n_out: int, scale: float = 1.0) -> nn.Linear:
     return layer
 
 
-def rope(x: Tensor, n_rot: int) -> Tensor:
+def rope(x: Tensor, n_rot: int, base: float = ROPE_BASE) -> Tensor:
     """`rotate` for rows at positions 0, 1, ..."""
-    return rotate(x, torch.arange(x.shape[-2]), n_rot)
+    return rotate(x, torch.arange(x.shape[-2], device=x.device), n_rot, base)
 
 
-def rotate(x: Tensor, positions: Tensor, n_rot: int) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, n_rot: int, base: float = ROPE_BASE) -> Tensor:
     """Turns the first n_rot dimensions of x [..., row, head_dim] in pairs (i, i + n_rot / 2)."""
     half = n_rot // 2
-    frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequency = base ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angle = positions.float()[..., None] * frequency
     cos, sin = angle.cos(), angle.sin()
     a, b, rest = x[..., :half], x[..., half:n_rot], x[..., n_rot:]
@@ -71,7 +75,8 @@ class AttentionBlock(FeedForward):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """x [batch, row, n_in], normed: queries, keys and values [batch, n_head, row, head_dim], and no gate."""
         q, k, v = (self.split_heads(f(x)) for f in (self.attn_q, self.attn_k, self.attn_v))
-        return rope(q, self.shape.n_rot), self.for_all_heads(rope(k, self.shape.n_rot)), self.for_all_heads(v), None
+        n_rot, base = self.shape.n_rot, self.shape.rope_base
+        return rope(q, n_rot, base), self.for_all_heads(rope(k, n_rot, base)), self.for_all_heads(v), None
 
     def finish(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
         """The attention's share of the residual stream, from the mixed values [batch, n_head, row, head_dim]."""

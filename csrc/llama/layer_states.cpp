@@ -1,0 +1,61 @@
+#include "layer_states.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "drafters/layer_rows.h"
+#include "error.h"
+#include "rows.h"
+
+namespace pyfly {
+
+namespace {
+
+constexpr size_t n_chunk = 256; // tokens at a time: their logits take memory
+constexpr float half_max = 65504.0f;
+
+} // namespace
+
+void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, const std::vector<int32_t> & tokens,
+                 int32_t k, const LayerStates & out) {
+    const size_t n_vocab = static_cast<size_t>(target.n_vocab()), n = tokens.size(), width_k = static_cast<size_t>(k);
+    if (n < 1 || n > static_cast<size_t>(target.n_ctx()) || k < 1 || k > max_top || width_k > n_vocab ||
+        std::any_of(tokens.begin(), tokens.end(), [&](int32_t t) { return t < 0 || t >= target.n_vocab(); })) {
+        throw Error(PYFLY_STATUS_INVALID, "states need 1 to " + std::to_string(target.n_ctx()) +
+                                              " tokens of the vocabulary and 1 to " + std::to_string(max_top) +
+                                              " most probable ones");
+    }
+    const LayerRows rows(target, layers);
+    std::vector<float> states;
+    target.truncate(0, 0);
+    target.settle(0);
+    for (size_t begin = 0, n_now; begin < n; begin += n_now) {
+        n_now = std::min({n - begin, n_chunk, static_cast<size_t>(target.n_batch())});
+        target.evaluate({{0, tokens.data() + begin, n_now, begin, 0}});
+        states.resize(n_now * rows.width());
+        rows.read(0, 0, n_now, states.data());
+        uint16_t * to = out.states + begin * rows.width();
+        for (float & state : states) {
+            if (std::isnan(state)) {
+                throw Error(PYFLY_STATUS_NOT_FINITE,
+                            "a hidden state of the target is not a number; download or convert the model again");
+            }
+            state = std::clamp(state, -half_max, half_max);
+        }
+        ggml_fp32_to_fp16_row(states.data(), to, static_cast<int64_t>(states.size()));
+        for (size_t i = 0; i < n_now; i++) {
+            const RowStats row = row_stats(target.row(0, i), n_vocab, k);
+            if (!row.max.finite) {
+                throw Error(PYFLY_STATUS_NOT_FINITE, "a row of the target has no distribution");
+            }
+            for (size_t j = 0; j < width_k; j++) {
+                out.ids[(begin + i) * width_k + j] = row.top[j].token;
+                out.log_probs[(begin + i) * width_k + j] = static_cast<float>(row.log_prob(row.top[j].logit));
+            }
+        }
+    }
+    target.truncate(0, 0);
+    target.settle(0);
+}
+
+} // namespace pyfly

@@ -1,0 +1,104 @@
+"""`pyfly-cpp heads`: train a head for a model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
+from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.heads import Plan, Trained, plan_head, train_head
+from pyfly_cpp.heads.plan import KINDS
+from pyfly_cpp.machine.memory import in_words
+from pyfly_cpp.models.named import resolve_model
+
+
+@click.group("heads", short_help="Train a head that drafts for a model.")
+def command() -> None:
+    """Heads: small models that read the target's hidden states and draft for it (docs/heads.md)."""
+
+
+@command.command("train", epilog="Example: pyfly-cpp heads train target.gguf -o head.gguf")
+@click.argument("target")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
+@click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: what TARGET answers]")
+@click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built in]")
+@click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Tokens to learn from, at most.")
+@click.option("--hours", default=3.0, metavar="H", help="Most time that all takes.")
+@click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Of the head's matrices.")
+@click.option("--licence", metavar="NAME", help="Of the texts, for the file.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before the work.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@N_THREADS_OPTION
+def train(
+    target: str,
+    output: str,
+    texts: str | None,
+    prompts: str | None,
+    n_tokens: int,
+    hours: float,
+    kind: str,
+    licence: str | None,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+    n_threads: int | str,
+) -> None:
+    """Train an EAGLE-3 head for TARGET, from its GGUF file and texts.
+
+    An interrupted training continues when you run the same command again. Once it learns, the output is a head that you
+    can use.
+    """
+    silence()
+    plan = plan_head(
+        resolve_model(target), output, texts=texts, prompts=prompts, n_tokens=n_tokens, hours=hours, kind=kind,
+        licence=licence, force=force or _is_ours(output),
+    )  # fmt: skip
+    _ask(plan, yes)
+    if_interrupted("Progress is saved; run the same command to resume.")
+    with Bar() as bar:
+        found = train_head(
+            plan, tell=lambda what, done: bar.update(what, done, 1.0, f"{done:.0%}"), log=note,
+            n_threads=n_threads, n_threads_batch=n_threads,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "path": str(found.path)}, indent=1))
+    else:
+        _show(plan, found)
+
+
+def _is_ours(output: str) -> bool:
+    """Whether the output is what an interrupted training has written."""
+    return Path(output + ".work", "checkpoint.pt").exists()
+
+
+def _ask(plan: Plan, yes: bool) -> None:
+    texts = "what it answers to prompts" if plan.texts is None else str(plan.texts)
+    what = (
+        f"Up to {plan.hours:g} hours, {in_words(plan.n_bytes_disk)} in {plan.folder} and about "
+        f"{in_words(plan.n_bytes_memory)} of memory, to learn from {plan.n_tokens} tokens of {texts}"
+    )
+    if yes:
+        note(f"{what}.")
+    elif not sys.stdin.isatty():
+        raise click.UsageError(f"{what}: there is nobody to ask; allow it with --yes.")
+    else:
+        click.confirm(f"{what}; go on?", abort=True, err=True)
+
+
+def _show(plan: Plan, found: Trained) -> None:
+    for kind, shares in sorted(found.by_kind.items()):
+        right = " ".join(f"{share:.2f}" for share in shares)
+        click.echo(f"{kind}: right at depth 1, 2, 3: {right}; {1 + sum(shares):.2f} tokens a step")
+    if found.speeds is not None:
+        plain, drafted = found.speeds
+        click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")
+    target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
+    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter eagle3 -d {head}")

@@ -1,0 +1,293 @@
+"""Learning: an EAGLE-3 head from a states file, unrolled over several depths as it will draft."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pyfly_cpp.heads.eagle3 import Eagle3Head
+from pyfly_cpp.heads.shapes import Eagle3Shape
+from pyfly_cpp.heads.states import Rows
+from pyfly_cpp.heads.target import TargetFile
+from pyfly_cpp.heads.unroll import unroll
+
+STEP_WEIGHTS = (1.0, 0.8, 0.64)
+"""Of the unrolled steps of a head, and so of the first, second and third token of a draft."""
+
+N_ROWS = (512, 4096)
+"""Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
+
+STEPS_OF_PASS = 100
+
+N_LINEAR = 16384
+"""Rows of the regression that a head begins with."""
+
+WARM_UP = 20
+"""Steps until the full learning rate."""
+
+HELD_OUT = 16
+"""Every so-manieth text is not learned from."""
+
+PATIENCE = 3
+"""It ends after so many passes without a better one."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a text is in the states file."""
+
+    begin: int
+    end: int
+    n_prompt: int
+    kind: str
+
+
+class Window(NamedTuple):
+    """Rows of some texts, padded: row r is of token r + 1 of a text."""
+
+    embeddings: Tensor
+    """[text, row, n_embd]"""
+    features: Tensor
+    """Of the token before, [text, row, 3 * n_embd_target]."""
+    ids: Tensor
+    """The target's most probable next tokens, [text, row, N_TOP]; -1 in padding."""
+    log_probs: Tensor
+    """Of them."""
+    follows: Tensor
+    """Whether the text goes on as the target would, [text, row]."""
+    is_answer: Tensor
+    """Whether a draft may begin there, [text, row]."""
+
+
+class Dataset:
+    """The states file as windows."""
+
+    def __init__(self, rows: Rows, spans: Sequence[Span], target: TargetFile) -> None:
+        self.rows = rows
+        held_out = {i for kind in {s.kind for s in spans} for i in _every(spans, kind)}
+        self.training = [span for i, span in enumerate(spans) if i not in held_out]
+        self.held_out = [span for i, span in enumerate(spans) if i in held_out]
+        tokens = np.asarray(rows["token"])
+        self.n_vocab = target.n_vocab
+        used = np.unique(tokens)
+        self._index = np.zeros(target.n_vocab, np.int64)
+        self._index[used] = np.arange(len(used))
+        self._embeddings = torch.from_numpy(target.embeddings(used).astype(np.float16))
+
+    def frequent(self, n: int) -> npt.NDArray[np.int64]:
+        """The n tokens that the target says most often, ascending; the first of the vocabulary where it says fewer."""
+        said = np.zeros(self.n_vocab)
+        for span in self.training:
+            rows = self.rows[span.begin : span.end]
+            np.add.at(said, rows["ids"].reshape(-1), np.exp(rows["log_probs"].astype(np.float32)).reshape(-1))
+        return np.sort(np.argsort(-said, kind="stable")[:n])
+
+    def sample(self, n: int, seed: int) -> Tensor:
+        """Features of n rows, [n, 3 * n_embd_target]."""
+        at = np.sort(np.random.default_rng(seed).integers(0, len(self.rows), n))
+        return torch.from_numpy(self.rows["inputs"][at].astype(np.float32))
+
+    def pairs(self, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of n rows that are learned from, about: embeddings, the features of the token before, and their own."""
+        order = np.random.default_rng(seed).permutation(len(self.training))
+        at: list[int] = []
+        for i in order:
+            span = self.training[int(i)]
+            at += range(span.begin + 1, span.end)
+            if len(at) >= n:
+                break
+        now = np.sort(np.array(at[:n]))
+        features = [torch.from_numpy(self.rows["inputs"][rows].astype(np.float32)) for rows in (now - 1, now)]
+        return self._embeddings[torch.from_numpy(self._index[self.rows["token"][now]])].float(), *features
+
+    def batches(self, spans: Sequence[Span], seed: int) -> Iterator[list[Span]]:
+        """All spans, some rows at a time (`N_ROWS`), those of similar length together, in an order of chance."""
+        rng = np.random.default_rng(seed)
+        n_rows = min(max(sum(span.end - span.begin for span in self.training) // STEPS_OF_PASS, N_ROWS[0]), N_ROWS[1])
+        order = sorted(spans, key=lambda span: span.end - span.begin + rng.integers(0, 32))
+        batches: list[list[Span]] = [[]]
+        for span in order:
+            if (len(batches[-1]) + 1) * (span.end - span.begin) > n_rows and batches[-1]:
+                batches.append([])
+            batches[-1].append(span)
+        for i in rng.permutation(len(batches)):
+            yield batches[int(i)]
+
+    def window(self, spans: Sequence[Span]) -> Window:
+        """Of some texts."""
+        n = max(span.end - span.begin for span in spans) - 1
+        rows = np.zeros((len(spans), n + 1), self.rows.dtype)
+        rows["ids"] = -1
+        answers = np.zeros((len(spans), n), bool)
+        for i, span in enumerate(spans):
+            n_text = span.end - span.begin
+            rows[i, :n_text] = self.rows[span.begin : span.end]
+            answers[i, max(span.n_prompt - 1, 0) : n_text - 1] = True
+        next_token = np.concatenate([rows["token"][:, 2:], np.full((len(spans), 1), -1)], axis=1)
+        now = rows[:, 1:]
+        return Window(
+            self._embeddings[torch.from_numpy(self._index[now["token"]])].float(),
+            torch.from_numpy(rows["inputs"][:, :-1].astype(np.float32)),
+            torch.from_numpy(now["ids"].astype(np.int64)),
+            torch.from_numpy(now["log_probs"].astype(np.float32)),
+            torch.from_numpy(next_token == now["ids"][..., 0]),
+            torch.from_numpy(answers),
+        )
+
+
+def _every(spans: Sequence[Span], kind: str) -> list[int]:
+    of_kind = [i for i, span in enumerate(spans) if span.kind == kind]
+    return of_kind[HELD_OUT // 2 :: HELD_OUT] or (of_kind[-1:] if len(of_kind) > 1 else [])
+
+
+class Acceptance(NamedTuple):
+    """How often the first 1, 2, ... drafts are all right, of places in answers that were not learned from."""
+
+    by_depth: tuple[float, ...]
+    by_kind: dict[str, tuple[float, ...]]
+
+    @property
+    def per_step(self) -> float:
+        """Tokens of a step with as many drafts as there are depths, its own token included."""
+        return 1 + sum(self.by_depth)
+
+
+class Fit:
+    """A head that learns, pass after pass over the texts."""
+
+    def __init__(self, data: Dataset, target: TargetFile, shape: Eagle3Shape, seed: int, n_passes: int) -> None:
+        torch.manual_seed(seed)
+        self.data, self.seed, self.n_passes = data, seed, n_passes
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        d2t = torch.from_numpy(data.frequent(shape.n_draft_vocab))
+        self.head = Eagle3Head(shape, d2t)
+        self.head.start_from(torch.from_numpy(target.outputs(d2t.numpy())), torch.from_numpy(target.output_norm))
+        self.head.level(data.sample(4096, seed))
+        self.head.attend_to_itself()
+        self.head.begin_linear(*data.pairs(N_LINEAR, seed))
+        self.head.to(self.device)
+        self._t2d = torch.full((data.n_vocab,), -1, device=self.device)
+        self._t2d[self.head.d2t] = torch.arange(len(d2t), device=self.device)
+        parameters = list(self.head.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        rate = 3e-3 * 256 / shape.n_embd
+        self._optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
+        self._rate = rate
+        self.n_done = 0
+        """Passes."""
+        self.best: Acceptance | None = None
+        self._n_worse = 0
+        self._n_steps = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.n_done >= self.n_passes or self._n_worse >= PATIENCE
+
+    def learn(self, deadline: float, begun: float) -> Iterator[float]:
+        """One pass; yields after each step how much of it is done, 0..1. At the deadline (`time.monotonic`) it ends.
+        The learning rate falls with the passes, or with the time since `begun` if that ends first."""
+        batches = list(self.data.batches(self.data.training, self.seed * 1000 + self.n_done))
+        for i, spans in enumerate(batches):
+            now = time.monotonic()
+            if now > deadline:
+                break
+            done = max((self.n_done + i / len(batches)) / self.n_passes, (now - begun) / max(deadline - begun, 1e-9))
+            self._n_steps += 1
+            cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+            for group in self._optimiser.param_groups:
+                group["lr"] = self._rate * cosine * min(1.0, self._n_steps / WARM_UP)
+            self._optimiser.zero_grad(set_to_none=True)
+            loss = torch.stack([weight * one for weight, (one, _) in zip(STEP_WEIGHTS, self._steps(spans))]).sum()
+            if not torch.isfinite(loss):
+                continue  # a text whose states are out of range
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+            self._optimiser.step()
+            yield (i + 1) / len(batches)
+        self.n_done += 1
+
+    def _steps(self, spans: Sequence[Span]) -> Iterator[tuple[Tensor, tuple[Tensor, Window]]]:
+        """Of every depth the mean cross-entropy in nats, and which rows' proposals are the target's choice."""
+        window = Window(*(one.to(self.device) for one in self.data.window(spans)))
+        ids = torch.where(window.ids >= 0, self._t2d[window.ids.clamp_min(0)], -1)
+        wanted = window.log_probs.exp() * (ids >= 0)
+        mass = wanted.sum(-1)
+        wanted = wanted / mass.clamp_min(1e-6)[..., None]
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            hidden = self.head.fuse(window.features)
+            for depth, logits in enumerate(unroll(self.head, window.embeddings, hidden, len(STEP_WEIGHTS))):
+                said = logits.float().log_softmax(-1).gather(-1, ids.clamp_min(0))
+                weights = (mass > 0).float()
+                weights[:, :depth] = 0
+                loss = (-(wanted * said).sum(-1) * weights).sum() / weights.sum().clamp_min(1)
+                yield loss, (ids[..., 0] == logits.detach().argmax(-1), window)
+
+    @torch.no_grad()
+    def accept(self) -> Acceptance:
+        """Of the texts that were not learned from. A draft begins at every place of an answer; where the text is not
+        the one that the target would write, nothing is known of the depths behind."""
+        n: dict[str, npt.NDArray[np.float64]] = {}
+        for kind in {span.kind for span in self.data.held_out}:
+            counts = np.zeros((2, len(STEP_WEIGHTS)))
+            for spans in self.data.batches([s for s in self.data.held_out if s.kind == kind], 0):
+                is_known = is_right = None
+                for depth, (_, (right, window)) in enumerate(self._steps(spans)):
+                    rows = window.ids[..., 0] >= 0
+                    if is_known is None or is_right is None:
+                        is_known, is_right = window.is_answer & rows, right
+                    else:
+                        is_known = _up(window.follows, depth - 1) & is_known & _up(rows, depth)
+                        is_right = is_right & _up(right, depth)
+                    counts[:, depth] += (int(is_known.sum()), int((is_known & is_right).sum()))
+            n[kind] = counts
+        shares = {kind: tuple((counts[1] / np.maximum(counts[0], 1)).tolist()) for kind, counts in n.items()}
+        total = sum(n.values(), np.zeros((2, len(STEP_WEIGHTS))))
+        return Acceptance(tuple((total[1] / np.maximum(total[0], 1)).tolist()), shares)
+
+    def judge(self) -> tuple[Acceptance, bool]:
+        """The acceptance now, and whether it is the best so far."""
+        found = self.accept()
+        is_best = self.best is None or found.per_step > self.best.per_step
+        self.best, self._n_worse = (found, 0) if is_best else (self.best, self._n_worse + 1)
+        return found, is_best
+
+    def weights(self) -> dict[str, npt.NDArray[np.generic]]:
+        """As `export` takes them."""
+        return {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
+
+    def save(self, path: Path) -> None:
+        """All that `load` goes on with."""
+        unfinished = path.with_name(path.name + ".partial")
+        torch.save(
+            {
+                "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
+                "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
+            },
+            unfinished,
+        )  # fmt: skip
+        unfinished.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on where `save` was called."""
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.device)
+        self.head.load_state_dict(state["head"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.n_done, self._n_steps, self._n_worse = state["n_done"], state["n_steps"], state["n_worse"]
+        self.best = state["best"] and Acceptance(*state["best"])
+
+
+def _up(x: Tensor, n: int) -> Tensor:
+    """Moves the rows of x [text, row] up by n; False comes in."""
+    return nn.functional.pad(x[:, n:], (0, n)) if n else x

@@ -1,0 +1,131 @@
+"""What a training will do and take, and whether it can: known before any work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyfly_cpp import _native
+from pyfly_cpp.bench.prompts import read_prompts
+from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.heads.prompts import built_in
+from pyfly_cpp.heads.texts import in_turn
+from pyfly_cpp.machine.files import require_free, require_gguf, require_space, require_writable
+from pyfly_cpp.machine.memory import bytes_of_model
+
+KINDS = ("q8_0", "q4_0", "f16")
+"""Types of a head's matrices."""
+
+LEAST_TOKENS = 2000
+"""Fewer teach nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training."""
+
+    target: Path
+    output: Path
+    texts: Path | None
+    """The user's files; None: the target writes the texts itself."""
+    prompts: tuple[tuple[str, str], ...]
+    """Kind and prompt of what it answers."""
+    n_tokens: int
+    """Of the texts, at most."""
+    hours: float
+    """Most that all takes."""
+    kind: str
+    """Type of the head's matrices."""
+    licence: str | None
+    """Of the texts."""
+    layers: tuple[int, int, int]
+    """Of the target, whose inputs the head reads."""
+    n_bytes_disk: int
+    n_bytes_memory: int
+
+    @property
+    def folder(self) -> Path:
+        """What is kept until the head is done, so that the same command goes on."""
+        return self.output.with_name(self.output.name + ".work")
+
+
+def plan_head(
+    target: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    texts: str | os.PathLike[str] | None = None,
+    prompts: str | os.PathLike[str] | None = None,
+    n_tokens: int = 200_000,
+    hours: float = 3.0,
+    kind: str = "q8_0",
+    licence: str | None = None,
+    force: bool = False,
+) -> Plan:
+    """Looks at the files, not at their weights.
+
+    Args:
+        target: The model to draft for, one GGUF file.
+        output: The head to write.
+        texts: A folder with UTF-8 files, or one file, to learn from; None: what the target answers to prompts.
+        prompts: JSON Lines with `prompt` and, where there are several kinds, `category`; None: built-in ones.
+        n_tokens: Tokens to learn from, at most.
+        hours: Most time, for all.
+        kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".
+        licence: What the file will name as the licence of its texts.
+        force: Overwrite the output.
+
+    Raises:
+        ValueError: the target or a file cannot be used, or an argument is out of range.
+        IncompatibleDraftError: no head can read this target's layers.
+        OutputError: the output exists, or its folder cannot be written to or is too full.
+        ImportError: PyTorch or gguf is missing.
+    """
+    if missing := [name for name in ("torch", "gguf") if importlib.util.find_spec(name) is None]:
+        raise ImportError(f'{" and ".join(missing)} not installed; run: pip install "pyfly-cpp[train]".')
+    if not n_tokens >= LEAST_TOKENS or not hours > 0:
+        raise ValueError(f"a head needs at least {LEAST_TOKENS} tokens and some time; raise --tokens or --hours.")
+    if kind not in KINDS:
+        raise ValueError(f"the type {kind!r} is unknown; the types are {', '.join(KINDS)}.")
+    path, out = Path(target), Path(output)
+    require_gguf(str(path))
+    info = _native.inspect_model(str(path))
+    if info.layer_inputs == 0 or info.n_layer < 4:
+        raise IncompatibleDraftError(
+            f"heads cannot read the layers of {path.name} (architecture {info.architecture}, {info.n_layer} layers); "
+            "use another drafter."
+        )
+    if texts is not None and not os.path.exists(texts):
+        raise DataError(f"{os.fspath(texts)} is not there; give a folder with texts, or one file.")
+    from pyfly_cpp.heads.target import TargetFile
+
+    n_embd = TargetFile(path).n_embd
+    n_bytes = n_tokens * (6 * n_embd + 120) + 60 * n_embd * n_embd * 12
+    require_free(out, force)
+    plan = Plan(
+        path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
+        licence, layers_of(info.n_layer), n_bytes, bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
+    )  # fmt: skip
+    require_writable(plan.folder)
+    require_space(plan.folder, n_bytes, "make room, or write to another disk with --output")
+    return plan
+
+
+def layers_of(n_layer: int) -> tuple[int, int, int]:
+    """Whose inputs a head reads: of a low, a middle and the last one of n_layer >= 4 layers."""
+    return max(1, min(2, n_layer // 6)), n_layer // 2, n_layer - 1
+
+
+def _prompts(path: str | os.PathLike[str] | None) -> Mapping[str, Iterator[str]]:
+    if path is None:
+        return built_in()
+    by_kind: dict[str, list[str]] = {}
+    for prompt in read_prompts(path):
+        by_kind.setdefault(prompt.category or "prompt", []).append(prompt.turns[0])
+    return {kind: iter(of) for kind, of in by_kind.items()}
+
+
+__all__: Sequence[str] = ["KINDS", "Plan", "layers_of", "plan_head"]

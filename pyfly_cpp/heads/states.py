@@ -1,0 +1,69 @@
+"""The states file: for every token of the texts, the inputs of the target's chosen layers and its most probable next
+tokens. One memory-mapped file, written text by text, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyfly_cpp.heads.texts import Tell, Text
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.files import OutputError
+
+N_TOP = 16
+"""Tokens of the target's row that are kept."""
+
+Rows = npt.NDArray[Any]
+
+
+def row_type(n_features: int) -> np.dtype[Any]:
+    """Of a token: itself, the most probable next ones with log probabilities in nats, and the layers' inputs side by
+    side."""
+    return np.dtype(
+        [("token", "<i4"), ("ids", "<i4", N_TOP), ("log_probs", "<f2", N_TOP), ("inputs", "<f2", n_features)]
+    )
+
+
+def write_states(
+    path: Path, llm: FlyLlama, texts: Sequence[Text], layers: Sequence[int], deadline: float, tell: Tell
+) -> int:
+    """Evaluates the texts that are not yet in the file, until a time (`time.monotonic`); returns how many are in it.
+
+    Raises:
+        NotFiniteError: a state is not a number; IncompatibleDraftError: the layers cannot be read.
+        OutputError: the disk is full; what was written stays.
+    """
+    n_embd = llm.n_embd()
+    kind = row_type(len(layers) * n_embd)
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    n_rows = path.stat().st_size // kind.itemsize if path.exists() else 0
+    n_done = int(np.searchsorted(ends, n_rows, side="right"))
+    with path.open("ab") as file:
+        file.truncate(int(ends[n_done - 1]) * kind.itemsize if n_done else 0)
+        for text in texts[n_done:]:
+            if time.monotonic() > deadline:
+                break
+            tell("reading hidden states", float(n_done / len(texts)))
+            states = llm.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
+            rows = np.zeros(len(text.tokens), kind)
+            rows["token"], rows["ids"] = text.tokens, states.ids
+            rows["log_probs"], rows["inputs"] = np.maximum(states.log_probs, -6e4), states.inputs
+            try:
+                file.write(rows.tobytes())
+                file.flush()
+            except OSError as error:
+                raise OutputError(
+                    f"{path} cannot be written ({error.strerror}); make room and run the same command to resume."
+                ) from None
+            n_done += 1
+    return n_done
+
+
+def read_states(path: Path, n_features: int) -> Rows:
+    """All rows [tokens], memory-mapped."""
+    return np.memmap(path, row_type(n_features), "r")

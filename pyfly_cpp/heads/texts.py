@@ -1,0 +1,147 @@
+"""Texts that a head learns from: files of the user's, or what the target answers to prompts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.batch.handles import Handle
+from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.evaluation.files import read_jsonl, read_lines_so_far
+from pyfly_cpp.evaluation.task import Where
+from pyfly_cpp.llama.fly_llama import FlyLlama
+
+N_TEXT = 512
+"""Most tokens of a text."""
+
+N_ANSWER = 320
+"""Most tokens of an answer."""
+
+N_PARALLEL = 24
+"""Answers that are written at once."""
+
+Tell = Callable[[str, float], None]
+"""Called with what is being done and how much of it, 0..1; what it raises stops everything."""
+
+
+class Text(NamedTuple):
+    """A text as tokens."""
+
+    kind: str
+    """Of the prompt, or "text"."""
+    n_prompt: int
+    """Tokens that the target did not write."""
+    tokens: list[int]
+
+    @classmethod
+    def read(cls, path: Path) -> list[Text]:
+        """The texts of a file that `append` has written; what a killed process left of its last line is cut off."""
+        if not path.exists():
+            return []
+        rows, length = read_lines_so_far(path)
+        with path.open("r+b") as file:
+            file.truncate(length)
+        return [cls(row["kind"], row["n_prompt"], row["tokens"]) for row in rows]
+
+    def append(self, file: Any) -> None:
+        """Writes it as a line."""
+        file.write(json.dumps(self._asdict()) + "\n")
+        file.flush()
+
+
+def texts_of_files(folder: Path, llm: FlyLlama) -> Iterator[Text]:
+    """All UTF-8 files below a folder, or one file, in turn: of JSON Lines with `prompt` and `answer` each row as a chat
+    of the model `llm`, of others pieces of at most `N_TEXT` tokens. A text's kind is the row's `category`, or the name
+    of its file."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
+    for row in itertools.zip_longest(*(_texts_of(path, llm) for path in paths)):
+        yield from (text for text in row if text is not None)
+
+
+def _texts_of(path: Path, llm: FlyLlama) -> Iterator[Text]:
+    if path.suffix == ".jsonl":
+        for number, row in read_jsonl(path):
+            where = Where(str(path), number, row)
+            message: Any = {"role": "user", "content": where.text("prompt")}
+            prompt = render_chat(llm, [message]).tokens
+            answer = llm.tokenize(where.text("answer").encode("utf-8"), add_bos=False)
+            kind = str(row.get("category") or path.stem)
+            yield Text(kind, len(prompt), [*prompt, *answer, llm.token_eos()][:N_TEXT])
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError):  # no text
+        return
+    for part in _parts(text):
+        tokens = llm.tokenize(part.encode("utf-8"), add_bos=False)
+        for i in range(0, len(tokens), N_TEXT):
+            if len(piece := tokens[i : i + N_TEXT]) >= 2:
+                yield Text(path.stem, 0, piece)
+
+
+_N_PART = 1 << 16
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A long text in parts that begin with a line: what is not read costs nothing."""
+    while text:
+        cut = text.rfind("\n", 0, _N_PART) + 1 if len(text) > _N_PART else 0
+        part, text = (text[:cut], text[cut:]) if cut else (text[:_N_PART], text[_N_PART:])
+        yield part
+
+
+def in_turn(prompts: Mapping[str, Iterator[str]]) -> Iterator[tuple[str, str]]:
+    """Kind and prompt, each kind in turn."""
+    for row in itertools.zip_longest(*([(kind, prompt) for prompt in of] for kind, of in prompts.items())):
+        yield from (one for one in row if one is not None)
+
+
+def write_answers(
+    target: Path,
+    prompts: Sequence[tuple[str, str]],
+    path: Path,
+    n_tokens: int,
+    deadline: float,
+    tell: Tell,
+    **arguments: Any,
+) -> None:
+    """Lets the target answer, many prompts at once, and appends prompts with answers to a file, in the order in which
+    they end. Every second answer is drawn at temperature 0.7, the others are greedy.
+
+    Args:
+        prompts: Kind and prompt; the first ones are in the file already if it has as many texts.
+        n_tokens: It ends when the file has so many tokens.
+        deadline: And at this time, of `time.monotonic`.
+        **arguments: Of the target's `FlyBatch`.
+    """
+    written = Text.read(path)
+    n = sum(len(text.tokens) for text in written)
+    waiting = enumerate(prompts[len(written) :], len(written))
+    settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
+    running: dict[Future[Any], tuple[str, Handle]] = {}
+    with path.open("a", encoding="utf-8") as file, FlyBatch(target, N_PARALLEL, **settings) as batch:
+        while n < n_tokens and time.monotonic() < deadline:
+            for i, (kind, prompt) in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
+                message = {"role": "user", "content": prompt}
+                handle = batch.submit([message], max_tokens=N_ANSWER, temperature=0.7 * (i % 2))
+                running[handle.feed.future] = kind, handle
+            if not running:
+                return
+            for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                kind, handle = running.pop(future)
+                try:
+                    handle.result()
+                except ContextFullError:  # a prompt that is too long
+                    continue
+                request = handle.steps[-1].request
+                n_prompt = len(request.history) - len(request.tokens)
+                Text(kind, n_prompt, request.history[:N_TEXT]).append(file)
+                n += len(request.history[:N_TEXT])
+            tell("writing texts", min(n / n_tokens, 1.0))

@@ -1,0 +1,217 @@
+"""Training a head: texts, states, learning, file, and what it is worth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyfly_cpp.decoding.drafters import Eagle3
+from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
+from pyfly_cpp.heads.states import read_states, write_states
+from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, texts_of_files, write_answers
+from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.files import OutputError, only_writer
+from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
+
+N_PASSES = 8
+"""Most passes over the texts."""
+
+N_DRAFT_VOCAB = 8192
+"""Most tokens that a head can propose."""
+
+SHARE_OF_TEXTS = 0.5
+"""Of the time, for texts and states; the rest is for learning."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training."""
+
+    path: Path
+    n_tokens: int
+    """That it learned from."""
+    acceptance: tuple[float, ...]
+    """How often the first 1, 2, 3 drafts are all right, on answers that were not learned from."""
+    by_kind: dict[str, tuple[float, ...]]
+    speeds: tuple[float, float] | None
+    """Tokens per second without and with the head, governed; None: not measured."""
+
+
+def train_head(
+    plan: Plan,
+    *,
+    tell: Tell | None = None,
+    log: Callable[[str], None] | None = None,
+    measure: bool = True,
+    seed: int = 0,
+    **arguments: Any,
+) -> Trained:
+    """Trains a head as planned. Run again with the same plan, it goes on where it was interrupted; from the
+    learning on, the output is a head that can be used.
+
+    Args:
+        tell: Called with what is being done and how much of it, 0..1; what it raises stops everything.
+        log: Called with a line after each pass.
+        measure: Whether the speed with and without the head is measured at the end.
+        seed: Of the weights at first and of the order of the texts.
+        **arguments: Of the target's `FlyLlama` (threads, GPU layers).
+
+    Raises:
+        DataError: there are too few texts, or the folder holds a training of another target.
+        NotFiniteError: a hidden state of the target is not a number.
+        OutputError: the disk is full, or another process trains here.
+    """
+    from pyfly_cpp.heads.fit import Dataset, Fit, Span
+    from pyfly_cpp.heads.target import TargetFile
+
+    tell, log = tell or (lambda what, done: None), log or (lambda line: None)
+    settings = {"verbose": False, **arguments}
+    begun = time.monotonic()
+    with only_writer(plan.folder / "lock"):
+        print_of_target = _require_same(plan)
+        texts = _texts(plan, begun, tell, settings)
+        states = plan.folder / "states.bin"
+        with contextlib.closing(FlyLlama(plan.target, n_ctx=N_TEXT, n_batch=N_TEXT, **settings)) as llm:
+            n_texts = write_states(states, llm, texts, plan.layers, begun + SHARE_OF_TEXTS * plan.hours * 3600, tell)
+        target = TargetFile(plan.target)
+        rows = read_states(states, 3 * target.n_embd)
+        spans, n = [], 0
+        for text in texts[:n_texts]:
+            spans.append(Span(n, n + len(text.tokens), text.n_prompt, text.kind))
+            n += len(text.tokens)
+        _require_enough(n)
+        data = Dataset(rows, spans, target)
+        fit = Fit(data, target, _shape(plan, target), seed, N_PASSES)
+        checkpoint = plan.folder / "checkpoint.pt"
+        if checkpoint.exists():
+            fit.load(checkpoint)
+        deadline, begun = begun + plan.hours * 3600, time.monotonic()
+        if fit.best is None:  # the linear map
+            fit.judge()
+            _export(plan, target, fit, print_of_target, n)
+        while not fit.has_ended and time.monotonic() < deadline:
+            for done in fit.learn(deadline, begun):
+                tell(f"learning, pass {fit.n_done + 1} of {N_PASSES}", done)
+            found, is_best = fit.judge()
+            log(f"pass {fit.n_done}: {_percent(found.by_depth)} of drafts right at depth 1, 2, 3 on other texts")
+            if is_best:
+                _export(plan, target, fit, print_of_target, n)
+            _saving(checkpoint, lambda: fit.save(checkpoint))
+    assert fit.best is not None
+    speeds = _measure(plan, [text for text in texts if text.n_prompt], tell, settings) if measure else None
+    return Trained(plan.output, n, fit.best.by_depth, fit.best.by_kind, speeds)
+
+
+def _require_same(plan: Plan) -> str:
+    """That what is in the folder was made from this target and these layers. Returns the target's fingerprint."""
+    made_from = {"target": fingerprint(plan.target), "layers": list(plan.layers), "texts": str(plan.texts)}
+    path = plan.folder / "made_from.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != made_from:
+        raise DataError(
+            f"{plan.folder} holds the training of another target or other texts; remove it, or choose another output."
+        )
+    path.write_text(json.dumps(made_from), encoding="utf-8")
+    return str(made_from["target"])
+
+
+def _require_enough(n: int) -> None:
+    if n < LEAST_TOKENS:
+        raise DataError(f"the texts hold {n} tokens, and a head needs at least {LEAST_TOKENS}; give more texts.")
+
+
+def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
+    """All texts, written first where they are not there."""
+    path = plan.folder / "texts.jsonl"
+    if plan.texts is None:
+        deadline = begun + 0.8 * SHARE_OF_TEXTS * plan.hours * 3600
+        n = sum(len(text.tokens) for text in Text.read(path))
+        if n < plan.n_tokens:
+            write_answers(plan.target, plan.prompts, path, plan.n_tokens, deadline, tell, **settings)
+    elif not path.exists():
+        unfinished = plan.folder / "texts.partial"
+        with (
+            contextlib.closing(FlyLlama(plan.target, vocab_only=True, **settings)) as llm,
+            unfinished.open("w", encoding="utf-8") as file,
+        ):
+            n = 0
+            for text in texts_of_files(plan.texts, llm):
+                text.append(file)
+                n += len(text.tokens)
+                if n >= plan.n_tokens:
+                    break
+        unfinished.replace(path)
+    texts = Text.read(path)
+    _require_enough(sum(len(text.tokens) for text in texts))
+    return texts
+
+
+def _shape(plan: Plan, target: Any) -> Any:
+    from pyfly_cpp.heads.shapes import Eagle3Shape
+
+    n_embd = target.n_embd
+    return Eagle3Shape(
+        n_embd=n_embd, n_layer=1, n_ff=256 * round(8 / 3 * n_embd / 256) or 256, n_head=target.n_head,
+        n_head_kv=target.n_head, head_dim=target.head_dim, n_rot=target.head_dim, n_vocab=target.n_vocab,
+        n_ctx=target.n_ctx, norm_eps=target.norm_eps, rope_base=target.rope_base, n_embd_target=n_embd,
+        target_layers=plan.layers, n_draft_vocab=min(N_DRAFT_VOCAB, target.n_vocab), norms_features=True,
+    )  # fmt: skip
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.1%}" for share in shares)
+
+
+def _saving(path: Path, save: Callable[[], None]) -> None:
+    try:
+        save()
+    except (OSError, RuntimeError) as error:  # PyTorch's own of a full disk
+        raise OutputError(
+            f"{path} cannot be written ({error}); make room and run the same command to resume."
+        ) from None
+
+
+def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: int) -> None:
+    from pyfly_cpp.heads.export import with_adjacent_rope, write_gguf
+
+    def describe(writer: Any) -> None:
+        writer.add_name(f"{target.name} EAGLE-3 head")
+        writer.add_description("EAGLE-3 head, trained by pyfly-cpp from the target's GGUF file")
+        if plan.licence:
+            writer.add_license(plan.licence)
+        writer.add_string("pyfly.target.name", target.name)
+        writer.add_string(TARGET_KEY, print_of_target)
+        writer.add_uint32("pyfly.texts.tokens", n_tokens)
+        writer.add_array("pyfly.texts.kinds", sorted(fit.best.by_kind))
+        writer.add_array("pyfly.acceptance", [float(share) for share in fit.best.by_depth])
+        target.write_vocabulary(writer)
+
+    weights = with_adjacent_rope(fit.weights(), fit.head.shape)
+    _saving(plan.output, lambda: write_gguf(plan.output, "eagle3", describe, fit.head.shape, weights, plan.kind))
+
+
+N_MEASURED = 6
+"""Prompts that the speed is measured with."""
+
+
+def _measure(plan: Plan, texts: Sequence[Text], tell: Tell, settings: dict[str, Any]) -> tuple[float, float] | None:
+    """Tokens per second without and with the head, governed, behind prompts that were not learned from."""
+    from pyfly_cpp.heads.fit import HELD_OUT
+
+    prompts = [text.tokens[: text.n_prompt] for text in texts[HELD_OUT // 2 :: HELD_OUT]][:N_MEASURED]
+    if not prompts:
+        return None
+    speeds = []
+    for drafter in (None, Eagle3(plan.output)):
+        with contextlib.closing(FlyLlama(plan.target, n_ctx=2 * N_TEXT, drafter=drafter, **settings)) as llm:
+            for i, prompt in enumerate(prompts):
+                tell(f"measuring {'with' if drafter else 'without'} the head", i / len(prompts))
+                llm.create_completion(prompt, max_tokens=96, temperature=0.0)
+            stats = llm.stats
+            speeds.append(stats.committed / max(stats.seconds_decode, 1e-9))
+    return speeds[0], speeds[1]
