@@ -96,7 +96,8 @@ def pair(target: str | None, as_json: bool) -> None:
     qwen2.5-7b: what is published. Of a name of the hub that is not here: what the hub offers, with sizes and licences;
     it is asked. Without TARGET: the families that are known.
 
-    Fitting says nothing about speed: `bench` measures that, and while decoding a drafter that does not pay is left out.
+    Fitting does not mean faster: `bench` measures the speed, and a drafter
+    that is not faster is left out while decoding.
     """
     if target is None:
         _show_families(as_json)

@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Make a draft of TARGET out of itself: requantised, the type chosen by measuring here.
 
-    Each type is made, drafts on six bundled prompts, and is timed; the best is kept if it pays. The machine should have
-    nothing else to do.
+    Each type is made, drafts on six bundled prompts, and is timed; the best is kept if it helps. Close other programs
+    first.
     """
     log = silence()
     kinds = [kind.strip().lower() for kind in types.split(",") if kind.strip()]
@@ -90,8 +90,8 @@ def _show(plan: Plan, found: Found) -> None:
             f"No draft is faster here: the best, {best.kind}, promises {best.gain:.2f}x. Nothing was kept (see --keep)."
         )
         return
-    pays = "helps" if best.gain >= PAYS else "does not help"
-    click.echo(f"{best.kind} {pays}: {best.gain:.2f}x is expected, with drafts of {best.draft_max}. Use it:")
+    verdict = "helps" if best.gain >= PAYS else "does not help"
+    click.echo(f"{best.kind} {verdict}: {best.gain:.2f}x is expected, with drafts of {best.draft_max}. Use it:")
     click.echo(f"  pyfly-cpp chat -m {shlex.quote(str(plan.target))} -d {shlex.quote(str(found.path))}")
 
 
