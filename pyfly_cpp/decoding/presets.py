@@ -29,8 +29,9 @@ from pyfly_cpp.decoding.setting import PLAIN, Decoding
 from pyfly_cpp.machine.files import is_stream, require_free, write_atomically
 
 FORMAT = 1
-SHIPPED = ("safe", "balanced", "fast")
-"""Names of presets that say what is accepted loosely and leave the rest alone; their claims say what that costs."""
+SHIPPED = ("safe", "balanced", "fast", "paper")
+"""Names of presets that say what is accepted loosely and leave model and drafter alone (`paper` also says how much is
+drafted, without the governor); their claims say what that costs."""
 
 _FOLDER = Path(__file__).with_name("shipped_presets")
 

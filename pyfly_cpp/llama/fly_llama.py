@@ -171,7 +171,7 @@ class FlyLlama(CompletingLlama):
 
         Args:
             path: A file (`pyfly-cpp tune` writes them), or the name of an included preset: `"safe"`,
-                `"balanced"` or `"fast"`. Those name no model.
+                `"balanced"`, `"fast"` or `"paper"`. Those name no model.
             **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` if it names no model.
 
         Raises:

@@ -198,6 +198,14 @@ def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
     assert result.code == 0 and f"gate: {load_preset('balanced').decoding.gate}" in result.err
 
 
+def test_the_papers_preset_is_that_of_its_code(run):
+    got = load_preset("paper").setting()
+    assert str(got) == "entropy:0.3 agree:5 tail=6 k=15 no-adaptive"
+    got = settings(run, "--preset", "paper", "-m", TARGET, "-d", DRAFT)["settings"]
+    assert (got["gate"], got["draft_max"], got["adaptive"]) == ("entropy:0.3", 15, False)
+    assert settings(run, "--preset", "paper", "-m", TARGET, "-d", DRAFT, "--adaptive")["settings"]["adaptive"]
+
+
 def test_a_shipped_preset_in_python():
     llm = FlyLlama.from_preset("balanced", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
     assert (str(llm.gate), llm.adaptive) == (str(load_preset("balanced").decoding.gate), True)
@@ -212,5 +220,5 @@ def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
     save_preset(Preset(Decoding(Margin(0.5), drafter="auto")), "safe")
     assert load_preset("safe").decoding.gate != Margin(0.5) == load_preset("./safe").decoding.gate
     assert load_preset("./safe") == Preset(Decoding(Margin(0.5), drafter="auto"))
-    with pytest.raises(PresetError, match=r"the preset sage cannot be read .* or take one of safe, balanced, fast\."):
+    with pytest.raises(PresetError, match=r"the preset sage cannot be read .* one of safe, balanced, fast, paper\."):
         load_preset("sage")
