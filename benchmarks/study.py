@@ -2,15 +2,17 @@
 
     python benchmarks/study.py record --model TARGET [--draft DRAFT] --data FOLDER --out FOLDER --allow-code-execution
         [--rules RULE ...] [--k 8 | --governed] [--parallel 8] [--parts PART ...] [--limit PART=N ...] [--race 60]
-    python benchmarks/study.py report FOLDER [--half choose|judge] [--parts PART ...]
+    python benchmarks/study.py report FOLDER [FOLDER ...] [--half choose|judge] [--parts PART ...]
 
-A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file. `plain`
-and `exact` always answer as well. With --governed, one text at a time, everything drafts as it is shipped, and the
-tokens a second are those that users see. Without it every round drafts --k tokens, so that no answer depends on times;
-with --parallel, many answers cost least. On weights that our kernels cover, exact decoding has the same bits in every
-batch: an answer that differs from exact's does so because of a loose token. `report` counts how many of exact's differ
-from plain decoding's, which then is none. The draft model keeps an item's prompt from one setting to the next, so under
---governed the first setting that drafts pays for reading it; the settings take turns in being first.
+A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
+the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `sampling`. `plain` and `exact` always answer as
+well. Several folders of a report differ in their --seed alone, and count together. With --governed, one text at a time,
+everything drafts as it is shipped, and the tokens a second are those that users see. Without it every round drafts --k
+tokens, so that no answer depends on times; with --parallel, many answers cost least. On weights that our kernels cover,
+exact decoding has the same bits in every batch: an answer that differs from exact's does so because of a loose token.
+`report` counts how many of exact's differ from plain decoding's, which then is none. The draft model keeps an item's
+prompt from one setting to the next, so under --governed the first setting that drafts pays for reading it; the settings
+take turns in being first.
 
 Items are answered in an order that has nothing to do with what they are (a hash of their ids), in chunks of all parts
 in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-cpp eval` in a folder of its own
@@ -150,6 +152,30 @@ KEEPS = 0.99
 RULES = ("margin:0.3", "entropy:0.3", "balanced", "fast")
 
 
+def paper_rule(theta: float = 0.3, size: int = 6, k: int = 15) -> str:
+    """A setting as in the FLy reference code, whose window of W positions begins with the mismatch; 0: none."""
+    window = f"agree:{size - 1} tail={size}" if size else "agree:0"
+    return f"entropy:{theta} {window} k={k}"
+
+
+RULE_LISTS: dict[str, tuple[str, ...]] = {
+    "table-4": tuple(
+        dict.fromkeys(
+            [paper_rule(size=size) for size in (0, 4, 6, 8)]
+            + [paper_rule(theta=theta) for theta in (0.0, 0.3, 0.6, 1.0)]
+            + [paper_rule(k=k) for k in (10, 15, 20, 25)]
+        )
+    ),
+    "window": tuple(
+        f"{gate} {window}"
+        for gate in ("margin:0.3", "entropy:0.3")
+        for window in ("agree:0", "reconverge:6", "agree:2", "agree:6")
+    ),
+    "sampling": ("stochastic", "stochastic-block", "entropy:0.3", "entropy-twice:0.3", "margin:0.3", "rfsd-js:0.1"),
+}
+"""Rules that answer one question, by a name that --rules takes."""
+
+
 def digest(text: str) -> bytes:
     """A hash of a text."""
     return hashlib.sha256(text.encode("utf-8")).digest()
@@ -179,6 +205,11 @@ def read_rule(text: str, k: int | None) -> Decoding:
     if setting.is_plain:
         return setting
     return setting.but(adaptive=True) if k is None else replace(setting, draft_max=setting.draft_max or k)
+
+
+def read_rules(texts: Sequence[str]) -> list[str]:
+    """Rules, with those of a list in the place of its name."""
+    return [rule for text in texts for rule in RULE_LISTS.get(text, (text,))]
 
 
 def in_the_race(lines: Sequence[Row], rules: Sequence[str]) -> list[str]:
@@ -211,7 +242,11 @@ def record(args: argparse.Namespace) -> None:
     """Answers what is missing, chunk by chunk."""
     limits = dict(read_limit(text) for text in args.limit)
     k = None if args.governed else args.k
-    rules = {"plain": PLAIN, "exact": read_rule("exact", k), **{text: read_rule(text, k) for text in args.rules}}
+    rules = {
+        "plain": PLAIN,
+        "exact": read_rule("exact", k),
+        **{text: read_rule(text, k) for text in read_rules(args.rules)},
+    }
     names: dict[str, str] = {}
     for name, setting in rules.items():
         names.setdefault(str(setting), name)
@@ -266,23 +301,25 @@ def named(lines: Sequence[Row], part: str, names: Mapping[str, str]) -> list[Row
     ]
 
 
-def read_study(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Conditions and lines of all chunks. Of several texts at once, an unfinished chunk is left out: what is finished
-    first is not typical. Raises DataError."""
+def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
+    """Conditions and lines of all chunks; with another seed an item is another one, of the same group. Of several texts
+    at once, an unfinished chunk is left out: what is finished first is not typical. Raises DataError."""
     conditions: dict[str, Any] = {}
     lines: list[Row] = []
-    for path in sorted(folder.glob(f"*/{runner.RUN}")):
+    for path in [path for folder in folders for path in sorted(folder.glob(f"*/{runner.RUN}"))]:
         identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
         here = {name: value for name, value in identity.items() if name not in ("task", "items", "settings", "part")}
         here.pop("max_tokens")
+        seed = here.pop("seed")
         if conditions and here != conditions:
             raise DataError(f"{path.parent} was recorded under other conditions than what stands beside it; part them.")
         conditions = here
         found, _ = read_lines_so_far(path.parent / runner.ITEMS)
         if here["parallel"] == 1 or len(found) == len(identity["items"]) * len(identity["settings"]):
-            lines += named(found, identity["part"], here["names"])
+            made = named(found, identity["part"], here["names"])
+            lines += [{**line, "item": f"{line['item']} seed {seed}", "seed": seed} for line in made]
     if not lines:
-        raise DataError(f"{folder} holds no finished chunk yet; record some answers first.")
+        raise DataError(f"{', '.join(map(str, folders))} holds no finished chunk yet; record some answers first.")
     return conditions, lines
 
 
@@ -335,7 +372,7 @@ def compare(lines: Sequence[Row], rule: str) -> Compared | None:
 
 def report(args: argparse.Namespace) -> None:
     """Prints the page."""
-    conditions, lines = read_study(args.folder)
+    conditions, lines = read_study(args.folders)
     if args.half:
         lines = [line for line in lines if ("choose", "judge")[digest(f"half {line['group']}")[0] % 2] == args.half]
     parts = [part for part in PARTS if part in args.parts and any(line["part"] == part for line in lines)]
@@ -348,9 +385,11 @@ def report(args: argparse.Namespace) -> None:
         if (one := compare([line for line in lines if line["part"] in members], name)) is not None
     ]
     how = "governed" if conditions["k"] is None else f"{conditions['k']} drafts a round"
+    seeds = sorted({line["seed"] for line in lines})
     print(
         f"{conditions['model']['file']}, {conditions['drafter']}, {how}, {conditions['parallel']} at once, temperature "
-        f"{conditions['temperature']:g}, llama-cpp-python {conditions['llama_cpp_python']}"
+        f"{conditions['temperature']:g}, seeds {', '.join(map(str, seeds))}, "
+        f"llama-cpp-python {conditions['llama_cpp_python']}"
         f"{f'; the half of the items that is to {args.half}' if args.half else ''}. Intervals: 95 %."
     )
     pairs = [pair for group, name, one in found if name == "plain" and group in parts for pair in one.pairs]
@@ -422,7 +461,9 @@ def main() -> None:
     one.add_argument("--drafter", default="auto", help="the drafter's word, as on the command line (default auto)")
     one.add_argument("--data", type=Path, required=True, help="folder of the data files")
     one.add_argument("--out", type=Path, required=True, help="folder of the answers")
-    one.add_argument("--rules", nargs="+", default=RULES, help=f"default: {' '.join(RULES)}")
+    one.add_argument(
+        "--rules", nargs="+", default=RULES, help=f"also: {', '.join(RULE_LISTS)} (default: {' '.join(RULES)})"
+    )
     one.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items")
     one.add_argument("--k", type=int, default=8, help="tokens drafted in a round (default 8)")
@@ -440,7 +481,7 @@ def main() -> None:
     one.add_argument("--containment", choices=("bubblewrap", "none"), default="bubblewrap", help="of these programs")
     one.set_defaults(run=record)
     two = commands.add_parser("report", help="print the tables")
-    two.add_argument("folder", type=Path, help="as of --out")
+    two.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="as of --out; several differ in --seed")
     two.add_argument("--half", choices=("choose", "judge"), help="only this half of the items")
     two.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
     two.set_defaults(run=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -71,6 +72,31 @@ def test_rules_are_settings_or_presets():
     assert str(study.read_rule("entropy:0.3 agree:4 k=15", 8)) == "entropy:0.3 agree:4 k=15"
     assert str(study.read_rule("balanced", None)).endswith(" adaptive")
     assert str(study.read_rule("plain", 8)) == "plain"
+
+
+def test_lists_of_rules_are_settings():
+    assert study.read_rules(["fast", "window"]) == ["fast", *study.RULE_LISTS["window"]]
+    table = [str(study.read_rule(rule, 8)) for rule in study.RULE_LISTS["table-4"]]
+    assert str(study.read_rule("paper", 8)) in table and len(set(table)) == len(table) == 10
+    assert "entropy:0.3 agree:0 k=15" in table and "entropy:0.3 agree:3 tail=4 k=15" in table
+    for name in ("window", "sampling"):
+        found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
+        assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
+
+
+def test_seeds_of_an_item_count_together(tmp_path):
+    for seed in (0, 1):
+        chunk = tmp_path / str(seed) / "gsm8k-0000-0001"
+        chunk.mkdir(parents=True)
+        names = {name: name for name in ("plain", "exact", "good")}
+        identity = {"part": "gsm8k", "names": names, "parallel": 1, "max_tokens": 4, "seed": seed, "temperature": 0.6}
+        (chunk / study.runner.RUN).write_text(json.dumps({"identity": identity}))
+        rows = [{**line(0, name, seed == 0), "item": "a", "group": "a"} for name in names]
+        (chunk / study.runner.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, lines = study.read_study([tmp_path / "0", tmp_path / "1"])
+    compared = study.compare(lines, "good")
+    assert (compared.result.n, compared.result.n_correct) == (2, 1)
+    assert len({row["item"] for row in lines}) == 2 and len({row["group"] for row in lines}) == 1
 
 
 def line(i, setting, correct, **more):
