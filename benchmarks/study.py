@@ -5,14 +5,14 @@
     python benchmarks/study.py report FOLDER [FOLDER ...] [--half choose|judge] [--parts PART ...]
 
 A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
-the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `sampling`. `plain` and `exact` always answer as
-well. Several folders of a report differ in their --seed alone, and count together. With --governed, one text at a time,
-everything drafts as it is shipped, and the tokens a second are those that users see. Without it every round drafts --k
-tokens, so that no answer depends on times; with --parallel, many answers cost least. On weights that our kernels cover,
-exact decoding has the same bits in every batch: an answer that differs from exact's does so because of a loose token.
-`report` counts how many of exact's differ from plain decoding's, which then is none. The draft model keeps an item's
-prompt from one setting to the next, so under --governed the first setting that drafts pays for reading it; the settings
-take turns in being first.
+the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`. `plain` and `exact` always
+answer as well. Several folders of a report differ in their --seed alone, and count together. With --governed, one text
+at a time, everything drafts as it is shipped, and the tokens a second are those that users see. Without it every round
+drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least. On weights that our
+kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's does so because of a
+loose token. `report` counts how many of exact's differ from plain decoding's, which then is none. The draft model keeps
+an item's prompt from one setting to the next, so under --governed the first setting that drafts pays for reading it;
+the settings take turns in being first.
 
 Items are answered in an order that has nothing to do with what they are (a hash of their ids), in chunks of all parts
 in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-cpp eval` in a folder of its own
@@ -152,6 +152,13 @@ KEEPS = 0.99
 RULES = ("margin:0.3", "entropy:0.3", "balanced", "fast")
 
 
+def kl_judge(tau: float, mask: float = 0.9) -> str:
+    """Exact where the target's favourite has a probability above `mask`, in [0.5, 1), else loose while KL(target ||
+    draft) <= tau: the untrained judge of arXiv 2601.04766. -p ln p of the favourite is at least its value at the mask
+    from there down to 0.026 (mask 0.9), below which this is exact, too."""
+    return f"all(fuzzy-kl-target:{tau},entropy:{-mask * math.log(mask):.6f}:1)"
+
+
 def paper_rule(theta: float = 0.3, size: int = 6, k: int = 15) -> str:
     """A setting as in the FLy reference code, whose window of W positions begins with the mismatch; 0: none."""
     window = f"agree:{size - 1} tail={size}" if size else "agree:0"
@@ -171,6 +178,7 @@ RULE_LISTS: dict[str, tuple[str, ...]] = {
         for gate in ("margin:0.3", "entropy:0.3")
         for window in ("agree:0", "reconverge:6", "agree:2", "agree:6")
     ),
+    "kl-judge": tuple(kl_judge(tau) for tau in (0.03, 0.1, 0.3, 1.0)),
     "sampling": ("stochastic", "stochastic-block", "entropy:0.3", "entropy-twice:0.3", "margin:0.3", "rfsd-js:0.1"),
 }
 """Rules that answer one question, by a name that --rules takes."""

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +18,7 @@ sys.path.append(str(BENCHMARKS))
 
 import study  # noqa: E402
 
+from pyfly_cpp import verify  # noqa: E402
 from pyfly_cpp.evaluation.task import Where  # noqa: E402
 
 
@@ -79,9 +81,28 @@ def test_lists_of_rules_are_settings():
     table = [str(study.read_rule(rule, 8)) for rule in study.RULE_LISTS["table-4"]]
     assert str(study.read_rule("paper", 8)) in table and len(set(table)) == len(table) == 10
     assert "entropy:0.3 agree:0 k=15" in table and "entropy:0.3 agree:3 tail=4 k=15" in table
-    for name in ("window", "sampling"):
+    for name in ("window", "kl-judge", "sampling"):
         found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
         assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
+
+
+@pytest.mark.parametrize("p", [0.03, 0.2, 0.5, 0.7, 0.89, 0.899, 0.901, 0.95, 0.999])
+@pytest.mark.parametrize("tau", [0.03, 0.3])
+def test_the_kl_judge_accepts_where_the_target_is_unsure_and_the_draft_is_near(p, tau):
+    rng = np.random.default_rng(round(1000 * p))
+    n = 200
+    for shift in (0.0, 0.3, 3.0):
+        rest = rng.uniform(0.5, 1.0, n - 1)
+        target = np.log(np.concatenate([[p], (1 - p) * rest / rest.sum()]))
+        draft = target + shift * rng.normal(size=n)
+        draft -= np.logaddexp.reduce(draft)
+        near = float((np.exp(target) * (target - draft)).sum()) <= tau
+        decoding = study.read_rule(study.kl_judge(tau), 8)
+        found = verify(
+            np.stack([target, target]).astype(np.float32), [1], gate=decoding.gate, window=decoding.effective_window,
+            draft_logits=draft[None].astype(np.float32),
+        )  # fmt: skip
+        assert target.argmax() == 0 and (found.n_accepted == 1) == (p <= 0.9 and near)
 
 
 def test_seeds_of_an_item_count_together(tmp_path):
