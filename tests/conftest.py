@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if re.search("dflash|dspark", item.nodeid, re.IGNORECASE):
                 item.add_marker(pytest.mark.skip(reason="these heads need llama-cpp-python 0.3.35"))
-    for name in ("archs", "device", "fuzz", "page", "peer", "serve_load", "slow"):
+    for name in ("archs", "clients", "device", "fuzz", "page", "peer", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")
             for item in items:

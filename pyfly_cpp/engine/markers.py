@@ -17,6 +17,10 @@ from pyfly_cpp.engine.prompting import render_chat
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+THOUGHTS = (
+    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
+)  # fmt: skip
+"""What opens and closes thoughts; those of the region `think` (csrc/regions.cpp)."""
 
 _MARKER = re.compile(r"</?\|?[A-Za-z_][\w|.-]*[>=]|\[/?[A-Z][A-Z_]+\]|#{2,} ?[A-Z][A-Za-z ]*:")
 

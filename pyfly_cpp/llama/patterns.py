@@ -36,15 +36,20 @@ def pattern_rule(pattern: str) -> str:
     """The right side of a GBNF rule for what stands between the quotes of a JSON string that matches.
 
     Raises:
-        ValueError: the expression is not written `^...$`, is none, or has something that a grammar cannot express
-            (lookaround, references to groups, word boundaries).
+        ValueError: the expression is none, or has something that a grammar cannot express (lookaround, references to
+            groups, word boundaries).
     """
-    ends = re.fullmatch(r"\^((?:\\.|[^\\])*)\$", pattern, re.DOTALL)
-    if ends is None:
-        raise ValueError(f"the pattern {pattern!r} does not begin with ^ and end with $")
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
+    inner = pattern[begins : len(pattern) - ends]
+    rule = f"({_inner_rule(inner, pattern)})"
+    # As written, it may match anywhere.
+    return f"{'' if begins else 'char* '}{rule}{'' if ends else ' char*'}"
+
+
+def _inner_rule(inner: str, pattern: str) -> str:
     out: list[str] = []
     depth, repeatable = 0, False
-    for kind, text in _tokens(ends[1], pattern):
+    for kind, text in _tokens(inner, pattern):
         if kind == "repeat" and repeatable:
             # How many it takes first decides nothing here.
             out[-1] += text[0] if text[0] in "*+?" else text.rstrip("?")

@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_cpp.llama_grammar import LlamaGrammar
 
-from pyfly_cpp.llama.schemas import expect_schema, schema_from, schema_to_gbnf
+from pyfly_cpp.llama.schemas import expect_schema, gbnf_of, schema_from
 
 _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}'
 
@@ -45,14 +45,14 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
         name: What it is, for the error.
 
     Raises:
-        ValueError: it is no JSON, or no schema that llama-cpp-python can follow.
+        ValueError: it is no JSON, or no schema that can be followed.
     """
     try:
         value = schema_from(schema)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not valid JSON: {error}.") from None
     with _convertible(name):
-        return LlamaGrammar.from_string(schema_to_gbnf(value), verbose=False)
+        return LlamaGrammar.from_string(gbnf_of(value).text, verbose=False)
 
 
 def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,10 +77,11 @@ def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _convertible(name: str) -> Iterator[None]:
-    """llama-cpp-python's converter asserts and indexes where a schema is none, or is of a kind that it lacks."""
     try:
         yield
-    except Exception as error:
+    except ValueError as error:
+        raise ValueError(f"{name} {error}.") from error
+    except Exception as error:  # llama-cpp-python's converter asserts and indexes where a schema is of a kind it lacks
         reason = str(error).rstrip(".") or type(error).__name__
         raise ValueError(f"{name} is not a JSON schema that llama-cpp-python can follow ({reason}).") from error
 

@@ -1,26 +1,78 @@
 """JSON schemas as grammars whose texts are strict JSON.
 
-llama-cpp-python's converter has three faults here, each of which gives texts that no strict reader takes: its rule for
-a character of a string allows control characters; constants and names are not escaped for the grammar; and the
-characters of a `pattern` are not escaped for JSON.
+llama-cpp-python's converter gives texts that no strict reader takes, and fails on schemas that pydantic makes; so ours
+is used for the answers of chats, and in place of those that its chat formats convert themselves.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
+import math
 import re
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, LlamaGrammar, SchemaConverter, json_schema_to_gbnf
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
 
+from pyfly_cpp.llama.numbers import decimals, integers
 from pyfly_cpp.llama.patterns import escaped, pattern_rule
 
 _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
-CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
-"""The right side of a rule for one character in a JSON string: no control character, no half of a surrogate pair."""
+_CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
+"""One character in a JSON string: no control character, no half of a surrogate pair."""
+
+_PRIMITIVES = rf"""space ::= " "?
+char ::= {_CHARACTER}
+string ::= "\"" char* "\""
+integer ::= {integers(None, None)}
+number ::= {decimals(None, None)} ([eE] [-+]? [0-9]{{1,2}})?
+boolean ::= "true" | "false"
+null ::= "null"
+object ::= "{{" space (string space ":" space value space ("," space string space ":" space value space)*)? "}}"
+array ::= "[" space (value space ("," space value space)*)? "]"
+value ::= object | array | string | number | boolean | null"""
+
+_ANNOTATIONS = frozenset((
+    "$schema", "$id", "$defs", "$comment", "$anchor", "definitions", "title", "description", "default", "examples",
+    "example", "deprecated", "readOnly", "writeOnly", "discriminator",
+))  # fmt: skip
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+_KEYWORDS = {
+    "object": frozenset(("properties", "required", "additionalProperties")),
+    "array": frozenset(("items", "prefixItems", "additionalItems", "minItems", "maxItems")),
+    "string": frozenset(("pattern", "format", "minLength", "maxLength")),
+    "number": _BOUNDS,
+    "integer": _BOUNDS,
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+}
+"""Of each type, what a grammar can follow."""
+
+_DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_LABEL = r"[A-Za-z\d]{1,20}(-[A-Za-z\d]{1,20}){0,2}"
+_OCTET = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_SECONDS = r"\d{1,2}S"
+_MINUTES = rf"(\d{{1,2}}M({_SECONDS})?|{_SECONDS})"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": rf"P(\d{{1,4}}D|(\d{{1,4}}D)?T(\d{{1,3}}H{_MINUTES}?|{_MINUTES}))",
+    **dict.fromkeys(("uuid", *(f"uuid{n}" for n in range(1, 6))), r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}"),
+    "email": rf"[\w+-]{{1,64}}(\.[\w+-]{{1,64}}){{0,3}}@{_LABEL}(\.{_LABEL}){{1,3}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,4}}",
+    "ipv4": rf"{_OCTET}(\.{_OCTET}){{3}}",
+    "ipv6": r"[\da-f]{1,4}(:[\da-f]{1,4}){7}",
+    "uri": r"[a-z][a-z\d+.-]*:[\w!#$&'()*+,./:;=?@~-]+",
+}
+"""Texts that surely have a format, and not all of them."""
+
+_MOST_TIMES = 2000  # of llama.cpp's reader of grammars, which takes more as any number
+_MOST_NESTED = 100
 
 _MOST_KEPT = 256
 _strict_of: dict[str, str] = {}
@@ -29,16 +81,23 @@ _strict_of: dict[str, str] = {}
 _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
 
 
-class _Converter(SchemaConverter):  # type: ignore[misc]
-    def _add_primitive(self, name: str, rule: BuiltinRule) -> str:
-        own = BuiltinRule(CHARACTER, []) if rule is PRIMITIVE_RULES["char"] else rule
-        return str(super()._add_primitive(name, own))
+class SchemaGrammar(NamedTuple):
+    """What came of a schema."""
 
-    def _format_literal(self, text: str) -> str:
-        return _literal(as_json(json.loads(text)))  # it is given JSON, always
+    text: str
+    """GBNF."""
+    loose: tuple[str, ...]
+    """What the grammar does not enforce: keywords behind the names of the properties that they stand at."""
 
-    def _visit_pattern(self, pattern: str, name: str) -> str:
-        return str(self._add_rule(name, rf'"\"" ({pattern_rule(pattern)}) "\"" space'))
+
+class Framed(NamedTuple):
+    """A schema, and what stands around the value that follows it."""
+
+    schema: Any
+    opening: str = ""
+    closing: str = ""
+    name: str = ""
+    """For people."""
 
 
 def schema_from(text: str) -> Any:
@@ -46,15 +105,266 @@ def schema_from(text: str) -> Any:
     return json.loads(text, parse_constant=_refuse)
 
 
-def schema_to_gbnf(schema: Any) -> str:
-    """The GBNF grammar of a JSON schema.
+def gbnf_of(schema: Any) -> SchemaGrammar:
+    """The grammar of a JSON schema. Properties come in the order of the schema.
 
     Raises:
-        Exception: of many kinds, where it is no schema, or is of a kind that llama-cpp-python cannot follow.
+        ValueError: it is none, refers to what is not there, or nothing follows it. The message stands behind a name
+            for the schema.
     """
-    converter = _Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-    converter.visit(converter.resolve_refs(copy.deepcopy(schema), "stdin"), "")  # which writes into it
-    return str(converter.format_grammar())
+    return gbnf_of_any([Framed(schema)])
+
+
+def gbnf_of_any(framed: Sequence[Framed], is_repeated: bool = False) -> SchemaGrammar:
+    """The grammar of texts that follow one of some schemas; as of `gbnf_of`.
+
+    Args:
+        is_repeated: Whether there may be several in a line each.
+    """
+    roots, rules, loose = [], [], list[str]()
+    for i, own in enumerate(framed):
+        converter = _Converter(own.schema, f"s{i}-")
+        path = f"{own.name}: " if own.name else ""
+        try:
+            root = converter.visit(own.schema, "")
+        except (ValueError, RecursionError, TypeError, AttributeError) as error:
+            reason = {ValueError: str(error), RecursionError: "is nested too deep"}.get(
+                type(error), "is not a JSON schema: a keyword has a value of the wrong type"
+            )
+            raise ValueError(f"has {own.name!r}, whose schema {reason}" if own.name else reason) from None
+        roots.append(" ".join((_literal(own.opening), root, "space", _literal(own.closing))))
+        rules += [f"{name} ::= {rule}" for name, rule in converter.rules.items()]
+        loose += [path + word for word in converter.loose]
+    root = 'one ("\\n" one)*' if is_repeated else "one"
+    text = "\n".join((f"root ::= {root}", f"one ::= {' | '.join(roots)}", *rules, _PRIMITIVES))
+    return SchemaGrammar(text, tuple(dict.fromkeys(loose)))
+
+
+class _Converter:
+    """Rules for one schema."""
+
+    def __init__(self, root: Any, prefix: str) -> None:
+        self._root = root
+        self._prefix = prefix
+        self.rules: dict[str, str] = {}
+        self.loose: list[str] = []
+        self._names: dict[str, str] = {}
+        self._references: dict[str, str] = {}
+        self._n_nested = 0
+
+    def visit(self, schema: Any, path: str) -> str:
+        """The name of the rule for a schema; `path`: of the schema, for people."""
+        if schema is True:
+            return "value"
+        if not isinstance(schema, dict):
+            raise ValueError(f"is not a JSON schema: at {path or 'its top'} stands {json.dumps(schema)[:40]}")
+        self._n_nested += 1
+        if self._n_nested > _MOST_NESTED:
+            raise ValueError("is nested too deep")
+        try:
+            return self._visit(schema, path)
+        finally:
+            self._n_nested -= 1
+
+    def _visit(self, schema: dict[str, Any], path: str) -> str:
+        own = {word: value for word, value in schema.items() if word not in _ANNOTATIONS}
+        reference, parts = own.pop("$ref", None), own.pop("allOf", [])
+        if reference is not None and not own and not parts:
+            return self._reference(reference, path)
+        if len(parts) == 1 and not own and reference is None:
+            return self.visit(parts[0], path)
+        if reference is not None or parts:
+            together = own
+            for part in ([] if reference is None else [self._target(reference, path)]) + parts:
+                together = self._both(together, part, path)
+            return self.visit(together, path)
+        for word in ("anyOf", "oneOf"):
+            if word in own:
+                rest = {other: value for other, value in own.items() if other != word}
+                return self._union(self.visit(self._both(part, rest, path), path) for part in own[word])
+        if "const" in own:
+            return self._rule(_literal(as_json(own["const"])))
+        if "enum" in own:
+            return self._union(_literal(as_json(value)) for value in own["enum"])
+        kind = own.pop("type", None)
+        if isinstance(kind, list):
+            return self._union(self.visit({**_of_type(own, one), "type": one}, path) for one in kind)
+        if kind is None:
+            kind = next((kind for kind, words in _KEYWORDS.items() if own.keys() & words), None)
+        elif kind not in _KEYWORDS:
+            raise ValueError(f"is not a JSON schema: the type at {path or 'its top'} is {json.dumps(kind)[:40]}")
+        self._tell(path, own.keys() - _KEYWORDS.get(kind or "", frozenset()))
+        written = getattr(self, f"_{kind}", None)
+        return (kind or "value") if written is None or not own.keys() & _KEYWORDS[kind] else written(own, path)
+
+    def _tell(self, path: str, words: Iterable[str]) -> None:
+        self.loose += [f"{path}.{word}".lstrip(".") for word in sorted(words)]
+
+    def _rule(self, rule: str) -> str:
+        if rule not in self._names:
+            self._names[rule] = f"{self._prefix}{len(self._names)}"
+            self.rules[self._names[rule]] = rule
+        return self._names[rule]
+
+    def _union(self, rules: Iterable[str]) -> str:
+        among = list(dict.fromkeys(rules))
+        if not among:
+            raise ValueError("has a choice of nothing")
+        return self._rule(" | ".join(among))
+
+    # ---- References and parts ----------------------------------------------------------------------------------------
+
+    def _target(self, reference: Any, path: str) -> Any:
+        target = self._root
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise ValueError(f"refers to {str(reference)[:80]!r}, which is outside of it; put it into $defs")
+        for key in unquote(reference[1:]).split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            elif isinstance(target, dict) and key in target:
+                target = target[key]
+            else:
+                raise ValueError(f"refers to {reference[:80]!r}, which it does not have")
+        return target
+
+    def _reference(self, reference: Any, path: str) -> str:
+        if reference not in self._references:
+            target = self._target(reference, path)
+            name = self._references[reference] = f"{self._prefix}ref{len(self._references)}"
+            self.rules[name] = self.visit(target, path)
+        return self._references[reference]
+
+    def _both(self, first: Any, second: Any, path: str) -> Any:
+        """One schema for what must follow two."""
+        if not isinstance(first, dict) or not isinstance(second, dict):
+            return second if first is True or not first else first
+        out = dict(first)
+        for word, value in second.items():
+            given: Any = out.setdefault(word, value)
+            if word in _ANNOTATIONS or given == value:
+                continue
+            if word == "properties":
+                shared = {name: {"allOf": [given[name], value[name]]} for name in given.keys() & value.keys()}
+                out[word] = {**given, **value, **shared}
+            elif word == "required":
+                out[word] = list(dict.fromkeys((*given, *value)))
+            elif word == "additionalProperties":
+                out[word] = given is not False and value is not False and {"allOf": [given, value]}
+            elif word in ("minimum", "exclusiveMinimum", "minLength", "minItems"):
+                out[word] = max(given, value)
+            elif word in ("maximum", "exclusiveMaximum", "maxLength", "maxItems"):
+                out[word] = min(given, value)
+            elif word == "allOf":
+                out[word] = [*given, *value]
+            elif word in ("$ref", "anyOf", "oneOf"):
+                out["allOf"] = [*out.get("allOf", []), {word: value}]
+            elif word == "type":
+                kinds = given if isinstance(given, list) else [given]
+                others = value if isinstance(value, list) else [value]
+                out[word] = [kind for kind in kinds if kind in others or (kind == "integer" and "number" in others)]
+            else:
+                self._tell(path, [word])
+        return out
+
+    # ---- Types -------------------------------------------------------------------------------------------------------
+
+    def _object(self, schema: Mapping[str, Any], path: str) -> str:
+        own, required = schema.get("properties") or {}, list(schema.get("required") or ())
+        more = schema.get("additionalProperties", "properties" not in schema)
+        pairs = []
+        for name in dict.fromkeys((*own, *required)):
+            value = self.visit(own.get(name, True), f"{path}.{name}".lstrip("."))
+            pairs.append((self._rule(f'{_literal(as_json(name))} space ":" space {value} space'), name in required))
+        if more is not False:
+            pair = self._rule(f'string space ":" space {self.visit(more, path)} space')
+            pairs.append((self._rule(f'{pair} ("," space {pair})*'), False))
+        return self._rule(f'"{{" space {self._members(pairs)} "}}"')
+
+    def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
+        first = next((i for i, (_, is_required) in enumerate(pairs) if is_required), None)
+        if first is not None:
+            before = [f'({pair} "," space)?' for pair, _ in pairs[:first]]
+            behind = [f'"," space {pair}' if wanted else f'("," space {pair})?' for pair, wanted in pairs[first + 1 :]]
+            return " ".join((*before, pairs[first][0], *behind))
+        beginnings, rest = [], ""
+        for pair, _ in reversed(pairs):
+            beginnings.append(f"{pair} {rest}")
+            rest = self._rule(f'("," space {pair})? {rest}')
+        return f"({' | '.join(reversed(beginnings))})?" if pairs else ""
+
+    def _array(self, schema: Mapping[str, Any], path: str) -> str:
+        first, items = schema.get("prefixItems") or [], schema.get("items")
+        if isinstance(items, list):
+            first, items = items, schema.get("additionalItems")
+        low, high = schema.get("minItems") or 0, schema.get("maxItems")
+        if first and items is None and low <= len(first):
+            items = False
+        place = f"{path}[]"
+        begun = [f"{self.visit(item, place)} space" for item in first]
+        entry = None if items is False else f"{self.visit(True if items is None else items, place)} space"
+        if entry is None or high == len(begun):
+            inner = ' "," space '.join(begun)
+        else:
+            further = self._rule(f'"," space {entry}')
+            n = max(1, len(begun))
+            inner = ' "," space '.join(begun or [entry])
+            inner += f" {self._times(further, max(0, low - n), None if high is None else high - n, path, 'Items')}"
+            inner = f"({inner})?" if not begun and low == 0 else inner
+        return self._rule(f'"[" space {inner} "]"')
+
+    def _times(self, rule: str, low: int, high: int | None, path: str, what: str) -> str:
+        if high is not None and high < low:
+            raise ValueError(f"has fewer than min{what} as max{what} at {path or 'its top'}")
+        if low > _MOST_TIMES:
+            low = _MOST_TIMES
+            self._tell(path, [f"min{what}"])
+        if high is not None and high > _MOST_TIMES:
+            high = None
+            self._tell(path, [f"max{what}"])
+        return f"{rule}{{{low},{'' if high is None else high}}}"
+
+    def _string(self, schema: Mapping[str, Any], path: str) -> str:
+        lengths = schema.keys() & {"minLength", "maxLength"}
+        pattern, form = schema.get("pattern"), schema.get("format")
+        try:
+            if pattern is not None:
+                inner = pattern_rule(pattern)
+                self._tell(path, lengths | schema.keys() & {"format"})
+                return self._rule(rf'"\"" {inner} "\""')
+        except ValueError:
+            self._tell(path, ["pattern"])
+        if form in _FORMATS:
+            self._tell(path, lengths)
+            return self._rule(rf'"\"" {pattern_rule(f"^{_FORMATS[form]}$")} "\""')
+        self._tell(path, schema.keys() & {"format"})
+        if not lengths:
+            return "string"
+        times = self._times("char", schema.get("minLength") or 0, schema.get("maxLength"), path, "Length")
+        return self._rule(rf'"\"" {times} "\""')
+
+    def _integer(self, schema: Mapping[str, Any], path: str) -> str:
+        least = {"minimum": math.ceil, "exclusiveMinimum": lambda bound: math.floor(bound) + 1}
+        most = {"maximum": math.floor, "exclusiveMaximum": lambda bound: math.ceil(bound) - 1}
+        return self._rule(integers(*_bounds(schema, least, most)))
+
+    def _number(self, schema: Mapping[str, Any], path: str) -> str:
+        self._tell(path, [word for word in _BOUNDS & schema.keys() if "exclusive" in word or schema[word] % 1])
+        least = dict.fromkeys(("minimum", "exclusiveMinimum"), math.floor)
+        most = dict.fromkeys(("maximum", "exclusiveMaximum"), math.ceil)
+        return self._rule(decimals(*_bounds(schema, least, most)))
+
+
+def _bounds(schema: Mapping[str, Any], *readers: Mapping[str, Callable[[float], int]]) -> tuple[int | None, int | None]:
+    """The least and the greatest number, each of the keywords that may give it."""
+    lows, highs = ([read(schema[word]) for word, read in own.items() if word in schema] for own in readers)
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _of_type(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Without what is for other types."""
+    others = frozenset[str]().union(*_KEYWORDS.values()) - _KEYWORDS.get(kind, frozenset())
+    return {word: value for word, value in schema.items() if word not in others}
 
 
 def expect_schema(text: str) -> None:
@@ -73,14 +383,14 @@ def expect_schema(text: str) -> None:
 @functools.lru_cache(_MOST_KEPT)
 def _grammars(text: str) -> tuple[str, str]:
     """llama-cpp-python's grammar of a schema, and ours."""
-    return json_schema_to_gbnf(text), schema_to_gbnf(schema_from(text))
+    return json_schema_to_gbnf(text), gbnf_of(schema_from(text)).text
 
 
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
     """The same grammar, or where llama-cpp-python converted it from a schema, as its chat formats do with a tool's
     parameters, ours of that schema; of one that was not expected, without control characters in strings."""
     loose = grammar._grammar
-    strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {CHARACTER}", loose)
+    strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)
     return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)
 
 

@@ -1,9 +1,9 @@
 """Reads and tries grammars: `python -m pyfly_cpp.serve._grammar_probe MODEL MAX_BYTES`.
 
-For each line of stdin, a constraint as JSON, writes a line: `{"grammar": ...}` or `{"error": ...}`. A schema becomes a
-grammar first. A grammar is tried by writing a few random texts that follow it: the server's other texts wait while a
-step of a grammar is made, so one whose steps take long is refused. What takes too long here, or ends the process, is
-refused by whoever waits for the line.
+For each line of stdin, a constraint as JSON, writes a line: `{"grammar": ..., "loose": [...]}` or `{"error": ...}`. A
+schema becomes a grammar first. A grammar is tried by writing a few random texts that follow it: the server's other
+texts wait while a step of a grammar is made, so one whose steps take long is refused. What takes too long here, or ends
+the process, is refused by whoever waits for the line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp.llama.schemas import schema_from, schema_to_gbnf
+from pyfly_cpp.llama.schemas import Framed, SchemaGrammar, gbnf_of_any, schema_from
 
 _MEMORY = 2**30
 """Bytes that a grammar may take."""
@@ -30,7 +29,6 @@ _N_CANDIDATES = 1024
 _N_TEXTS, _N_STEPS = 4, 64
 _TRY_SECONDS = 0.5
 _STEP_SECONDS = 0.1
-_ROOT = "pyfly-own-root"
 
 
 class _Refused(Exception):
@@ -55,11 +53,12 @@ def main(model_path: str, max_bytes: int) -> None:
     out.flush()
     for line in sys.stdin:
         try:
-            answer = {"grammar": _read(json.loads(line), vocab, candidates, max_bytes)}
+            grammar = _read(json.loads(line), vocab, candidates, max_bytes)
+            answer: dict[str, Any] = {"grammar": grammar.text, "loose": grammar.loose}
         except _Refused as error:
             answer = {"error": str(error)}
         except MemoryError:
-            answer = {"error": "it takes too much memory"}
+            answer = {"error": "takes too much memory; make it smaller"}
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
@@ -87,35 +86,27 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (n, n))
 
 
-def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: int) -> str:
-    grammar = constraint["text"]
-    if constraint["kind"] == "schema":
-        grammar = _from_schema(grammar)
-    if constraint["opening"] or constraint["closing"]:
-        inner = re.sub(r"(?m)^root ::=", f"{_ROOT} ::=", grammar)
-        literals = (json.dumps(constraint["opening"]), _ROOT, json.dumps(constraint["closing"]))
-        grammar = f"root ::= {' '.join(literals)}\n{inner}"
-    if len(grammar.encode("utf-8")) > max_bytes:
-        raise _Refused(f"it becomes a grammar of more than {max_bytes} bytes; make it smaller")
+def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: int) -> SchemaGrammar:
+    grammar, is_schema = SchemaGrammar(constraint["text"], ()), constraint["kind"] == "schema"
+    if is_schema:
+        try:
+            framed = [Framed(*parts) for parts in schema_from(grammar.text)]
+            grammar = gbnf_of_any(framed, constraint["is_repeated"])
+        except ValueError as error:
+            raise _Refused(str(error)) from None
+    if len(grammar.text.encode("utf-8")) > max_bytes:
+        raise _Refused(f"becomes a grammar of more than {max_bytes} bytes; make it smaller")
+    unreadable = "refers to itself before anything is written" if is_schema else \
+        "is not a GBNF grammar with a rule `root`, or one of its rules begins with itself"  # fmt: skip
     for seed in range(_N_TEXTS):
-        _try(grammar, vocab, candidates, random.Random(seed))
-    return str(grammar)
+        _try(grammar.text, vocab, candidates, random.Random(seed), unreadable)
+    return grammar
 
 
-def _from_schema(text: str) -> str:
-    try:
-        return schema_to_gbnf(schema_from(text))
-    except MemoryError:
-        raise
-    except Exception as error:  # the converter asserts and indexes where a schema is none, or is of a kind it lacks
-        reason = str(error).rstrip(".")[:200] or type(error).__name__
-        raise _Refused(f"it is not a JSON schema that llama-cpp-python can follow ({reason})") from None
-
-
-def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random) -> None:
+def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random, unreadable: str) -> None:
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
     if not sampler:
-        raise _Refused("it is not a GBNF grammar with a rule `root`, or one of its rules begins with itself")
+        raise _Refused(unreadable)
     begun = time.process_time()
     try:
         for _ in range(_N_STEPS):
@@ -130,7 +121,7 @@ def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random) -> No
             llama_cpp.llama_sampler_accept(sampler, int(choose.choice(allowed)))
             now = time.process_time()
             if now - before > _STEP_SECONDS:
-                raise _Refused("its steps take too long; make it simpler")
+                raise _Refused("takes too long with each token; make it simpler")
             if now - begun > _TRY_SECONDS:
                 return
     finally:

@@ -6,14 +6,14 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyfly_cpp import __version__
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.llama.response_format import schema_of
-from pyfly_cpp.llama.schemas import CHARACTER
+from pyfly_cpp.llama.schemas import Framed
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model
@@ -30,16 +30,6 @@ from pyfly_cpp.serve.timings import Progress, Timings
 
 Event = dict[str, Any]
 
-JSON_GRAMMAR = rf"""root ::= object
-value ::= object | array | string | number | ("true" | "false" | "null") ws
-object ::= "{{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}}" ws
-array ::= "[" ws (value ("," ws value)*)? "]" ws
-string ::= "\"" ({CHARACTER})* "\"" ws
-number ::= ("-"? ([0-9] | [1-9] [0-9]{{0,15}})) ("." [0-9]{{1,15}})? ([eE] [-+]? [0-9]{{1,3}})? ws
-ws ::= | " " | "\n" [ \t]{{0,20}}
-"""
-"""Any JSON object."""
-
 
 class Answer(Protocol):
     """A request that was understood. It is fed with pieces; what it then says, event by event or as a whole, is the
@@ -55,6 +45,8 @@ class Answer(Protocol):
     """Whether the events have names (their `type`)."""
     is_marked: bool
     """Whether [DONE] stands behind the events."""
+    headers: dict[str, str]
+    """Of the response."""
 
     def begin(self) -> Iterable[Event]:
         """Events before the first piece."""
@@ -90,6 +82,7 @@ class Shared:
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.with_records = bool(body.get("records"))
         self.orders: list[Order] = []
+        self.headers: dict[str, str] = {}
         self.n_prompt_tokens = 0
         self.n_tokens: dict[int, int] = {}
         self.timings: list[Timings] = []
@@ -99,7 +92,7 @@ class Shared:
 
     def order(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
-        n_logprobs: int | None, echo: bool = False,
+        n_logprobs: int | None, echo: bool = False, processor: Callable[[Any, Any], Any] | None = None,
     ) -> None:  # fmt: skip
         """Orders n texts of each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
@@ -121,7 +114,7 @@ class Shared:
             self.orders += [
                 Order(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
-                    self.with_records, self.decoding,
+                    self.with_records, self.decoding, processor=processor,
                 )
                 for seed in seeds
             ]  # fmt: skip
@@ -243,9 +236,7 @@ def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param:
         schema = schema_of(given)
     except ValueError as error:
         raise bad_request(str(error), param) from None
-    if schema is None:
-        return Constraint("good", JSON_GRAMMAR)
-    return Constraint("schema", json.dumps(schema), param)
+    return Constraint("schema", json.dumps([Framed({"type": "object"} if schema is None else schema)]), param)
 
 
 def record_of(token: Token, model: Model) -> dict[str, Any]:

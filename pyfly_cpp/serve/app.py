@@ -26,6 +26,7 @@ from pyfly_cpp.serve.chat import Chat, render
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.messages import Message, as_chat
 from pyfly_cpp.serve.native import Infill, Native, settings_of
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import read_decoding, read_sampling, written
@@ -33,7 +34,7 @@ from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, guarded, refuse
 from pyfly_cpp.serve.service import Service
-from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, while_there
+from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, header_of, while_there
 
 _ANY_SEED = 2**32 - 1
 """llama.cpp's word for a seed that is drawn."""
@@ -60,6 +61,7 @@ def make_app(service: Service) -> App:
             *(post(path, Native, requests.NativeRequest) for path in ("/completion", "/completions")),
             post("/infill", Infill, requests.InfillRequest),
             *(post(f"{root}/responses", ResponseAnswer, requests.ResponseRequest) for root in ("/v1", "")),
+            post("/v1/messages", Message, requests.MessageRequest),
             *(Route(path, _Embeddings(service, path), methods=["POST"]) for path in ("/v1/embeddings", "/embeddings")),
             *(
                 Route(path, _Checked(service, path, work), methods=["POST"])
@@ -69,6 +71,7 @@ def make_app(service: Service) -> App:
                     ("/apply-template", routes.apply_template),
                     ("/v1/chat/completions/input_tokens", routes.input_tokens),
                     ("/chat/completions/input_tokens", routes.input_tokens),
+                    ("/v1/messages/count_tokens", routes.count_tokens),
                 )
             ),
             Route("/tokenizer_info", routes.tokenizer_info),
@@ -169,13 +172,16 @@ class _Answers(_Checked):
             more["request"] = body
         answer = await asyncio.to_thread(self._understand, body, decoding)
         answer.orders = [replace(order, owner=scope.get(OWNER, 0)) for order in answer.orders]
+        unknown = [name for name, value in body.items() if value is not None and name not in self._model.model_fields]
+        if unknown:
+            answer.headers["X-Pyfly-Ignored"] = header_of(unknown)
         texts = [""] * len(answer.orders)
         try:
             if answer.stream:
                 await while_there(receive, self._stream(answer, send, texts))
             else:
                 whole = await while_there(receive, self._whole(answer, texts))
-                await JSONResponse(whole)(scope, receive, send)
+                await JSONResponse(whole, headers=answer.headers)(scope, receive, send)
         finally:
             if service.log.wants_texts:
                 more["texts"] = texts
@@ -200,7 +206,7 @@ class _Answers(_Checked):
                     texts[i] += piece.text
                     if not has_begun and (answer.tells_progress or isinstance(piece, Piece)):
                         has_begun = True
-                        await sender.begin()
+                        await sender.begin(answer.headers)
                         for event in answer.begin():
                             await sender.event(event)
                     for event in answer.add(i, piece):
@@ -304,6 +310,12 @@ class _Routes:
         if body.get("with_pieces"):
             told = [{"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens]
         return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": model.batch.n_ctx})
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        body = as_chat(await read_json(request, self._service.settings.limits, requests.CountRequest))
+        rendered = await asyncio.to_thread(render, self._service.model, body)
+        return JSONResponse({"input_tokens": len(rendered.tokens)})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""

@@ -39,9 +39,10 @@ class ApiError(Exception):
         self._more = dict(more or {})
 
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """As JSON, in the shape of OpenAI's protocol and of Anthropic's."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
+        return {"type": "error", "error": error}
 
 
 def bad_request(

@@ -22,14 +22,20 @@ class Constraint(NamedTuple):
     """What a text must follow."""
 
     kind: str
-    """`"gbnf"`, `"schema"` (JSON), or `"good"`: a grammar that was tried."""
+    """`"gbnf"`, `"schema"` (a list of `Framed` as JSON: it follows one of them), or `"good"`: a grammar that was
+    tried."""
     text: str
     param: str = ""
     """The field of the request that it comes from."""
-    opening: str = ""
-    """What the text begins with before it: of a schema alone."""
-    closing: str = ""
-    """What the text ends with behind it."""
+    is_repeated: bool = False
+    """Whether it may follow a schema several times."""
+    loose: tuple[str, ...] = ()
+    """Of a good one: what it does not enforce of its schemas."""
+
+    def or_else(self, other: Constraint) -> Constraint:
+        """What follows either, both of schemas."""
+        both = [*json.loads(self.text), *json.loads(other.text)]
+        return self._replace(text=json.dumps(both), is_repeated=False)
 
 
 class Unavailable(RuntimeError):
@@ -39,6 +45,7 @@ class Unavailable(RuntimeError):
 class _Verdict(NamedTuple):
     grammar: str | None
     error: str = ""
+    loose: tuple[str, ...] = ()
 
 
 class Grammars:
@@ -91,8 +98,8 @@ class Grammars:
             while len(self._known) > _N_KEPT:
                 self._known.popitem(last=False)
         if known.grammar is None:
-            raise bad_request(f"{constraint.param} cannot be followed: {known.error}.", constraint.param)
-        return Constraint("good", known.grammar)
+            raise bad_request(f"{constraint.param} {known.error}.", constraint.param)
+        return Constraint("good", known.grammar, constraint.param, loose=known.loose)
 
     def close(self) -> None:
         """Ends the process."""
@@ -116,7 +123,7 @@ class Grammars:
             return None
         finally:
             timer.cancel()
-        return _Verdict(answer.get("grammar"), answer.get("error", ""))
+        return _Verdict(answer.get("grammar"), answer.get("error", ""), tuple(answer.get("loose", ())))
 
     def _ready(self) -> subprocess.Popen[str]:
         with self._lock:

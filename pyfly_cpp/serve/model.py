@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp
@@ -18,7 +19,7 @@ from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.processors import bias_processor
-from pyfly_cpp.engine.prompting import Rendered, render_chat
+from pyfly_cpp.engine.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.serve.contents import read_object
@@ -179,12 +180,13 @@ class Model:
         return handler_of(template, info["bos_token"] or "", info["eos_token"] or "", adds_prompt)
 
     def render(
-        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None, behind: str = "",
-        adds_prompt: bool = True,
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None, more: Mapping[str, Any] | None = None,
+        behind: str = "", adds_prompt: bool = True,
     ) -> Rendered:  # fmt: skip
         """The prompt of a chat.
 
         Args:
+            more: What the template is told besides.
             behind: What the answer begins with.
             adds_prompt: Whether the prompt ends with the beginning of an answer.
 
@@ -195,10 +197,14 @@ class Model:
         if n > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx or len(messages) > self.batch.n_ctx:
             raise bad_request("the messages are far longer than the context; shorten them.", "messages",
                               "context_length_exceeded")  # fmt: skip
+        own = inspect.signature(self._handler or chat_handler(self._llm)).parameters
+        taken = next((name for name in more or {} if name in own), None)
+        if taken is not None:
+            raise bad_request(f"chat_template_kwargs cannot set {taken[:100]!r}; leave it out.", "chat_template_kwargs")
         now = time.localtime()
         # What llama.cpp tells templates: those of Llama 3 and of Firefunction ask for the day.
         told = {"date_string": time.strftime("%d %b %Y", now), "datetime": time.strftime("%b %d %Y", now),
-                "enable_thinking": True}  # fmt: skip
+                "enable_thinking": True, **(more or {})}  # fmt: skip
         texts = (message["content"] for message in messages if isinstance(message["content"], str))
         self._require_few_special(texts, 2 * len(messages))
         handler = self._handler
@@ -232,11 +238,13 @@ class Model:
         sampling = dict(order.sampling)
         if order.grammar is not None:
             sampling["grammar"] = LlamaGrammar.from_string(order.grammar.text, verbose=False)
+        processors = [bias_processor(order.logit_bias)] if order.logit_bias else []
+        processors += [order.processor] if order.processor else []
         request = llm.new_request(
             order.prompt,
             llm.new_output(order.prompt, order.stop, order.max_tokens, order.n_logprobs),
             n_prompt_logprobs=order.n_logprobs if order.echo else None,
-            logits_processor=LogitsProcessorList([bias_processor(order.logit_bias)]) if order.logit_bias else None,
+            logits_processor=LogitsProcessorList(processors) if processors else None,
             sampling=sampling,
         )
         request.owner = order.owner

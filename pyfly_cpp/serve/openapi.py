@@ -18,6 +18,8 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/v1/chat/completions": ("An answer to messages.", requests.ChatRequest),
         "/v1/completions": ("Continuations of texts.", requests.CompletionRequest),
         "/v1/responses": ("An answer as a list of items.", requests.ResponseRequest),
+        "/v1/messages": ("A message, as a list of blocks.", requests.MessageRequest),
+        "/v1/messages/count_tokens": ("The tokens of a prompt.", requests.CountRequest),
         "/v1/embeddings": (
             "Embeddings; 501 if the server was started without them.",
             requests.EmbeddingRequest,

@@ -51,12 +51,14 @@ class Order:
     decoding: Decoding = EXACT
     owner: int = 0
     """Whose it is: the number of the API key."""
+    processor: Callable[[Any, Any], Any] | None = None
+    """Shapes the logits."""
 
     @property
     def shapes_rows(self) -> bool:
         """Whether it may take the last choice from the sampler."""
         penalties = (self.sampling.get(name, neutral) != neutral for name, neutral in _PENALTIES.items())
-        return self.grammar is not None or bool(self.logit_bias) or any(penalties)
+        return self.grammar is not None or bool(self.logit_bias or self.processor) or any(penalties)
 
 
 def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:

@@ -1,6 +1,6 @@
 """The requests as pydantic models: what is checked, and what the description at /openapi.json shows.
 
-Unknown fields are ignored, as by other servers of the protocol. A field that may be left out may also be null.
+Unknown fields are ignored, and named in a header of the response. A field that may be left out may also be null.
 """
 
 # No `from __future__ import annotations`: on Python 3.9, pydantic could not read `X | None` in a string.
@@ -38,6 +38,7 @@ _Bias = Annotated[float, Field(ge=-100, le=100)]
 _BiasedToken = Annotated[list[Union[_Token, str, _Bias, Literal[False]]], Field(min_length=2, max_length=2)]
 _Limit = Annotated[int, Field(ge=-1, le=_INT32)]
 _Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_Effort = Optional[Literal["none", "minimal", "low", "medium", "high", "xhigh"]]
 _ChoiceWord = Literal["none", "auto", "required"]
 
 
@@ -159,7 +160,7 @@ _Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=T
 
 class _CalledFunction(Request):
     name: str
-    arguments: str
+    arguments: Union[str, dict[str, Any], None] = None
 
 
 class _Call(Request):
@@ -174,6 +175,8 @@ class _Message(Request):
     name: Optional[str] = None
     tool_call_id: Optional[str] = None
     tool_calls: Optional[list[_Call]] = Field(None, max_length=128, fail_fast=True)
+    function_call: Optional[_CalledFunction] = None
+    reasoning_content: Optional[str] = None
 
 
 class _Function(Request):
@@ -208,6 +211,16 @@ class ChatRequest(_Numbered):
     top_logprobs: Optional[int] = Field(None, ge=0, le=20)
     tools: Optional[list[_Tool]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Union[_ChoiceWord, _ToolChoice, None] = None
+    functions: Optional[list[_Function]] = Field(None, max_length=128, fail_fast=True)
+    function_call: Union[Literal["none", "auto"], _Named, None] = None
+    chat_template_kwargs: Optional[dict[str, Any]] = None
+    reasoning_format: Optional[Literal["none", "auto", "deepseek"]] = None
+    reasoning_effort: _Effort = None
+    reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
+    thinking_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
+    modalities: Optional[list[Literal["text"]]] = None
+    audio: None = None
+    web_search_options: None = None
     parallel_tool_calls: Optional[bool] = None
 
 
@@ -233,6 +246,10 @@ class _FlatTool(_Function):
     type: Literal["function"]
 
 
+class _Reasoning(Request):
+    effort: _Effort = None
+
+
 class ResponseRequest(_Shared):
     """The body of /v1/responses."""
 
@@ -240,10 +257,80 @@ class ResponseRequest(_Shared):
     instructions: Optional[str] = None
     max_output_tokens: Optional[int] = Field(None, ge=1, le=_INT32)
     previous_response_id: Optional[str] = None
+    reasoning: Optional[_Reasoning] = None
+    background: Optional[Literal[False]] = None
+    truncation: Optional[Literal["disabled"]] = None
+    conversation: None = None
+    prompt: None = None
     text: Optional[_TextOptions] = None
     tools: Optional[list[_FlatTool]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Union[_ChoiceWord, _Named, None] = None
     parallel_tool_calls: Optional[bool] = None
+
+
+class _Block(Request):
+    type: str
+    text: Optional[str] = None
+    thinking: Optional[str] = None
+    id: Optional[str] = None
+    name: Optional[str] = None
+    input: Optional[dict[str, Any]] = None
+    tool_use_id: Optional[str] = None
+    content: _Content = None
+
+
+_Blocks = Union[str, Annotated[list[_Block], Field(max_length=2**16, fail_fast=True)]]
+
+
+class _AnthropicMessage(Request):
+    role: Literal["user", "assistant", "system"]
+    content: _Blocks
+
+
+class _AnthropicTool(Request):
+    name: str = Field(min_length=1, max_length=128)
+    input_schema: dict[str, Any]
+    description: Optional[str] = None
+    type: Optional[Literal["custom"]] = None
+
+
+class _AnthropicChoice(Request):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Optional[str] = None
+    disable_parallel_tool_use: Optional[bool] = None
+
+
+class _Thinking(Request):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
+
+
+class CountRequest(Request):
+    """The body of /v1/messages/count_tokens."""
+
+    messages: Annotated[list[_AnthropicMessage], _SOME]
+    model: Optional[str] = None
+    system: _Content = None
+    tools: Optional[list[_AnthropicTool]] = Field(None, max_length=128, fail_fast=True)
+    tool_choice: Optional[_AnthropicChoice] = None
+    thinking: Optional[_Thinking] = None
+
+
+class MessageRequest(CountRequest):
+    """The body of /v1/messages."""
+
+    max_tokens: int = Field(ge=1, le=_INT32)
+    stream: Optional[bool] = None
+    temperature: Optional[float] = Field(None, ge=0, le=2)
+    top_p: Optional[float] = Field(None, ge=0, le=1)
+    top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
+    seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
+    stop_sequences: Optional[list[Annotated[str, _STOP]]] = Field(None, max_length=16, fail_fast=True)
+    metadata: Optional[dict[str, Any]] = None
+    gate: Optional[str] = Field(None, max_length=256)
+    window: Optional[str] = Field(None, max_length=64)
+    draft_max: Optional[int] = Field(None, ge=0, le=_INT32)
+    speculative: Optional[bool] = None
 
 
 class EmbeddingRequest(Request):

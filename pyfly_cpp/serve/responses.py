@@ -18,6 +18,9 @@ from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 
+_KINDS = {"message": ("msg", "output_text"), "reasoning": ("rs", "reasoning_text")}
+"""Of items with text: how their ids begin, and what their texts are called."""
+
 
 class Response:
     """A response: one answer, as a list of items. A chat completion does the work."""
@@ -35,13 +38,14 @@ class Response:
         self._name = settings.name
         self._chat = Chat(model, settings, _as_chat(body), decoding)
         self.orders: list[Order] = self._chat.orders
+        self.headers = self._chat.headers
         self.stream = bool(body.get("stream"))
         self.tells_progress = self._chat.tells_progress
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._n_events = 0
         self._output: list[dict[str, Any]] = []
-        self._text: dict[str, Any] | None = None  # the message that is being written
+        self._item: dict[str, Any] | None = None  # what is being written
         self._finish: str | None = None
 
     def begin(self) -> Iterable[Event]:
@@ -58,16 +62,16 @@ class Response:
                 continue
             choice = chunk["choices"][0]
             delta = choice["delta"]
-            if delta.get("content"):
-                yield from self._write(delta["content"], **times)
+            for kind, field in (("reasoning", "reasoning_content"), ("message", "content")):
+                if delta.get(field):
+                    yield from self._write(kind, delta[field], **times)
             for call in delta.get("tool_calls", ()):
-                yield from self._finish_text()
                 yield from self._tell_call(call)
             self._finish = choice["finish_reason"] or self._finish
 
     def end(self) -> Iterable[Event]:
         """That it has ended."""
-        yield from self._finish_text()
+        yield from self._finish_item()
         state = self._state(self._status)
         yield self._event(f"response.{self._status}", response=state, timings=self._chat.timings[0].as_dict())
 
@@ -77,7 +81,7 @@ class Response:
 
     def whole(self) -> Event:
         """The response."""
-        for _ in self._finish_text():
+        for _ in self._finish_item():
             pass
         return self._state(self._status)
 
@@ -89,51 +93,57 @@ class Response:
         self._n_events += 1
         return {"type": kind, "sequence_number": self._n_events - 1, **fields}
 
-    def _write(self, text: str, **times: Any) -> Iterable[Event]:
-        if self._text is None:
-            self._text = {
-                "id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "in_progress",
-                "content": [],
-            }  # fmt: skip
-            self._output.append(self._text)
-            yield self._event("response.output_item.added", item=dict(self._text), output_index=self._place)
-            self._text["content"].append(_part(""))
-            yield self._of_text("response.content_part.added", part=_part(""))
-        self._text["content"][0]["text"] += text
-        yield self._of_text("response.output_text.delta", delta=text, logprobs=[], **times)
+    def _write(self, kind: str, text: str, **times: Any) -> Iterable[Event]:
+        if self._item is None or self._item["type"] != kind:
+            yield from self._finish_item()
+            own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            ident = f"{_KINDS[kind][0]}_{uuid.uuid4().hex}"
+            yield from self._begin_item({"id": ident, "type": kind, "status": "in_progress", "content": [], **own})
+            assert self._item is not None
+            self._item["content"] = [_part(kind, "")]
+            yield self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+        self._item["content"][0]["text"] += text
+        yield self._of_item(f"response.{_KINDS[kind][1]}.delta", content_index=0, delta=text, **_more(kind), **times)
 
-    def _finish_text(self) -> Iterable[Event]:
-        if self._text is None:
+    def _begin_item(self, item: dict[str, Any]) -> Iterable[Event]:
+        self._item = item
+        self._output.append(item)
+        yield self._event("response.output_item.added", item=dict(item), output_index=self._place)
+
+    def _finish_item(self) -> Iterable[Event]:
+        item, kind = self._item, "" if self._item is None else self._item["type"]
+        if item is None:
             return
-        part = self._text["content"][0]
-        yield self._of_text("response.output_text.done", text=part["text"], logprobs=[])
-        yield self._of_text("response.content_part.done", part=part)
-        self._text["status"] = "completed"
-        yield self._event("response.output_item.done", item=self._text, output_index=self._place)
-        self._text = None
+        if kind == "function_call":
+            own = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("response.function_call_arguments.done", **own)
+        else:
+            part = item["content"][0]
+            yield self._of_item(f"response.{_KINDS[kind][1]}.done", content_index=0, text=part["text"], **_more(kind))
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+        item["status"] = "completed"
+        yield self._event("response.output_item.done", item=item, output_index=self._place)
+        self._item = None
 
     def _tell_call(self, call: Mapping[str, Any]) -> Iterable[Event]:
-        item = {
-            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "completed", "call_id": call["id"],
-            **call["function"],
-        }  # fmt: skip
-        self._output.append(item)
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        of_item = {"item_id": item["id"], "output_index": self._place}
-        yield self._event("response.output_item.added", item=begun, output_index=self._place)
-        yield self._event("response.function_call_arguments.delta", delta=item["arguments"], **of_item)
-        yield self._event(
-            "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"], **of_item
-        )
-        yield self._event("response.output_item.done", item=item, output_index=self._place)
+        own = call["function"]
+        if "id" in call:
+            yield from self._finish_item()
+            yield from self._begin_item({
+                "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress", "call_id": call["id"],
+                "name": own["name"], "arguments": "",
+            })  # fmt: skip
+        assert self._item is not None
+        self._item["arguments"] += own["arguments"]
+        yield self._of_item("response.function_call_arguments.delta", delta=own["arguments"])
 
     @property
     def _place(self) -> int:
         return len(self._output) - 1
 
-    def _of_text(self, kind: str, **fields: Any) -> Event:
-        assert self._text is not None
-        return self._event(kind, item_id=self._text["id"], output_index=self._place, content_index=0, **fields)
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        assert self._item is not None
+        return self._event(kind, item_id=self._item["id"], output_index=self._place, **fields)
 
     def _state(self, status: str) -> dict[str, Any]:
         usage = self._chat.usage()
@@ -156,8 +166,13 @@ class Response:
         }  # fmt: skip
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(kind: str, text: str) -> dict[str, Any]:
+    own: dict[str, Any] = {"annotations": []} if kind == "message" else {}
+    return {"type": _KINDS[kind][1], "text": text, **own, **_more(kind)}
+
+
+def _more(kind: str) -> dict[str, Any]:
+    return {"logprobs": []} if kind == "message" else {}
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,11 +183,16 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
+    n_before = len(messages)
     for i, item in enumerate(items):
-        messages.append(_as_message(item, f"input[{i}]"))
+        if item.get("type") != "reasoning":  # thoughts of earlier answers
+            messages.append(_as_message(item, f"input[{i}]"))
+    if len(messages) == n_before:
+        raise bad_request("input has no message; give one.", "input")
     out["messages"] = messages
     out["max_tokens"] = body.get("max_output_tokens")
     out["max_completion_tokens"] = None
+    out["reasoning_effort"] = (body.get("reasoning") or {}).get("effort")
     for unwanted in ("logprobs", "top_logprobs", "stream_options", "response_format"):
         out[unwanted] = None
     form = (body.get("text") or {}).get("format")

@@ -35,7 +35,7 @@ def guarded(app: App, settings: Settings) -> App:
     if settings.origins:
         app = CORSMiddleware(
             app, allow_origins=list(settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", "X-Pyfly-Not-Enforced", "X-Pyfly-Ignored"],
         )  # fmt: skip
     return _Names(app, settings)
 

@@ -24,6 +24,7 @@ from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.streams import header_of
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.turns import Ticket, Turns
 
@@ -77,7 +78,7 @@ class Service:
             ApiError: there is no room, the request cannot be served, or the server ends.
         """
         arrived = time.monotonic()
-        orders = await self._with_grammars(answer.orders)
+        orders = await self._with_grammars(answer)
         with self.turns.admitted(len(orders)) as ticket:
             events: _Events[tuple[int, Piece | Progress | BaseException]] = asyncio.Queue()
             tasks = [
@@ -107,9 +108,10 @@ class Service:
                 self.metrics.embedded_tokens.inc(len(tokens))
                 yield vector
 
-    async def _with_grammars(self, orders: list[Order]) -> list[Order]:
+    async def _with_grammars(self, answer: Answer) -> list[Order]:
+        """The orders with grammars that were tried; the answer's headers tell what those do not enforce."""
         known: dict[Constraint, Constraint] = {}
-        for order in orders:
+        for order in answer.orders:
             if order.grammar is not None and order.grammar not in known:
                 try:
                     known[order.grammar] = await self.grammars.compile(order.grammar)
@@ -120,7 +122,12 @@ class Service:
                         "grammars and schemas cannot be read now; tell whoever runs the server.",
                         code="no_grammars",
                     ) from None
-        return [order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in orders]
+        loose = [f"{good.param}: {what}" for good in known.values() for what in good.loose]
+        if loose:
+            answer.headers["X-Pyfly-Not-Enforced"] = header_of(loose)
+        return [
+            order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in answer.orders
+        ]
 
     async def _write(
         self, i: int, order: Order, ticket: Ticket, events: _Events[tuple[int, Piece | Progress | BaseException]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 Receive = Callable[[], Awaitable[Any]]
@@ -17,6 +17,14 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+_MOST_OF_HEADER = 2048
+
+
+def header_of(entries: Sequence[str]) -> str:
+    """A list as the value of a header, cut where it is long."""
+    return ", ".join(entries).encode("ascii", "backslashreplace").decode().replace("\n", " ")[:_MOST_OF_HEADER]
 
 
 class ClientLeft(Exception):
@@ -59,9 +67,10 @@ class Sender:
         self._is_named = is_named
         self._is_marked = is_marked
 
-    async def begin(self) -> None:
-        """The head of the response."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """The head of the response, with these headers besides its own."""
+        more = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *more]})
 
     async def event(self, event: dict[str, Any]) -> None:
         """One event. Raises ClientLeft: it was not taken."""

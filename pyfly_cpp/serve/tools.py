@@ -10,10 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER
-from pyfly_cpp.llama.schemas import as_json
+from pyfly_cpp.llama.schemas import Framed, as_json
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 
+_DECODER = json.JSONDecoder(strict=False)  # line ends in strings as they may come
+_KEYS = ("name", "arguments", "parameters", "type", "id")
+_BEFORE = r"\s*(?:```json\s*)?(?:\[\s*)?"
+_BEFORE_KEY = re.compile(_BEFORE + r"(?:\{\s*)?")
+_BEGUN = re.compile(_BEFORE + r'\{\s*"(?P<key>[^"\\]*)(?:(?P<end>")\s*(?::\s*(?:"(?P<name>[^"\\]*))?)?)?')
 _FUNCTION = re.compile(rf"{FUNCTION}([^>\n]+)>")
 _PART = re.compile(rf"{PARAMETER}([^>\n]+)>\n?|{END_FUNCTION}")
 _VALUE = re.compile(rf"(.*?)\n?{END_PARAMETER}(?=\s*(?:{PARAMETER}|{END_FUNCTION}))", re.DOTALL)
@@ -76,23 +81,28 @@ class Tools:
             f'{OPEN}\n{{"name": "...", "arguments": {{...}}}}\n{CLOSE}',
         ))  # fmt: skip
 
-    def constraint(self) -> Constraint | None:
-        """What an answer that must be a call follows."""
-        if self.choice != "required":
-            return None
-        schemas, parts = [], {}
-        for i, function in enumerate(self.functions.values()):
-            if self.name is None or function["name"] == self.name:
-                own = f"tool{i}"
-                parts[own] = _moved(function.get("parameters") or {"type": "object", "properties": {}}, own)
-                schemas.append({
-                    "type": "object",
-                    "properties": {"name": {"const": function["name"]}, self._key: {"$ref": f"#/$defs/{own}"}},
-                    "required": ["name", self._key],
-                })  # fmt: skip
-        schema = {**(schemas[0] if len(schemas) == 1 else {"oneOf": schemas}), "$defs": parts}
-        marks = (f"{OPEN}\n", f"\n{CLOSE}") if self.has_markers else ("", "")
-        return Constraint("schema", json.dumps(schema), "tools", *marks)
+    def constraint(self, are_many: bool) -> Constraint:
+        """What calls follow; `are_many`: whether there may be several."""
+        before, behind = (f"{OPEN}\n", f"\n{CLOSE}") if self.has_markers else ("", "")
+        framed = [
+            Framed(
+                function.get("parameters") or {"type": "object", "properties": {}},
+                f'{before}{{"name": {as_json(name)}, "{self._key}": ', f"}}{behind}", name,
+            )
+            for name, function in self.functions.items()
+            if self.name is None or name == self.name
+        ]  # fmt: skip
+        return Constraint("schema", json.dumps(framed), "tools", are_many)
+
+    def may_begin(self, text: str) -> bool:
+        """Whether a text without an opening marker may still become a call, as far as its first key shows."""
+        begun = _BEGUN.match(text)
+        if begun is None:
+            return _BEFORE_KEY.fullmatch(text) is not None or text.lstrip().startswith(FUNCTION)
+        key, name = begun["key"], begun["name"]
+        if begun["end"] is None:
+            return any(word.startswith(key) for word in _KEYS)
+        return key in _KEYS and (key != "name" or name is None or any(own.startswith(name) for own in self.functions))
 
     def read(self, text: str) -> list[Call]:
         """The calls in a text that is nothing but calls; none if it is something else."""
@@ -107,11 +117,16 @@ class Tools:
             isinstance(name, str) and name in self.functions and isinstance(arguments, dict)
             for name, arguments in calls
         )
-        return [_call(name, arguments) for name, arguments in calls] if are_known else []
+        return [new_call(name, as_json(arguments)) for name, arguments in calls] if are_known else []
 
     def _read_json(self, text: str) -> list[tuple[Any, Any]]:
-        value = _json(text)
-        return [_named(entry) for entry in (value if isinstance(value, list) else [value])]
+        calls: list[tuple[Any, Any]] = []
+        while text:  # several may stand behind each other
+            value, n = _DECODER.raw_decode(text)
+            json.dumps(value, allow_nan=False)
+            calls += [_named(entry) for entry in (value if isinstance(value, list) else [value])]
+            text = text[n:].lstrip(" \t\r\n;,")
+        return calls
 
     def _read_xml(self, text: str) -> list[tuple[Any, Any]]:
         calls: list[tuple[Any, Any]] = []
@@ -144,7 +159,9 @@ class Tools:
 def _json(text: str) -> Any:
     """A value that a model wrote, with line ends in strings as they may come. Raises ValueError: it is no JSON, or has
     a number that JSON cannot hold."""
-    value = json.loads(text, strict=False)
+    value, n = _DECODER.raw_decode(text)
+    if text[n:].strip():
+        raise ValueError("there is something behind it")
     json.dumps(value, allow_nan=False)
     return value
 
@@ -162,21 +179,9 @@ def _named(value: Any) -> tuple[Any, Any]:
     return value.get("name"), {} if arguments is None else arguments
 
 
-def _call(name: str, arguments: dict[str, Any]) -> Call:
-    return Call(f"call_{uuid.uuid4().hex[:24]}", name, as_json(arguments))
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references to its own parts still find them where it is a part itself."""
-    if isinstance(schema, list):
-        return [_moved(entry, place) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = {name: _moved(entry, place) for name, entry in schema.items()}
-    reference = out.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        out["$ref"] = f"#/$defs/{place}{reference[1:]}"
-    return out
+def new_call(name: str, arguments: str) -> Call:
+    """A call with an id of its own; `arguments`: JSON."""
+    return Call(f"call_{uuid.uuid4().hex[:24]}", name, arguments)
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def chat_logprobs(llm):
 def chat_json_schema(llm):
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "apples": {"type": "integer", "maximum": 99}},
+        "properties": {"name": {"type": "string", "maxLength": 12}, "apples": {"type": "integer"}},
         "required": ["name", "apples"],
     }
     answer = llm.create_chat_completion(

@@ -90,6 +90,13 @@ OF_CHAT = {
               [{"type": "function", "function": {"name": "f"}}] * 2],
     "tool_choice": [5, "x", "required", {"type": "function"}, {"type": "function", "function": {"name": "f"}}, []],
     "parallel_tool_calls": ["x"],
+    "functions": [5, [5], [{"name": ""}]],
+    "function_call": [5, "x", {"name": "f"}],
+    "chat_template_kwargs": [5, [], {"messages": []}, {"tools": 1}, {"temperature": 1}],
+    "reasoning_format": [5, "x"],
+    "reasoning_effort": [5, "x"],
+    "reasoning_budget_tokens": [-2, "x", 2**40],
+    "audio": [{}], "modalities": ["x", ["audio"]], "web_search_options": [{}],
     "stream_options": [5, {"include_usage": "x"}],
 }  # fmt: skip
 OF_RESPONSE = {

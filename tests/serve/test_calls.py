@@ -30,7 +30,15 @@ def read(pieces, one_alone=False):
     reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), one_alone)
     text = "".join(map(reader.add, pieces)) + reader.end()
     assert all(call.name == "add" for call in reader.calls)
-    return text, [json.loads(call.arguments) for call in reader.calls]
+    return text, [parsed(call.arguments) for call in reader.calls]
+
+
+def parsed(arguments):
+    """What they are; a call that breaks off has the text as far as it came."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,8 @@ def read(pieces, one_alone=False):
         ),
         ('{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
         ("<tool_call>not JSON</tool_call>\n.", "<tool_call>not JSON</tool_call>\n.", []),
+        ('{"name": "add", "arguments": {"a": 1}}; {"name": "add", "arguments": {"a": 2}}\n', "", [{"a": 1}, {"a": 2}]),
+        ('{"name": "add", "arguments": {"a": 1}} and so on', "and so on", [{"a": 1}]),
         # Marks inside of strings and values.
         (call(s="</tool_call>"), "", [{"s": "</tool_call>"}]),
         (call(s='\\"</tool_call><tool_call>') + call(a=2), "", [{"s": '\\"</tool_call><tool_call>'}, {"a": 2}]),
@@ -70,6 +80,9 @@ def read(pieces, one_alone=False):
         (call(a=1).replace(CLOSE, "") + call(a=2), "", [{"a": 1}, {"a": 2}]),
         (call(a=1).replace(OPEN, ""), "", [{"a": 1}]),
         (f"{OPEN}{OPEN} so {CLOSE}{OPEN}", f"{OPEN}{OPEN} so {CLOSE}{OPEN}", []),
+        # What breaks off behind a name that is known is a call, as far as it came.
+        ('<tool_call>{"name": "add", "arguments": {"s": "a', "", ['{"s": "a']),
+        ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>.', ".", ['{"a": ']),
         # A broken call does not take the next with it.
         (f'{OPEN}{{"name": "add, {{}}{CLOSE}{call(a=1)}', f'{OPEN}{{"name": "add, {{}}{CLOSE}', [{"a": 1}]),
         (
@@ -84,8 +97,8 @@ def read(pieces, one_alone=False):
         (f'{OPEN}{{"name": "add", "arguments": ""}}{CLOSE}', "", [{}]),
         (f'{OPEN}{{"name": "add", "arguments": {{"s": "a\n\tb"}}}}{CLOSE}', "", [{"s": "a\n\tb"}]),
         ('[{"name": "add", "description": "adds"}]', '[{"name": "add", "description": "adds"}]', []),
-        ('{"name": "add", "arguments": {"a": NaN}}', '{"name": "add", "arguments": {"a": NaN}}', []),
-        ('{"name": "add", "arguments": {"a": 1e999}}', '{"name": "add", "arguments": {"a": 1e999}}', []),
+        ('{"name": "add", "arguments": {"a": NaN}}', "", ['{"a": ']),
+        ('[{"name": "add", "arguments": {"a": NaN}}]', '[{"name": "add", "arguments": {"a": NaN}}]', []),
         (xml(a="1e999"), "", [{"a": "1e999"}]),
         ("a < b <tool", "a < b <tool", []),
     ],
@@ -112,6 +125,24 @@ def test_any_cuts_give_the_same(parts, cuts):
     text, calls = read([answer])
     assert read(cut(answer, cuts)) == (text, calls) == read(answer)
     assert calls or text == answer
+
+
+def test_arguments_come_while_they_are_written():
+    reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
+    answer, seen = call(s='a"}</tool_call>\n', a=1), []
+    for c in answer:
+        assert reader.add(c) == ""
+        seen.append(reader.calls[0].arguments if reader.calls else "")
+    wanted = json.dumps({"s": 'a"}</tool_call>\n', "a": 1})
+    begun = answer.index("{", answer.index("{") + 1)
+    assert seen[begun:][: len(wanted)] == [wanted[:n] for n in range(1, len(wanted) + 1)]
+    assert len({one.id for one in reader.calls}) == 1 and reader.end() == ""
+
+
+@pytest.mark.parametrize("answer", ['{"x": 1', '{"name": "ada', '```json\n{"nam_', '[{"names', "[1"])
+def test_what_begins_like_no_call_is_not_held_back(answer):
+    reader = CallReader(Tools(FUNCTIONS, "auto", None, ""), False)
+    assert "".join(map(reader.add, answer)) == answer
 
 
 VALUES = st.lists(st.sampled_from([*PARTS, "x", "</tool", "\t"]), max_size=8).map("".join)

@@ -113,19 +113,76 @@ def test_tools_that_must_be_called(client):
     for chunk in client.chat.completions.create(tool_choice=named, stream=True, **options):
         deltas += chunk.choices[0].delta.tool_calls or []
         finish = chunk.choices[0].finish_reason
-    assert [(one.index, one.function.name, one.function.arguments) for one in deltas] == [
-        (0, "add", call.function.arguments)
-    ]
+    assert {one.index for one in deltas} == {0} and [one.function.name for one in deltas if one.id] == ["add"]
+    assert "".join(one.function.arguments for one in deltas) == call.function.arguments and len(deltas) > 2
     assert finish == "tool_calls"
 
 
-def test_a_conversation_with_calls(client):
+def test_several_calls_where_they_are_wanted(client):
+    got = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=True, seed=1,
+        max_tokens=300, temperature=1,
+    )  # fmt: skip
+    assert all(set(json.loads(call.function.arguments)) == {"a", "b"} for call in got.choices[0].message.tool_calls)
+
+
+def test_a_format_beside_tools(server):
+    """Each answer is a call or follows the format."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": {"x": 1}}}}
+    body = {"messages": MESSAGES, "tools": TOOLS[:1], "response_format": form, "temperature": 2, "max_tokens": 100}
+    choices = server.post(PATH, n=12, seed=1, **body).json()["choices"]
+    calls = [c["message"]["tool_calls"] for c in choices if "tool_calls" in c["message"]]
+    texts = [c["message"]["content"] for c in choices if "tool_calls" not in c["message"]]
+    assert all(json.loads(text) == {"x": 1} for text in texts) and len(texts) + len(calls) == 12
+    (only,) = server.post(PATH, tool_choice="none", **body).json()["choices"]
+    assert json.loads(only["message"]["content"]) == {"x": 1}
+
+
+def test_functions_as_before_tools(client):
+    options = {"model": "tiny", "functions": [TOOLS[0]["function"]], "function_call": {"name": "add"}, "max_tokens": 80}
+    whole = client.chat.completions.create(messages=MESSAGES, **options).choices[0]
+    assert whole.finish_reason == "function_call" and not whole.message.tool_calls
+    events = list(client.chat.completions.create(messages=MESSAGES, stream=True, **options))
+    calls = [event.choices[0].delta.function_call for event in events if event.choices[0].delta.function_call]
+    assert calls[0].name == "add" and "".join(call.arguments for call in calls) == whole.message.function_call.arguments
+    history = [*MESSAGES, whole.message.model_dump(), {"role": "function", "name": "add", "content": "3"}]
+    assert client.chat.completions.create(model="tiny", messages=history, max_tokens=4).choices[0].message.content
+
+
+def test_fields_that_are_not_served_are_named(server):
+    got = server.post(PATH, messages=MESSAGES, max_tokens=1, store=True, metadata={"a": "b"}, verbosity=None)
+    assert got.headers["X-Pyfly-Ignored"] == "store, metadata"
+    refused = server.post(PATH, messages=MESSAGES, max_tokens=1, audio={"voice": "x"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "audio"
+
+
+def test_what_a_grammar_does_not_enforce_is_told(server):
+    odd = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1, "minimum": 1, "multipleOf": 1}},
+           "required": ["a"]}  # fmt: skip
+    body = {"messages": MESSAGES, "max_tokens": 60}
+    one = server.post(PATH, response_format={"type": "json_schema", "json_schema": {"schema": odd}}, **body)
+    assert json.loads(one.json()["choices"][0]["message"]["content"]) == {"a": 1}
+    assert one.headers["X-Pyfly-Not-Enforced"] == "response_format: a.multipleOf"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}, *TOOLS]
+    two = server.post(PATH, tools=tools, tool_choice="required", stream=True, **body)
+    assert two.status_code == 200 and "multipleOf" in two.headers["X-Pyfly-Not-Enforced"]
+    wrong = server.post(PATH, response_format={"type": "json_object", "schema": {"$ref": "#/$defs/x"}}, **body)
+    assert wrong.status_code == 400 and "'#/$defs/x'" in wrong.json()["error"]["message"]
+
+
+def test_a_conversation_with_calls(client, server):
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     messages = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},
     ]
+    objects = [{**message} for message in messages]
+    objects[1]["tool_calls"] = [{**call, "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]
+    texts = [
+        server.post(PATH, messages=own, max_tokens=8).json()["choices"][0]["message"] for own in (messages, objects)
+    ]
+    assert texts[0] == texts[1]
     for choice in ("auto", "none"):
         got = client.chat.completions.create(
             model="tiny", messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=8

@@ -1,0 +1,123 @@
+"""/v1/messages: Anthropic's protocol."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PATH = "/v1/messages"
+QUESTION = "Tom has 3 apples and 4 pears. How many fruits?"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+TOOL = {
+    "name": "add", "description": "Adds.",
+    "input_schema": {
+        "type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"],
+    },
+}  # fmt: skip
+
+
+def assembled(events):
+    """The message that the events of a stream tell."""
+    message = events[0]["message"]
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append({**event["content_block"], "partial": ""})
+        elif event["type"] == "content_block_delta":
+            delta, block = event["delta"], message["content"][event["index"]]
+            if delta["type"] == "input_json_delta":
+                block["partial"] += delta["partial_json"]
+            else:
+                kind = delta["type"].removesuffix("_delta")
+                block[kind] += delta[kind]
+        elif event["type"] == "message_delta":
+            message.update(event["delta"], usage=event["usage"])
+    for block in message["content"]:
+        partial = block.pop("partial")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(partial)
+    return message
+
+
+def test_a_message_is_the_chat_completion(server):
+    body = {"messages": MESSAGES, "system": [{"type": "text", "text": "Be short."}], "max_tokens": 12}
+    got = server.post(PATH, **body, stop_sequences=["zzz"]).json()
+    chat = [{"role": "system", "content": "Be short."}, *MESSAGES]
+    same = server.post("/v1/chat/completions", messages=chat, max_tokens=12).json()
+    (block,) = got["content"]
+    assert block == {"type": "text", "text": same["choices"][0]["message"]["content"]}
+    assert got["stop_reason"] == {"stop": "end_turn", "length": "max_tokens"}[same["choices"][0]["finish_reason"]]
+    assert list(got["usage"].values()) == list(same["usage"].values())[:2]
+    events = server.events(PATH, **body)
+    assert {**assembled(events), "id": got["id"]} == got
+    assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
+    counted = server.post(f"{PATH}/count_tokens", messages=MESSAGES, system="Be short.").json()
+    assert counted == {"input_tokens": got["usage"]["input_tokens"]}
+
+
+def test_calls_and_their_results(server):
+    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}, "max_tokens": 80}
+    got = server.post(PATH, **body).json()
+    (call,) = got["content"]
+    assert got["stop_reason"] == "tool_use" and call["input"] in ({"a": 1, "b": 3}, {"a": 2, "b": 3})
+    (streamed,) = assembled(server.events(PATH, **body))["content"]
+    assert streamed["input"] == call["input"]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "4"}]}
+    thought = {"type": "thinking", "thinking": "So.", "signature": ""}
+    history = [
+        *MESSAGES, {"role": "assistant", "content": [thought, call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+    ]  # fmt: skip
+    follow = server.post(PATH, messages=history, tools=[TOOL], max_tokens=4).json()
+    assert follow["type"] == "message"
+    calls = [{"function": {"name": "add", "arguments": call["input"]}}]
+    chat = [
+        *MESSAGES, {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": calls},
+        {"role": "tool", "content": "4"}, {"role": "user", "content": "And?"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {**TOOL, "parameters": TOOL["input_schema"]}}]
+    for tool in tools:
+        del tool["function"]["input_schema"]
+    same = server.post("/v1/chat/completions", messages=chat, tools=tools, max_tokens=4).json()
+    assert follow["usage"]["input_tokens"] == same["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]},
+         "messages[0].content[0].content"),
+        ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"stop_sequences": [5]}, "stop_sequences[0]"),
+        ({"gate": "margin:-1"}, "gate"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(server, fields, param):
+    got = server.post(PATH, **{"messages": MESSAGES, "max_tokens": 1, **fields})
+    assert got.status_code == 400, got.text
+    assert (got.json()["type"], got.json()["error"]["param"]) == ("error", param)
+
+
+@pytest.mark.clients
+def test_the_client_of_the_protocol(server):
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12}
+    whole = client.messages.create(**options)
+    with client.messages.stream(**options) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        assert stream.get_final_message().usage == whole.usage
+    assert client.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens == whole.usage.input_tokens
+    with client.messages.stream(**{**options, "max_tokens": 80}, tools=[TOOL], tool_choice={"type": "any"}) as stream:
+        assert stream.get_final_message().content[0].name == "add"
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**{**options, "max_tokens": 0})

@@ -1,0 +1,113 @@
+"""Thoughts of an answer: told apart, switched off, ended by a budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf_edit import edit_gguf
+from serving import EXACT, no_end, running
+
+from pyfly_cpp import FlyBatch
+from pyfly_cpp.decoding.gates import regions_of
+from pyfly_cpp.engine.markers import THOUGHTS
+from pyfly_cpp.serve.thoughts import ThoughtReader, budget_processor, opened_by
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("opening, closing", THOUGHTS)
+def test_the_region_think_has_the_same_markers(opening, closing):
+    assert regions_of([opening, "so", closing, "it"])[1::2] == ["think", "prose"]
+
+
+@pytest.mark.parametrize(
+    "closing, answer, thoughts, text",
+    [
+        (None, "Just <think> text", "", "Just <think> text"),
+        (None, "<think>\nSo,\n\nso.\n</think>\n\nIt is.", "So,\n\nso.", "It is."),
+        (None, "\n<think>\n\n</think>\n\nIt", "", "It"),
+        (None, "[THINK]a < b</think>[/THINK]c", "a < b</think>", "c"),
+        (None, "<thin ice", "", "<thin ice"),
+        (None, "<think>So </thin", "So </thin", ""),
+        ("</think>", "\nSo.\n</think>\n\n<think> it", "So.", "<think> it"),
+        ("</think>", "So", "So", ""),
+        (None, "", "", ""),
+    ],
+)
+def test_thoughts_are_told_apart(closing, answer, thoughts, text):
+    for size in (1, 3, 100):
+        reader = ThoughtReader(closing)
+        parts = [reader.add(answer[i : i + size]) for i in range(0, len(answer), size)] + [reader.end()]
+        assert tuple(map("".join, zip(*parts))) == (thoughts, text)
+
+
+def test_prompts_that_begin_thoughts():
+    assert opened_by("<|assistant|><think>\n") == "</think>"
+    assert opened_by("<think>\n\n</think>\n\n") is None is opened_by("Hi")
+
+
+def test_a_budget_ends_thoughts_and_nothing_else():
+    """Tokens: 1 opens, 2 and 3 close."""
+
+    def forced(written, openings):
+        force = budget_processor(2, 3, openings, [[2, 3]])
+        row = force(np.array([8, 8, *written]), np.zeros(10, np.single))
+        return np.flatnonzero(np.isfinite(row)).tolist() if np.isinf(row).any() else None
+
+    assert [forced(w, [[1]]) for w in ([1, 5], [1, 5, 5], [1, 5, 5, 2], [1, 5, 5, 2, 3])] == [None, [2], [3], None]
+    assert forced([5, 5, 5], [[1]]) is None and forced([5, 5, 5], [[]]) == [2]
+    assert forced([1, 2, 3], [[1]]) is None
+
+
+@pytest.fixture(scope="module")
+def thinking(tiny_target_f32, tmp_path_factory):
+    """A server with a template that begins thoughts unless it is told not to."""
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+        "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"
+    )
+    path = edit_gguf(
+        tiny_target_f32, tmp_path_factory.mktemp("think") / "think.gguf", {"tokenizer.chat_template": template}
+    )
+    with FlyBatch(str(path), 2, **EXACT) as batch, running(batch) as server:
+        yield server
+
+
+def message(server, **fields):
+    return server.post(PATH, messages=MESSAGES, **fields).json()["choices"][0]["message"]
+
+
+def test_thoughts_of_an_answer(thinking):
+    on = no_end(thinking.service.model.batch)
+    body = {"max_tokens": 40, "reasoning_budget_tokens": 12, "logit_bias": on}
+    whole = message(thinking, **body)
+    assert whole["reasoning_content"] and whole["content"]
+    deltas = [event["choices"][0]["delta"] for event in thinking.events(PATH, messages=MESSAGES, **body)[:-1]]
+    for field in ("reasoning_content", "content"):
+        assert "".join(delta.get(field) or "" for delta in deltas) == whole[field]
+    as_it_is = message(thinking, reasoning_format="none", **body)
+    assert "</think>" in as_it_is["content"] and "reasoning_content" not in as_it_is
+    without = message(thinking, chat_template_kwargs={"enable_thinking": False}, max_tokens=8, logit_bias=on)
+    assert without["content"] and "reasoning_content" not in without
+    assert message(thinking, reasoning_effort="none", max_tokens=8, logit_bias=on) == without
+    taken = thinking.post(PATH, messages=MESSAGES, chat_template_kwargs={"messages": []})
+    assert taken.status_code == 400 and taken.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_thoughts_in_the_other_protocols(thinking):
+    body = {"max_tokens": 40, "logit_bias": no_end(thinking.service.model.batch)}
+    thought = message(thinking, **body)["reasoning_content"]
+    response = {"input": "Hi", "max_output_tokens": 40, "logit_bias": body["logit_bias"]}
+    (item,) = thinking.post("/v1/responses", **response).json()["output"]
+    assert item["type"] == "reasoning" and item["content"][0]["text"] == thought
+    events = thinking.events("/v1/responses", **response)
+    assert "".join(e["delta"] for e in events if e["type"] == "response.reasoning_text.delta") == thought
+    again = [item, {"role": "user", "content": "Hi"}]
+    assert thinking.post("/v1/responses", **{**response, "input": again}).json()["output"][0]["content"]
+    own = {"messages": MESSAGES, "max_tokens": 12}
+    (block,) = thinking.post("/v1/messages", thinking={"type": "enabled", "budget_tokens": 1024}, **own).json()[
+        "content"
+    ]
+    assert block["type"] == "thinking" and thought.startswith(block["thinking"])
+    assert thinking.post("/v1/messages", **own).json()["content"][0]["type"] == "text"
