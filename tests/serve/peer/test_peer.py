@@ -10,7 +10,7 @@ import pytest
 if not all(importlib.util.find_spec(name) for name in ("requests", "openai", "gguf", "starlette")):
     pytest.skip("needs requests, openai and gguf", allow_module_level=True)
 
-from expected import MODEL, reason_of
+from expected import EXPECTED, MODEL, reason_of
 from generator import Missing
 from suite import FILES, ROOT, prepare, run
 
@@ -34,7 +34,7 @@ def table(results: dict[str, str]) -> str:
     for file, row in rows.items():
         cells = (FILES.get(file, "**all**"), row["all"], row["pass"], row["model"], row["other"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    told = "; ".join(f"{reason} ({n})" for reason, n in reasons.items() if n)
+    told = "; ".join(f"{reason} ({n})" for reason in EXPECTED if (n := reasons[reason]))
     return "\n".join([*lines, "", f"The other reasons: {told}.", ""])
 
 
