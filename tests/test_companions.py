@@ -79,7 +79,7 @@ def test_beside_the_model(target, tiny_draft):
     assert found(target) == [("head.gguf", Eagle3), ("a-draft.gguf", DraftModel)]
     chosen = choose_drafter(target)
     assert chosen.drafter == Eagle3(target.parent / "head.gguf")
-    assert "head.gguf beside it fits it at 22% of its size" in chosen.reason
+    assert "head.gguf next to it fits it at 22% of its size" in chosen.reason
 
 
 def test_where_programs_keep_models(target, home, tiny_draft):

@@ -131,7 +131,7 @@ def test_control_tokens():
         ("regions(codes=margin:0.3)", "Did you mean 'code'"),
         ("regions(prose=margin:0.3, prose=exact)", "regions names 'prose' twice; give it one gate"),
         ("regions()", r"needs a gate for at least one region, as in regions\(prose=margin:0.3\)"),
-        ("regions(margin:0.3)", r"'margin:0.3' does not say where it holds; write regions\(prose=...\)"),
+        ("regions(margin:0.3)", r"'margin:0.3' names no region; write regions\(prose=...\)"),
         ("regions(prose=margn:0.3)", "Did you mean 'margin'"),
         ("regions(prose=)", "unknown gate ''"),
         ("regions(prose=budget:2)", r"budget:2 only restricts.* as in prose=all\(margin:0.3,budget:2\)"),

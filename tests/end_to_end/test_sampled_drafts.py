@@ -132,7 +132,7 @@ def test_at_temperature_zero_it_is_the_text_of_exact(tiny_target, tiny_draft):
 
 
 def test_what_cannot_be_is_refused_and_the_object_goes_on(tiny_target, tiny_draft):
-    no_use = "the gate stochastic decides about a draft at once and has no use for the window agree:3; leave it at None"
+    no_use = "the gate stochastic decides immediately and has no use for the window agree:3; leave it at None"
     with pytest.raises(ValueError, match=no_use):
         FlyLlama(tiny_target, gate=Stochastic(), window=Window(3), **OPTIONS)
     fly = FlyLlama(tiny_target, drafter=PromptLookup(), gate=Stochastic(), **OPTIONS)

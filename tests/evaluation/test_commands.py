@@ -86,10 +86,10 @@ def test_eval_of_several_at_once(run, data, tmp_path):
     arguments += ["-s", "margin:0.5", "-s", "exact lookup", "-o", tmp_path / "run"]
     result = run(evaluate, *arguments, "--parallel", 3)
     assert result.exit_code == 0, result.output
-    assert "3 texts at once" in result.stdout
+    assert "3 requests at a time" in result.stdout
     record = json.loads((tmp_path / "run" / "table.json").read_text())
     assert record["run"]["parallel"] == 3 and record["table"]["n_complete"] == 5
-    assert "3 texts at once" in (tmp_path / "run" / "table.md").read_text()
+    assert "3 requests at a time" in (tmp_path / "run" / "table.md").read_text()
     again = run(evaluate, *arguments, "--parallel", 3, "--json")
     assert json.loads(again.stdout) == record, "nothing is run again"
     refused(run(evaluate, *arguments), "other parallel (3, now null)", "--force")
@@ -120,7 +120,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
         refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    refused(run(command, *arguments, "--parallel", 64), "64 texts of 1024 tokens need", "lower --parallel or --n-ctx")
+    refused(run(command, *arguments, "--parallel", 64), "64 requests of 1024 tokens need", "lower --parallel")
     assert not (tmp_path / "run").exists()
 
 
@@ -288,7 +288,7 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     part = tmp_path / "b.json.part"
     with stopped_after(7):
         result = run(bench, *arguments)
-    assert result.exit_code == 130 and "The same command to resume." in result.stderr
+    assert result.exit_code == 130 and "the same command to resume." in result.stderr
     kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
     assert len(kept) == 7
     with open(part, "a") as file:
@@ -318,7 +318,7 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
         result = run(bench, *arguments)
     (part,) = folder.iterdir()
     assert result.exit_code == 130 and result.stdout == ""
-    assert f"kept in {part} until it is done; interrupted, the same command goes on" in result.stderr
+    assert f"Progress is saved in {part}; run the same command to resume." in result.stderr
     assert run(bench, *arguments, "--without-plain").exit_code == 0, "another benchmark has a place of its own"
     result = run(bench, *arguments)
     assert result.exit_code == 0 and "3 measurements of an earlier start taken over" in result.stderr, result.output
@@ -339,7 +339,7 @@ def test_bench_of_several_at_once(run, tmp_path):
     assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 4 * 2 == 4 * len(record["loads"])
     assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
     assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
-    refused(run(bench, *few, "--parallel", 5), "5 texts at once need as many prompts", "there are 4")
+    refused(run(bench, *few, "--parallel", 5), "5 requests at a time need as many prompts", "there are 4")
     refused(run(bench, *few, "--parallel", "1,x"), "is not a number of texts from 1 on")
     refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
 
@@ -350,7 +350,7 @@ def test_the_demo_model_is_the_default(run, tiny, tmp_path, monkeypatch, command
     few = ["--limit", 1] if command is bench else ["Tell.", "-o", tmp_path / "e.html", "--gate", "margin:0.3"]
     result = run(command, *few, "-n", 4, "-c", 256, "-t", 1, models=False)
     assert result.exit_code == 0, result.output
-    assert f"no --model was given: this is the demo model, {tiny[0].name}" in result.stderr
+    assert f"Using the demo model (no --model given), {tiny[0].name}" in result.stderr
 
 
 @pytest.mark.alike

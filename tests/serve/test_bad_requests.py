@@ -149,7 +149,7 @@ def test_hostile_bodies(server):
 def test_too_many_prompts_are_not_read(server, monkeypatch):
     monkeypatch.setattr(server.service.model, "tokenize", None)
     error = server.post(TEXT, prompt=["a"] * 100, n=2)
-    assert error.status_code == 400 and "asks for 200 texts" in error.json()["error"]["message"]
+    assert error.status_code == 400 and "asks for 200 answers" in error.json()["error"]["message"]
     assert server.post(TEXT, prompt=["a"] * (2**16 + 1)).status_code == 400
 
 

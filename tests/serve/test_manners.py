@@ -71,7 +71,7 @@ def test_a_full_queue(narrow):
     refused = narrow.post(PATH, prompt="C", max_tokens=1)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"] == {
-        "message": "1 texts are waiting for their turn already; try again later.", "type": "rate_limit_error",
+        "message": "1 answers are already waiting for their turn; try again later.", "type": "rate_limit_error",
         "param": None, "code": "queue_full",
     }  # fmt: skip
     assert narrow.post(PATH, prompt="C", n=3).status_code == 400  # never
