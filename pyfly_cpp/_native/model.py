@@ -145,7 +145,7 @@ class States(NamedTuple):
     """What `pyfly_target_states` of pyfly.h gives of n tokens."""
 
     inputs: npt.NDArray[np.float16]
-    """Of the layers, side by side: [n, layers * n_embd]."""
+    """Inputs of the layers, side by side: [n, layers * n_embd]."""
     ids: TokenArray
     """The most probable next tokens, by falling probability: [n, k]."""
     log_probs: FloatArray

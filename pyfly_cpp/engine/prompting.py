@@ -81,7 +81,7 @@ class _Listener:
         return getattr(self._llm, name)
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """As of a Llama."""
+        """`Llama.tokenize`, which also keeps the text."""
         self.text = text.decode("utf-8") + self._behind
         tokens: list[int] = self._llm.tokenize(self.text.encode("utf-8"), add_bos, special)
         return tokens

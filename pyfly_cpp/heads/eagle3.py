@@ -20,7 +20,8 @@ class Eagle3Block(AttentionBlock):
 
 
 class Eagle3Head(nn.Module):
-    """It borrows the target's token embedding; it proposes only the tokens `d2t` [n_draft_vocab], the target's ids."""
+    """An EAGLE-3 head. It borrows the target's token embedding and proposes only the tokens `d2t` [n_draft_vocab],
+    ids of the target."""
 
     d2t: Tensor
 

@@ -21,7 +21,7 @@ from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.unroll import unroll
 
 STEP_WEIGHTS = (1.0, 0.8, 0.64)
-"""Of the unrolled steps of a head, and so of the first, second and third token of a draft."""
+"""Weights of the unrolled steps of a head: the first, second and third token of a draft."""
 
 N_ROWS = (512, 4096)
 """Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
@@ -35,10 +35,10 @@ WARM_UP = 20
 """Steps until the full learning rate."""
 
 HELD_OUT = 16
-"""Every so-manieth text is not learned from."""
+"""One text in so many is held out."""
 
 PATIENCE = 3
-"""It ends after so many passes without a better one."""
+"""Passes without a better head, after which training ends."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Window(NamedTuple):
     embeddings: Tensor
     """[text, row, n_embd]"""
     features: Tensor
-    """Of the token before, [text, row, 3 * n_embd_target]."""
+    """The target's states at the token before, [text, row, 3 * n_embd_target]."""
     ids: Tensor
     """The target's most probable next tokens, [text, row, N_TOP]; -1 in padding."""
     log_probs: Tensor
-    """Of them."""
+    """Log probabilities of `ids` in nats, [text, row, N_TOP]."""
     follows: Tensor
-    """Whether the text goes on as the target would, [text, row]."""
+    """Whether the text continues as the target would, [text, row]."""
     is_answer: Tensor
     """Whether a draft may begin there, [text, row]."""
 
@@ -97,7 +97,7 @@ class Dataset:
         return torch.from_numpy(self.rows["inputs"][at].astype(np.float32))
 
     def pairs(self, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of n rows that are learned from, about: embeddings, the features of the token before, and their own."""
+        """About n rows to learn from: embeddings, the features of the token before, and their own features."""
         order = np.random.default_rng(seed).permutation(len(self.training))
         at: list[int] = []
         for i in order:
@@ -123,7 +123,7 @@ class Dataset:
             yield batches[int(i)]
 
     def window(self, spans: Sequence[Span]) -> Window:
-        """Of some texts."""
+        """The rows of some texts."""
         n = max(span.end - span.begin for span in spans) - 1
         rows = np.zeros((len(spans), n + 1), self.rows.dtype)
         rows["ids"] = -1
@@ -219,7 +219,7 @@ class Fit:
         self.n_done += 1
 
     def _steps(self, spans: Sequence[Span]) -> Iterator[tuple[Tensor, tuple[Tensor, Window]]]:
-        """Of every depth the mean cross-entropy in nats, and which rows' proposals are the target's choice."""
+        """The mean cross-entropy at every depth in nats, and which rows' proposals are the target's choice."""
         window = Window(*(one.to(self.device) for one in self.data.window(spans)))
         ids = torch.where(window.ids >= 0, self._t2d[window.ids.clamp_min(0)], -1)
         wanted = window.log_probs.exp() * (ids >= 0)
@@ -236,8 +236,8 @@ class Fit:
 
     @torch.no_grad()
     def accept(self) -> Acceptance:
-        """Of the texts that were not learned from. A draft begins at every place of an answer; where the text is not
-        the one that the target would write, nothing is known of the depths behind."""
+        """Acceptance on the held-out texts. A draft begins at every place of an answer. After a token that the target
+        would not write, nothing is known of the deeper ones."""
         n: dict[str, npt.NDArray[np.float64]] = {}
         for kind in {span.kind for span in self.data.held_out}:
             counts = np.zeros((2, len(STEP_WEIGHTS)))

@@ -35,15 +35,15 @@ class Plan:
     prompts: tuple[tuple[str, str], ...]
     """Kind and prompt of what it answers."""
     n_tokens: int
-    """Of the texts, at most."""
+    """Most tokens of the texts."""
     hours: float
-    """Most that all takes."""
+    """Most time for all steps."""
     kind: str
     """Type of the head's matrices."""
     licence: str | None
-    """Of the texts."""
+    """Licence of the texts, for the metadata."""
     layers: tuple[int, int, int]
-    """Of the target, whose inputs the head reads."""
+    """Layers of the target whose inputs the head reads."""
     n_bytes_disk: int
     n_bytes_memory: int
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Union
 
 Value = Union[int, float, bool, "list[int]"]
-"""Of a GGUF file's metadata. int: uint32, float: float32, list: int32."""
+"""A value in a GGUF file's metadata. int: uint32, float: float32, list: int32."""
 
 NORM_EPS = 1e-5
 ROPE_BASE = 10000.0
@@ -56,7 +56,7 @@ class Eagle3Shape(Shape):
 
     n_embd_target: int = 0
     target_layers: tuple[int, int, int] = (1, 2, 3)
-    """It reads the inputs of these blocks of the target, 0..n_layer-1 of the target."""
+    """Blocks of the target whose inputs the head reads, each 0..n_layer-1."""
     n_draft_vocab: int = 0
     """Tokens that it can propose."""
     norms_features: bool = False

@@ -22,8 +22,8 @@ Rows = npt.NDArray[Any]
 
 
 def row_type(n_features: int) -> np.dtype[Any]:
-    """Of a token: itself, the most probable next ones with log probabilities in nats, and the layers' inputs side by
-    side."""
+    """The record of a token: itself, the most probable next ones with log probabilities in nats, and the layers' inputs
+    side by side."""
     return np.dtype(
         [("token", "<i4"), ("ids", "<i4", N_TOP), ("log_probs", "<f2", N_TOP), ("inputs", "<f2", n_features)]
     )

@@ -48,7 +48,7 @@ class TargetFile:
         return np.array(gguf.quants.dequantize(tensor.data[ids], tensor.tensor_type), dtype=np.float32)
 
     def embeddings(self, ids: npt.NDArray[np.integer[Any]]) -> FloatRows:
-        """Of tokens [n]: [n, n_embd]."""
+        """Embeddings of tokens [n]: [n, n_embd]."""
         return self._rows("token_embd.weight", ids)
 
     def outputs(self, ids: npt.NDArray[np.integer[Any]]) -> FloatRows:

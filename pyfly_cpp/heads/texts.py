@@ -35,7 +35,7 @@ class Text(NamedTuple):
     """A text as tokens."""
 
     kind: str
-    """Of the prompt, or "text"."""
+    """The prompt's kind, or "text"."""
     n_prompt: int
     """Tokens that the target did not write."""
     tokens: list[int]

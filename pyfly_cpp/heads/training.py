@@ -26,7 +26,7 @@ N_DRAFT_VOCAB = 8192
 """Most tokens that a head can propose."""
 
 SHARE_OF_TEXTS = 0.5
-"""Of the time, for texts and states; the rest is for learning."""
+"""Share of the time for texts and states; the rest is for learning."""
 
 
 @dataclass(frozen=True)

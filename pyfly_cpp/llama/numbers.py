@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _MOST_DIGITS = 16
-"""Of a number without a bound: without a limit, models go on and on."""
+"""Most digits of a number without a bound: without a limit, models write ever more."""
 
 
 def integers(low: int | None, high: int | None) -> str:

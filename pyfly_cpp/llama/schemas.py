@@ -49,7 +49,7 @@ _KEYWORDS = {
     "boolean": frozenset[str](),
     "null": frozenset[str](),
 }
-"""Of each type, what a grammar can follow."""
+"""The keywords of each type that a grammar can follow."""
 
 _DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"

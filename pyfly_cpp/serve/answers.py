@@ -46,7 +46,7 @@ class Answer(Protocol):
     is_marked: bool
     """Whether [DONE] stands behind the events."""
     headers: dict[str, str]
-    """Of the response."""
+    """Headers of the response."""
 
     def begin(self) -> Iterable[Event]:
         """Events before the first piece."""

@@ -12,7 +12,7 @@ from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTIO
 from pyfly_cpp.serve.tools import Call, Tools, new_call
 
 _BETWEEN = frozenset(" \t\r\n,:0123456789+-.eEtrufalsn")
-"""Of JSON what stands outside of strings and brackets."""
+"""Characters of JSON outside of strings and brackets."""
 _MOST_RESTARTS = 16  # each reads the rest of the answer again
 
 

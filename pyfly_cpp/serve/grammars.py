@@ -30,7 +30,7 @@ class Constraint(NamedTuple):
     is_repeated: bool = False
     """Whether it may follow a schema several times."""
     loose: tuple[str, ...] = ()
-    """Of a good one: what it does not enforce of its schemas."""
+    """The keywords of its schemas that a good grammar does not enforce."""
 
     def or_else(self, other: Constraint) -> Constraint:
         """What follows either, both of schemas."""

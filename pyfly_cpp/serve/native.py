@@ -44,7 +44,7 @@ class Native(Shared):
         return ()
 
     def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
-        """As of `Shared`, with the fields that all events have."""
+        """The events of `Shared`, with the fields that all events have."""
         for event in super().add(i, piece):
             yield {"index": i, **event}
 

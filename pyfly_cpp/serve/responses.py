@@ -19,7 +19,7 @@ from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 
 _KINDS = {"message": ("msg", "output_text"), "reasoning": ("rs", "reasoning_text")}
-"""Of items with text: how their ids begin, and what their texts are called."""
+"""Items with text: the beginning of their ids, and the type of their texts."""
 
 
 class Response:

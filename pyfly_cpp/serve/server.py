@@ -60,10 +60,10 @@ def serve(
 
 
 class _Protocol(H11Protocol):
-    """Of a connection, which ends unless a request begins on it in time."""
+    """A connection, which ends unless a request begins on it in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It is there."""
+        """Begins the time for a request's head."""
         super().connection_made(transport)
         assert isinstance(self.config, _Config)
         self.loop.call_later(self.config.head_seconds, self._expire)

@@ -62,7 +62,7 @@ class Settings:
     chat_template: str = ""
     """In place of the model's own: in Jinja, or the name of one that llama.cpp has."""
     seed: int | None = None
-    """Of requests that give none; None: another for each."""
+    """Seed of requests without one; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling of requests that say nothing."""
     limits: Limits = Limits()

@@ -20,7 +20,7 @@ class Progress:
 
 
 class Timings:
-    """Of one text, by when what came of it came."""
+    """Times of one request, by the arrival of its events."""
 
     def __init__(self) -> None:
         self._begun = self._last = self._first = 0.0
