@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ def schema_of(response_format: object) -> Any:
 
 
 def schema_grammar(schema: str, name: str) -> LlamaGrammar:
-    """The grammar of a JSON schema in its written form.
+    """The grammar of a JSON schema in its written form. Warns of keywords that it does not enforce.
 
     Args:
         name: What it is, for the error.
@@ -52,7 +53,11 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not valid JSON: {error}.") from None
     with _convertible(name):
-        return LlamaGrammar.from_string(gbnf_of(value).text, verbose=False)
+        made = gbnf_of(value)
+        grammar = LlamaGrammar.from_string(made.text, verbose=False)
+    if made.loose:
+        warnings.warn(f"{name}: a grammar cannot enforce {', '.join(made.loose)}; check the answer.", stacklevel=4)
+    return grammar
 
 
 def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:

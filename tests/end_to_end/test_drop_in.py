@@ -226,7 +226,7 @@ def chat_json_schema(llm):
 @case()
 def chat_tools(llm):
     tool = {"type": "function", "function": {"name": "add", "parameters": {
-        "type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}}}  # fmt: skip
+        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}  # fmt: skip
     choice = {"type": "function", "function": {"name": "add"}}
     answer = llm.create_chat_completion(
         messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=40, temperature=0

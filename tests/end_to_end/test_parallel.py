@@ -508,8 +508,8 @@ def test_a_failure_of_complete(plain):
         ({"window": 3}, ValueError, "window must be"),
         ({"draft_max": -1}, ValueError, "draft_max must be"),
         ({"draft_max": 10**6}, ValueError, "lower draft_max"),
-        ({"prompt": 5}, ValueError, "a prompt is a text"),
-        ({"prompt": [1, "x"]}, ValueError, "a prompt is a text"),
+        ({"prompt": 5}, ValueError, "a prompt is a string"),
+        ({"prompt": [1, "x"]}, ValueError, "a prompt is a string"),
     ],
 )
 def test_bad_requests(plain, options, kind, message):

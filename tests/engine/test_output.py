@@ -166,4 +166,4 @@ def test_characters():
 
 
 def test_an_answer_without_tokens_can_be_ended():
-    assert Output(lambda _: b"", lambda _: False).end("length") == Piece("", (), 0, "length")
+    assert Output(lambda _: b"", lambda _: False).end("length") == Piece("", (), 0, "length", cause="length")

@@ -32,8 +32,9 @@ def plan(data, n=3, max_tokens=24, **changes):
 
 def without_time(line):
     kept = {k: v for k, v in line.items() if "seconds" not in k}
-    # Which drafters had been loaded depends on what ran before.
-    kept["stats"] = {k: v for k, v in line["stats"].items() if "seconds" not in k and k != "accepted_by_drafter"}
+    # Loaded drafters and remembered answers depend on what ran before.
+    before = ("accepted_by_drafter", "accepted_from_answers", "time_to_first_token")
+    kept["stats"] = {k: v for k, v in line["stats"].items() if "second" not in k and k not in before}
     return kept
 
 
