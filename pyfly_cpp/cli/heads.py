@@ -29,10 +29,10 @@ def command() -> None:
 @click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
 @click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: what TARGET answers]")
 @click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built in]")
-@click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Tokens to learn from, at most.")
-@click.option("--hours", default=3.0, metavar="H", help="Most time that all takes.")
-@click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Of the head's matrices.")
-@click.option("--licence", metavar="NAME", help="Of the texts, for the file.")
+@click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
+@click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
+@click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Type of the head's matrices.")
+@click.option("--licence", metavar="NAME", help="Licence of the texts, noted in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before the work.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -53,8 +53,8 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head for TARGET, from its GGUF file and texts.
 
-    An interrupted training continues when you run the same command again. Once it learns, the output is a head that you
-    can use.
+    Run the same command again to resume after an interruption. You can use the output from the first pass
+    on.
     """
     silence()
     plan = plan_head(
