@@ -44,7 +44,9 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     if governed is None or (gain := governed.speedup_plain) is None:
         return ""
     times = f"{interval(gain)} times as fast as without drafts"
-    if gain.low > 1:
+    if math.isnan(gain.low):
+        said = f"These prompts are too few for certainty; as in chat it was {times}"
+    elif gain.low > 1:
         said = f"Drafts make this model faster here: as in chat it is {times}"
     elif gain.high < 1:
         said = f"Drafts make this model slower here: as in chat it is {times}; --drafter none leaves them out"

@@ -208,6 +208,8 @@ def test_the_verdict(measured, times, words):
     sentence = report.verdict(summarise(rows), "exact adaptive")
     assert words in sentence and ("lossless setting exact is" in sentence) == (times < 1.25)
     assert report.verdict(summarise([*governed, *timed(exact, 0.8)]), "exact adaptive") == "", "compared with nothing"
+    few = [m for m in rows if m.prompt.id in "0123"]
+    assert "too few" in report.verdict(summarise(few), "exact adaptive")
     assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows), "exact adaptive"))
 
 
