@@ -373,10 +373,10 @@ print(sorted(name for name in sys.modules if name.startswith("pyfly_cpp")))
 """
 
 
-def import_twice(version, **environment):
+def import_twice(version, folder=None, **environment):
     command = [sys.executable, "-c", IMPORT_TWICE, version]
     env = {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -399,10 +399,10 @@ def test_the_command_that_rebuilds_has_the_folder_it_was_installed_from(tmp_path
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pyfly-cpp\nVersion: 0.1.0\n")
     (installed / "direct_url.json").write_text('{"url": "file:///some%20where/pyfly", "dir_info": {}}')
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    assert "'/some where/pyfly'`" in import_twice("0.1.2", PYTHONPATH=path)[0]
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    assert "'/some where/pyfly'`" in import_twice("0.1.2", tmp_path, PYTHONPATH=path)[0]
     (installed / "direct_url.json").unlink()
-    assert "pyfly-cpp pyfly-cpp`" in import_twice("0.1.2", PYTHONPATH=path)[0]
+    assert "pyfly-cpp pyfly-cpp`" in import_twice("0.1.2", tmp_path, PYTHONPATH=path)[0]
 
 
 @pytest.mark.parametrize("how", ["script", "module"])
