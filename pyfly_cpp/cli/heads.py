@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
-from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.cli.terminal import Bar, ask_for, note
 from pyfly_cpp.heads import Plan, Trained, plan_head, train_head
 from pyfly_cpp.heads.plan import KINDS
 from pyfly_cpp.machine.memory import in_words
@@ -59,7 +57,7 @@ def train(
     silence()
     plan = plan_head(
         resolve_model(target), output, texts=texts, prompts=prompts, n_tokens=n_tokens, hours=hours, kind=kind,
-        licence=licence, force=force or _is_ours(output),
+        licence=licence, force=force,
     )  # fmt: skip
     _ask(plan, yes)
     if_interrupted("Progress is saved; run the same command to resume.")
@@ -74,23 +72,13 @@ def train(
         _show(plan, found)
 
 
-def _is_ours(output: str) -> bool:
-    """Whether the output is what an interrupted training has written."""
-    return Path(output + ".work", "checkpoint.pt").exists()
-
-
 def _ask(plan: Plan, yes: bool) -> None:
     texts = "what it answers to prompts" if plan.texts is None else str(plan.texts)
     what = (
         f"Up to {plan.hours:g} hours, {in_words(plan.n_bytes_disk)} in {plan.folder} and about "
         f"{in_words(plan.n_bytes_memory)} of memory, to learn from {plan.n_tokens} tokens of {texts}"
     )
-    if yes:
-        note(f"{what}.")
-    elif not sys.stdin.isatty():
-        raise click.UsageError(f"{what}: there is nobody to ask; allow it with --yes.")
-    else:
-        click.confirm(f"{what}; go on?", abort=True, err=True)
+    ask_for(what, yes)
 
 
 def _show(plan: Plan, found: Trained) -> None:

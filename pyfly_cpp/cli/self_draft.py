@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 
 from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
 from pyfly_cpp.cli.loading import N_GPU_LAYERS_OPTION, N_THREADS_OPTION, reasons_from, silence
-from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.cli.terminal import Bar, ask_for, note
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
 
@@ -69,12 +68,7 @@ def _ask(plan: Plan, yes: bool) -> None:
             f"{plan.source.name} is already quantised: a draft made from it loses quality twice. If you have the "
             "model as F16, --from that makes a better one."
         )
-    if yes:
-        note(f"{what}.")
-    elif not sys.stdin.isatty():
-        raise click.UsageError(f"{what}: there is nobody to ask; allow it with --yes.")
-    else:
-        click.confirm(f"{what}; go on?", abort=True, err=True)
+    ask_for(what, yes)
 
 
 def _show(plan: Plan, found: Found) -> None:

@@ -119,6 +119,17 @@ def unseen_typing() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
+def ask_for(work: str, is_allowed: bool) -> None:
+    """Tells what a long piece of work will take and asks whether to begin, unless `is_allowed` (`--yes`). Raises
+    click.Abort on a no, click.UsageError if there is nobody to ask."""
+    if is_allowed:
+        note(f"{work}.")
+    elif not sys.stdin.isatty():
+        raise click.UsageError(f"{work}: there is nobody to ask; allow it with --yes.")
+    else:
+        click.confirm(f"{work}; go on?", abort=True, err=True)
+
+
 class Bar:
     """A progress bar on stderr; nothing at all where stderr is no terminal."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +45,19 @@ class Plan:
     layers: tuple[int, int, int]
     """Layers of the target whose inputs the head reads."""
     n_bytes_disk: int
+    """About what texts, states and checkpoint take in `folder`."""
     n_bytes_memory: int
+    """About what target, head and optimiser take."""
 
     @property
     def folder(self) -> Path:
-        """What is kept until the head is done, so that the same command goes on."""
+        """What is kept until the head is done, so that the same command resumes."""
         return self.output.with_name(self.output.name + ".work")
+
+    @property
+    def origin(self) -> Path:
+        """The file in `folder` that tells what a training was made from; there from its beginning on."""
+        return self.folder / "made_from.json"
 
 
 def plan_head(
@@ -81,7 +88,8 @@ def plan_head(
     Raises:
         ValueError: the target or a file cannot be used, or an argument is out of range.
         IncompatibleDraftError: no head can read this target's layers.
-        OutputError: the output exists, or its folder cannot be written to or is too full.
+        OutputError: the output exists and is not an interrupted training's, or its folder cannot be written to or is
+            too full.
         ImportError: PyTorch or gguf is missing.
     """
     if missing := [name for name in ("torch", "gguf") if importlib.util.find_spec(name) is None]:
@@ -104,11 +112,11 @@ def plan_head(
 
     n_embd = TargetFile(path).n_embd
     n_bytes = n_tokens * (6 * n_embd + 120) + 60 * n_embd * n_embd * 12
-    require_free(out, force)
     plan = Plan(
         path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
         licence, layers_of(info.n_layer), n_bytes, bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
+    require_free(out, force or plan.origin.exists())
     require_writable(plan.folder)
     require_space(plan.folder, n_bytes, "make room, or write to another disk with --output")
     return plan
@@ -126,6 +134,3 @@ def _prompts(path: str | os.PathLike[str] | None) -> Mapping[str, Iterator[str]]
     for prompt in read_prompts(path):
         by_kind.setdefault(prompt.category or "prompt", []).append(prompt.turns[0])
     return {kind: iter(of) for kind, of in by_kind.items()}
-
-
-__all__: Sequence[str] = ["KINDS", "Plan", "layers_of", "plan_head"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,12 +112,11 @@ def train_head(
 def _require_same(plan: Plan) -> str:
     """That what is in the folder was made from this target and these layers. Returns the target's fingerprint."""
     made_from = {"target": fingerprint(plan.target), "layers": list(plan.layers), "texts": str(plan.texts)}
-    path = plan.folder / "made_from.json"
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != made_from:
+    if plan.origin.exists() and json.loads(plan.origin.read_text(encoding="utf-8")) != made_from:
         raise DataError(
             f"{plan.folder} holds the training of another target or other texts; remove it, or choose another output."
         )
-    path.write_text(json.dumps(made_from), encoding="utf-8")
+    plan.origin.write_text(json.dumps(made_from), encoding="utf-8")
     return str(made_from["target"])
 
 
@@ -200,7 +200,8 @@ N_MEASURED = 6
 
 
 def _measure(plan: Plan, texts: Sequence[Text], tell: Tell, settings: dict[str, Any]) -> tuple[float, float] | None:
-    """Tokens per second without and with the head, governed, behind prompts that were not learned from."""
+    """Tokens per second without and with the head, governed, behind prompts that were not learned from; None if the
+    answers are too few or too short."""
     from pyfly_cpp.heads.fit import HELD_OUT
 
     prompts = [text.tokens[: text.n_prompt] for text in texts[HELD_OUT // 2 :: HELD_OUT]][:N_MEASURED]
@@ -212,6 +213,5 @@ def _measure(plan: Plan, texts: Sequence[Text], tell: Tell, settings: dict[str, 
             for i, prompt in enumerate(prompts):
                 tell(f"measuring {'with' if drafter else 'without'} the head", i / len(prompts))
                 llm.create_completion(prompt, max_tokens=96, temperature=0.0)
-            stats = llm.stats
-            speeds.append(stats.committed / max(stats.seconds_decode, 1e-9))
-    return speeds[0], speeds[1]
+            speeds.append(llm.stats.tokens_per_second)
+    return None if math.isnan(sum(speeds)) else (speeds[0], speeds[1])

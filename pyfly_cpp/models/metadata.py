@@ -19,6 +19,10 @@ TARGET_KEY = "pyfly.target.fingerprint"
 """Where the file of a head that pyfly-cpp has trained names its target: by its `fingerprint`."""
 
 
+_ENDS = 1 << 22
+"""Bytes at each end of a file that its fingerprint covers."""
+
+
 @contextlib.contextmanager
 def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
     """The model as llama.cpp sees it without its weights: a llama_model, with what `params` sets.
@@ -67,6 +71,3 @@ def fingerprint(path: Path) -> str:
         file.seek(max(0, n - _ENDS))
         digest.update(file.read(_ENDS))
     return digest.hexdigest()
-
-
-_ENDS = 1 << 22

@@ -17,12 +17,15 @@ from pyfly_cpp.heads import plan_head, train_head
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.states import read_states, row_type, write_states
 from pyfly_cpp.heads.texts import Text
-
-pytest.importorskip("torch")
-pytest.importorskip("gguf")
+from pyfly_cpp.machine.files import OutputError
 
 ONE = {"n_threads": 1, "n_threads_batch": 1}
 QUIET = {"n_ctx": 512, "verbose": False, **ONE}
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def test_states_are_those_of_the_target_and_are_resumed(tiny_target, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_head_is_trained_found_and_drafts(tiny_target, texts, tmp_path):
+def test_a_head_is_trained_found_and_drafts(torch, tiny_target, texts, tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     target = folder / "target.gguf"
@@ -82,7 +85,7 @@ def test_a_head_is_trained_found_and_drafts(tiny_target, texts, tmp_path):
     said = []
     found = train_head(plan, log=said.append, measure=False, **ONE)
     assert len(said) <= 8
-    assert found.acceptance[0] > 0.3
+    assert found.acceptance[0] > 0.6  # the linear map alone: under 0.4
     found_again = train_head(plan, log=said.append, measure=False, **ONE)  # nothing is left to do
     assert found_again == found
     beside = next(companions(target))
@@ -97,7 +100,36 @@ def test_a_head_is_trained_found_and_drafts(tiny_target, texts, tmp_path):
     assert stats.matched / stats.drafted > 0.05
 
 
-def test_what_is_wrong_is_said_before_any_work(tiny_target, texts, tmp_path):
+@pytest.mark.slow
+def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
+    torch, tiny_target, tmp_path, monkeypatch
+):
+    """The first run is killed when the head is the linear map: there is an output, and no checkpoint yet."""
+    out, options = tmp_path / "head.gguf", {"n_tokens": 4000, "hours": 0.2}
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    plan = plan_head(tiny_target, out, **options)
+    with monkeypatch.context() as patched:
+        patched.setattr("pyfly_cpp.heads.fit.Fit.learn", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_head(plan, **ONE)
+    written = Text.read(plan.folder / "texts.jsonl")
+    assert sum(len(text.tokens) for text in written) >= 4000
+    assert {text.kind for text in written} == set(built_in()) and all(text.n_prompt > 0 for text in written)
+    with closing(FlyLlama(tiny_target, drafter=Eagle3(out), **QUIET)) as llm:
+        assert llm("Question: Dora has 4 books", max_tokens=4)["choices"]
+    found = train_head(plan_head(tiny_target, out, **options), **ONE)
+    assert Text.read(plan.folder / "texts.jsonl") == written
+    assert found.acceptance[0] > 0.55
+    assert found.speeds is not None and all(speed > 0 for speed in found.speeds)
+    (tmp_path / "mine.gguf").write_text("of another kind", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"mine\.gguf exists"):
+        plan_head(tiny_target, tmp_path / "mine.gguf", **options)
+
+
+def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, texts, tmp_path):
     out = tmp_path / "head.gguf"
     with pytest.raises(ValueError, match="at least 2000 tokens"):
         plan_head(tiny_target, out, n_tokens=10)
