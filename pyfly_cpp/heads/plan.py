@@ -14,7 +14,7 @@ from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.texts import in_turn
-from pyfly_cpp.machine.files import require_free, require_gguf, require_space, require_writable
+from pyfly_cpp.machine.files import require_free, require_gguf, require_space
 from pyfly_cpp.machine.memory import bytes_of_model
 
 KINDS = ("q8_0", "q4_0", "f16")
@@ -86,14 +86,13 @@ def plan_head(
         force: Overwrite the output.
 
     Raises:
-        ValueError: the target or a file cannot be used, or an argument is out of range.
+        ValueError: the target or a file cannot be used, an argument is out of range, or PyTorch or gguf is missing.
         IncompatibleDraftError: no head can read this target's layers.
         OutputError: the output exists and is not an interrupted training's, or its folder cannot be written to or is
             too full.
-        ImportError: PyTorch or gguf is missing.
     """
     if missing := [name for name in ("torch", "gguf") if importlib.util.find_spec(name) is None]:
-        raise ImportError(f'{" and ".join(missing)} not installed; run: pip install "pyfly-cpp[train]".')
+        raise ValueError(f"training a head needs {' and '.join(missing)}; run `pip install 'pyfly-cpp[train]'`.")
     if not n_tokens >= LEAST_TOKENS or not hours > 0:
         raise ValueError(f"a head needs at least {LEAST_TOKENS} tokens and some time; raise --tokens or --hours.")
     if kind not in KINDS:
@@ -117,8 +116,7 @@ def plan_head(
         licence, layers_of(info.n_layer), n_bytes, bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_free(out, force or plan.origin.exists())
-    require_writable(plan.folder)
-    require_space(plan.folder, n_bytes, "make room, or write to another disk with --output")
+    require_space(out.absolute().parent, n_bytes, "make room, or write to another disk with --output")
     return plan
 
 

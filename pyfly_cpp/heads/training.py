@@ -17,7 +17,7 @@ from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import OutputError, only_writer
+from pyfly_cpp.machine.files import OutputError, only_writer, require_writable
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
 
 N_PASSES = 8
@@ -74,6 +74,7 @@ def train_head(
     tell, log = tell or (lambda what, done: None), log or (lambda line: None)
     settings = {"verbose": False, **arguments}
     begun = time.monotonic()
+    require_writable(plan.folder)
     with only_writer(plan.folder / "lock"):
         print_of_target = _require_same(plan)
         texts = _texts(plan, begun, tell, settings)
