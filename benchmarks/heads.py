@@ -105,7 +105,7 @@ def measure(name: str, target: str, drafter: Drafter, tool: Sequence[str] | None
         if tool is not None:
             n_silent += not run_tool(tool, prompt, rows["llama.cpp"])
     print(f"{name}, {Path(target).name}, {len(prompts)} prompts x {args.tokens} tokens, K={args.k}:")
-    print(f"  {'':10} {'drafted':>8} {'accepted':>9} {'of them':>9} {'per round':>10} {'tokens/s':>10}")
+    print(f"  {'':10} {'drafted':>8} {'accepted':>9} {'of them':>9} {'per step':>10} {'tokens/s':>10}")
     for side, totals in rows.items():
         if totals.tokens:
             print(f"  {side:10} {totals}")
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=ROOT / "tests" / "data" / "half_documents.jsonl")
     parser.add_argument("--n", type=int, default=30, help="prompts (default 30)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens for each prompt (default 96)")
-    parser.add_argument("--k", type=int, default=3, help="tokens drafted in a round (default 3)")
+    parser.add_argument("--k", type=int, default=3, help="tokens drafted in a step (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="threads (default 1, best for the tiny models)")
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
     python benchmarks/seeds.py --model MODEL [--draft DRAFT] [-n 48] [--seeds 8] [--threads N]
 
 Three prompts, each with so many seeds, are answered plainly, with prompt lookup, and with the draft model (by default
-the model itself), at most four drafts a round: with the default sampling, and with temperature 1.5 without truncation;
+the model itself), at most four drafts per step: with the default sampling, and with temperature 1.5 without truncation;
 with llama.cpp's kernels and with ours.
 """
 

@@ -6,7 +6,7 @@
 Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. With
 --draft, both also draft with it: ours governed, llama.cpp's with each fixed length of --drafts. Way after way serves
 the same prompts, and another begins each time. Tokens per second are of the whole turn, prompts included; both servers
-may keep what prompts share. A token's time is when its event arrives: tokens of one round arrive together, so times
+may keep what prompts share. A token's time is when its event arrives: tokens of one step arrive together, so times
 between tokens are given as the mean and the 95th percentile of the longest wait within an answer.
 """
 

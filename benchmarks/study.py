@@ -205,7 +205,7 @@ def chunks(items: Mapping[str, Sequence[Item]], size: int) -> Iterator[tuple[str
 
 
 def read_rule(text: str, k: int | None) -> Decoding:
-    """A rule as a setting; k: tokens a round where the rule does not say, None: governed. Raises ValueError."""
+    """A rule as a setting; k: tokens per step where the rule does not say, None: governed. Raises ValueError."""
     if text in SHIPPED or text.endswith(".json"):
         setting = replace(load_preset(text).setting(), adaptive=None)
     else:
@@ -339,7 +339,7 @@ class Compared:
 
     @property
     def rounds(self) -> Interval:
-        """Tokens a round over exact's."""
+        """Tokens per step over exact's."""
         counts = [[one["stats"][key] for one in pair for key in ("committed", "rounds")] for pair in self.pairs]
         return bootstrap(counts, ratio_of_ratios, [line["group"] for line in self.mine])
 
@@ -392,7 +392,7 @@ def report(args: argparse.Namespace) -> None:
         for name in conditions["names"].values()
         if (one := compare([line for line in lines if line["part"] in members], name)) is not None
     ]
-    how = "governed" if conditions["k"] is None else f"{conditions['k']} drafts a round"
+    how = "governed" if conditions["k"] is None else f"{conditions['k']} drafts per step"
     seeds = sorted({line["seed"] for line in lines})
     print(
         f"{conditions['model']['file']}, {conditions['drafter']}, {how}, {conditions['parallel']} at once, temperature "
@@ -432,7 +432,7 @@ def answer_cells(one: Compared) -> list[str]:
     ]  # fmt: skip
 
 
-SPEED = ("tokens/s", "x exact", "x plain", "tokens a round", "x exact's", "rounds drafted, %")
+SPEED = ("tokens/s", "x exact", "x plain", "tokens per step", "x exact's", "steps drafted, %")
 
 
 def speed_cells(one: Compared) -> list[str]:
@@ -474,7 +474,7 @@ def main() -> None:
     )
     one.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items")
-    one.add_argument("--k", type=int, default=8, help="tokens drafted in a round (default 8)")
+    one.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
     one.add_argument("--governed", action="store_true", help="the governor says how many, as shipped")
     one.add_argument("--parallel", type=int, default=1, help="texts at once (default 1)")
     one.add_argument("--race", type=int, metavar="N", help="drop what surely loses after N items of code and maths")

@@ -103,7 +103,7 @@ void Batch::end(int32_t slot, size_t n_keep) {
 
 void Batch::want(int32_t slot, int32_t n_room) {
     if (n_room < 1) {
-        throw Error(PYFLY_STATUS_INVALID, "a round needs room for at least one token");
+        throw Error(PYFLY_STATUS_INVALID, "a step needs room for at least one token");
     }
     text(slot).n_room = n_room;
 }

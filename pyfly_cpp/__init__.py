@@ -9,7 +9,7 @@ Both take
   `Margin` and `Fuzzy` are not;
 - a `Window`: the condition under which a mismatch that the gate let pass stands.
 
-`Decoding` is these and the draft length as one value, `load_preset` reads one from a file. `verify` judges a round on
+`Decoding` is these and the draft length as one value, `load_preset` reads one from a file. `verify` judges a step on
 arrays, without a model. `kernels` also gives a plain `llama_cpp.Llama` our kernels.
 
 All errors at run time are a `PyflyError`; a wrong argument is a `ValueError`. `pyfly_cpp.errors` has the others.

@@ -268,7 +268,7 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
         ({"logits": np.zeros((2, 3)), "draft": [0], "protected": {7}}, "protected token 7"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "eog": {7}}, "end token 7"),
         ({"logits": np.array([["a"]]), "draft": []}, "array of numbers"),
-        ({"logits": np.zeros((2, 3)), "draft": [0], "window": Window(across_rounds=True)}, "one round"),
+        ({"logits": np.zeros((2, 3)), "draft": [0], "window": Window(across_rounds=True)}, "one step"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": "margn:0.3"}, "Did you mean 'margin'"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "draft_logits": np.zeros((2, 3))}, r"shape \[1, 3\]"),
         ({"logits": np.zeros((2, 3)), "draft": [0], "gate": Fuzzy("js", 0.1)}, "give draft_logits"),

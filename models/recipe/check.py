@@ -49,7 +49,7 @@ class Generation:
     tokens: list[int]
     """The prompt's tokens, then the new ones."""
     drafts: list[tuple[int, list[int]]]
-    """For every round with a draft: how many of the tokens it followed, and what was drafted."""
+    """For every step with a draft: how many of the tokens it followed, and what was drafted."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Acceptance:
 
     def __str__(self) -> str:
         share = self.accepted / max(self.drafted, 1)
-        return f"{self.accepted} of {self.drafted} drafts accepted, {share:.1%}; {self.tokens_per_round:.2f} per round"
+        return f"{self.accepted} of {self.drafted} drafts accepted, {share:.1%}; {self.tokens_per_round:.2f} per step"
 
 
 def check_logits(path: Path, model: Llama | Qwen35, texts: list[str], tokenize: Callable[[str], list[int]]) -> Check:

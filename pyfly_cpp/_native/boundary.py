@@ -67,7 +67,7 @@ def _reported(status: int, error: Any) -> BaseException:
 
 
 def check(call: Callable[..., int], *arguments: Any) -> None:
-    """Calls a function of pyfly.h and raises what it reports. Not by way of `failure`: every round passes here."""
+    """Calls a function of pyfly.h and raises what it reports. Not by way of `failure`: every step passes here."""
     error = ffi.new("pyfly_error *")
     status = call(*arguments, error)
     if status != lib.PYFLY_OK:

@@ -1,4 +1,4 @@
-"""What needs no model: verification of one round on arrays, and what is being written in a text."""
+"""What needs no model: verification of one step on arrays, and what is being written in a text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verify(
     given_away: float,
     seed: int,
 ) -> tuple[list[RawDecision], list[int]]:
-    """One round, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
+    """One step, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
     draft_array = tokens("draft", draft)
     n_draft = draft_array.shape[0]
     rows = floats("logits", logits, (n_draft + 1, None))

@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of decoding; 0 if nothing was decoded after the first round."""
+        """Speed of decoding; 0 if nothing was decoded after the first step."""
         return self.result.decode_tokens / self.result.decode_seconds if self.result.decode_seconds > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _by_depth(results: Sequence[Generated]) -> tuple[float, ...]:
 
 
 def _split(results: Sequence[Generated]) -> dict[str, float]:
-    """Seconds of everything but the prompt. The first round's draft is included, as in `Stats`."""
+    """Seconds of everything but the prompt. The first step's draft is included, as in `Stats`."""
     parts = {name: sum(getattr(r.stats, f"seconds_{name}") for r in results) for name in SPLIT}
     whole = sum(r.seconds_prompt + r.decode_seconds - r.stats.seconds_prefill for r in results)
     if whole <= 0:

@@ -114,8 +114,8 @@ class Load:
     first_token: tuple[float, float]
     """Seconds from the beginning of a request, which did not wait for a place, to its first token: p50, p95."""
     between_tokens: tuple[float, float]
-    """Seconds between what a reader gets and what he gets next, of one text: p50, p95. Tokens of one round come
-    together and are one. NaN if no text had two rounds."""
+    """Seconds between what a reader gets and what he gets next, of one text: p50, p95. Tokens of one step come
+    together and are one. NaN if no text had two steps."""
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

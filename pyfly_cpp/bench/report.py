@@ -22,7 +22,7 @@ Cells = tuple[list[str], list[list[str]]]
 
 def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
     """Head and body of the table of speeds. `chat`: the setting of chats."""
-    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "accepted", "loose",
+    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/step", "accepted", "loose",
             "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
     names = {name: f"{short} (as in chat)" if name == chat else short for name, short in names.items()}
@@ -80,7 +80,7 @@ def throughput_cells(loads: Sequence[Load]) -> Cells:
     fewest = min(load.n_parallel for load in loads)
     head = [
         "setting", "at once", "tokens/s of all [95 %]", f"x {fewest} at once", "x plain [95 %]", "x exact [95 %]",
-        "tokens/round", "same text", "prompt tokens/s",
+        "tokens/step", "same text", "prompt tokens/s",
     ]  # fmt: skip
     names = short_names(load.summary.setting for load in loads)
     body = [
@@ -148,7 +148,7 @@ def page(title: str, facts: Sequence[str], tables: Sequence[Cells], note: str) -
 
 
 NOTE = (
-    "Speed is decoding without the prompt and the first round, total tokens over total seconds; settings took turns "
+    "Speed is decoding without the prompt and the first step, total tokens over total seconds; settings took turns "
     "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they do not hold for other machines, "
     "models or prompts."
 )
@@ -157,7 +157,7 @@ NOTE = (
 PARALLEL_NOTE = (
     "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many texts "
     "ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: until a "
-    "reader gets more; the tokens of one round come together. Numbers and settings took turns on blocks of prompts. "
+    "reader gets more; the tokens of one step come together. Numbers and settings took turns on blocks of prompts. "
     "Intervals: 95 %, percentile bootstrap over prompts."
 )
 

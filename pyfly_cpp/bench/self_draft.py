@@ -5,7 +5,7 @@ each candidate is made, drafts for the target on a few bundled prompts, and is t
 
     speed(k) = (1 + A(1) + ... + A(k)) / (C(k + 1) + D(k)),    plain: 1 / C(1)
 
-with A(i) the share of rounds in which its first i drafts were right, C(n) the time of a batch of n tokens of the
+with A(i) the share of steps in which its first i drafts were right, C(n) the time of a batch of n tokens of the
 target, D(k) that of k drafts. The best k counts; the governor finds it again while decoding.
 """
 
@@ -32,7 +32,7 @@ from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.models.metadata import metadata, open_metadata
 
 DEPTH = 6
-"""Tokens that candidates draft in a round."""
+"""Tokens that candidates draft in a step."""
 
 MAX_TOKENS = 48
 """The longest answer."""
@@ -101,9 +101,9 @@ class Trial:
     target_ms: float
     """Milliseconds of a token of the target, decoded plainly."""
     acceptance: tuple[float, ...]
-    """Share of rounds whose first 1, 2, ... drafts were right."""
+    """Share of steps whose first 1, 2, ... drafts were right."""
     draft_max: int
-    """The best number of tokens in a round."""
+    """The best number of tokens in a step."""
     speed: float
     """Expected tokens per second with that number."""
 

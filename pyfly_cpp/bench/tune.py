@@ -243,7 +243,7 @@ def tune(
     first = once([setting for setting in first_settings(words) if _fits(generator, setting)])
     run("1/3 drafter and K", first)
     start = best(first).setting
-    # Under "agree" a mismatch can stand only if W positions of its round follow it.
+    # Under "agree" a mismatch can stand only if W positions of its step follow it.
     size = min(6, max(0, _draft_max(generator, start) - 2))
     windows = (Window(rule="reconverge"), Window(rule="agree", size=size))
     tried = [replace(start, gate=gate, window=w) for gate in GATES for w in windows]

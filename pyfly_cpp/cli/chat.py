@@ -394,7 +394,7 @@ class Chat:
         note(f"{counted(n_turns, 'answer')} in this conversation; since the start: {stats.summary()}")
         if stats.rounds:
             note(
-                f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of round "
+                f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of step "
                 f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
             )
             if stats.loose_by_region:

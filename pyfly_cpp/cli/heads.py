@@ -84,7 +84,7 @@ def _ask(plan: Plan, yes: bool) -> None:
 def _show(plan: Plan, found: Trained) -> None:
     for kind, shares in sorted(found.by_kind.items()):
         right = " ".join(f"{share:.2f}" for share in shares)
-        click.echo(f"{kind}: right at depth 1, 2, 3: {right}; {1 + sum(shares):.2f} tokens a step")
+        click.echo(f"{kind}: right at depth 1, 2, 3: {right}; {1 + sum(shares):.2f} tokens per step")
     if found.speeds is not None:
         plain, drafted = found.speeds
         click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")

@@ -195,7 +195,7 @@ _OPTIONS: list[Declared] = [
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "
              "[default: adaptive unless --draft-max, or a preset with a drafter, sets the length]"),
-    drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a round (K); 0 decodes plainly."),
+    drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a step (K); 0 decodes plainly."),
     *MEMORY_OPTIONS,
     acceptance("--window", metavar="WORDS", type=WINDOW,
                help="Condition under which a mismatch stands: agree:W or reconverge:W, tail=N, across or in-round; "

@@ -3,7 +3,7 @@
 On the command line it is called a setting, and written `plain`, `exact`, `"entropy:0.3 agree:4 k=8 lookup"`: a gate
 and, in any order, words for what else it fixes:
 `agree[:W]` or `reconverge[:W]` (the window's rule and size), `tail=N`, `across` or `in-round`, `k=N` (tokens drafted in
-a round), `adaptive` (the governor chooses drafter and length of every round, K at most, as in `chat`) or `no-adaptive`,
+a step), `adaptive` (the governor chooses drafter and length of every step, K at most, as in `chat`) or `no-adaptive`,
 and the drafter: `lookup`, one with `[:FILE]` (`draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark`) or `both` (quotes
 around a FILE with spaces).
 What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
@@ -46,7 +46,7 @@ class Decoding:
     window: Window | None = None
     """The condition under which a deferred mismatch stands; None: the gate's own."""
     draft_max: int | None = None
-    """Tokens in a round (K), >= 0; 0 decodes plainly. None: the drafter's own."""
+    """Tokens in a step (K), >= 0; 0 decodes plainly. None: the drafter's own."""
     drafter: Any = None
     """A word of `drafters.WORDS`, with `:FILE` after it if the word takes one; `"none"`; `"auto"` (chosen
     for the model); a drafter, or several. None: the default of whoever decodes."""

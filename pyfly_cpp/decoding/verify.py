@@ -1,4 +1,4 @@
-"""Verification of one round of drafted tokens, on numpy arrays and without a model.
+"""Verification of one step of drafted tokens, on numpy arrays and without a model.
 
 The same C++ as in generation: for experiments, other runtimes, and the conformance tests.
 """
@@ -48,7 +48,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of one round."""
+    """The result of one step."""
 
     n_accepted: int
     """Length of the accepted prefix of the draft."""
@@ -85,7 +85,7 @@ def verify(
     answered: npt.ArrayLike | None = None,
     eog: Iterable[int] = frozenset(),
 ) -> Verification:
-    """Verifies one round.
+    """Verifies one step.
 
     Args:
         logits: float32 [K+1, V], the target's rows; row i is its distribution for draft token i, row K for the bonus.
@@ -94,19 +94,19 @@ def verify(
         draft: int [K], the drafted tokens; K may be 0.
         gate: The rule for mismatches.
         window: The condition for mismatches; by default the FLy paper's window, for every gate, since there is only
-            one round. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
+            one step. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row, or the draws of `Stochastic`.
         draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
             those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
             (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
             temperature and put -inf where tokens are cut off.
-        n_answered: Tokens of the answer before this round, >= 0, for guards; without effect if `answered` is given.
-        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the round itself, deferred
+        n_answered: Tokens of the answer before this step, >= 0, for guards; without effect if `answered` is given.
+        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the step itself, deferred
             tokens count as given away.
-        seed: 0..2**64-1, for the draws of `Stochastic` and rFSD; two rounds need two seeds to be independent.
+        seed: 0..2**64-1, for the draws of `Stochastic` and rFSD; two steps need two seeds to be independent.
         regions: The region of each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
-        answered: int [n_answered], the tokens of the answer before this round, for `NoRepeat`.
+        answered: int [n_answered], the tokens of the answer before this step, for `NoRepeat`.
         eog: Token ids that end a text; protected as well. Nothing is emitted after one, and a window that is still
             open there does not hold.
 
@@ -123,7 +123,7 @@ def verify(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an integer in 0..2**64-1, not {seed!r}.")
     if window.across_rounds:
-        raise ValueError("verify() judges one round; leave the window's across_rounds at None or False.")
+        raise ValueError("verify() judges one step; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
     before = answered, n_answered, given_away
     for region in regions or ():

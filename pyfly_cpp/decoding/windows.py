@@ -17,13 +17,13 @@ class WindowRule(NamedTuple):
     """What the word of a rule stands for. The decisions are made in `csrc/window.cpp`."""
 
     across_rounds: bool
-    """Whether its windows outlive their round, unless they say otherwise."""
+    """Whether its windows outlive their step, unless they say otherwise."""
     needed: Callable[[int, bool], int]
-    """From W, and whether the window may outlive its round: the drafts that must follow a mismatch in its round."""
+    """From W, and whether the window may outlive its step: the drafts that must follow a mismatch in its step."""
 
 
 RULES = {
-    # Across rounds the bonus comes before the next draft, which W = 1 does not reach.
+    # Across steps the bonus comes before the next draft, which W = 1 does not reach.
     "agree": WindowRule(False, lambda size, across: 0 if across and size > 1 else size),
     "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
 }
@@ -42,17 +42,17 @@ class Window:
     """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand immediately."""
 
     rule: str = "agree"
-    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across rounds, to which the
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across steps, to which the
     target adds tokens of its own, at least one is drafted, and all drafted ones match. `"reconverge"`: one drafted
-    position among the next W matches; before a round without a draft, undecided mismatches are rejected. Agree suits
+    position among the next W matches; before a step without a draft, undecided mismatches are rejected. Agree suits
     long drafts (K > W), reconverge short ones (K <= W)."""
 
     tail: int | None = None
-    """The last `tail` positions of a round are strict, >= 0. None: as many as the rule needs. The FLy reference code
+    """The last `tail` positions of a step are strict, >= 0. None: as many as the rule needs. The FLy reference code
     with `win_len` L is `Window(size=L - 1, tail=L)`."""
 
     across_rounds: bool | None = None
-    """Whether an undecided mismatch survives its round as provisional: kept in the caches, withheld from the caller,
+    """Whether an undecided mismatch survives its step as provisional: kept in the caches, withheld from the caller,
     taken back if its window breaks. None: False for agree, True for reconverge."""
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Window:
 
     @property
     def n_strict(self) -> int:
-        """The last positions of a round at which no mismatch can stand, >= 0."""
+        """The last positions of a step at which no mismatch can stand, >= 0."""
         return max(RULES[self.rule].needed(self.size, self.outlives_round), self.tail or 0)
 
     def config(self) -> tuple[int, str, int, bool]:

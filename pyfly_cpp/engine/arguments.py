@@ -54,7 +54,7 @@ def require_attribute(kind: type, name: str) -> None:
 
 
 def require_fitting(draft_max: int | None, n_batch: int) -> None:
-    """Raises ValueError unless a batch of n_batch tokens holds a round of draft_max."""
+    """Raises ValueError unless a batch of n_batch tokens holds a step of draft_max."""
     if draft_max is not None and draft_max > n_batch - 1:
         raise ValueError(
             f"draft_max is {draft_max}, but a batch of n_batch = {n_batch} tokens holds the last token and at "
@@ -63,7 +63,7 @@ def require_fitting(draft_max: int | None, n_batch: int) -> None:
 
 
 def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:
-    """Most tokens in a round with this drafter: what was asked for, of all or of this one, or else what it says, as far
+    """Most tokens in a step with this drafter: what was asked for, of all or of this one, or else what it says, as far
     as a batch of n_batch holds them."""
     asked = getattr(drafter, "draft_max", None) if asked is None else asked
     k: int = getattr(drafter, "draft_most", 10) if asked is None else asked

@@ -1,4 +1,4 @@
-"""Logits processors: the caller's Python functions, called from within a native round."""
+"""Logits processors: the caller's Python functions, called from within a native step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_cpp.llama import LogitsProcessorList
 class Processors:
     """The caller's logits processors, shown the tokens before the very row they work on.
 
-    The base class shows them its evaluated tokens, which during a round is not the history of the row. What a processor
+    The base class shows them its evaluated tokens, which during a step is not the history of the row. What a processor
     raises cannot pass through C; it is kept for whoever steps the text.
     """
 

@@ -32,7 +32,7 @@ class Governor:
     acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
-    """Rounds with a draft length of 0, 1, 2, ... since the drafters were set."""
+    """Steps with a draft length of 0, 1, 2, ... since the drafters were set."""
 
     @classmethod
     def of(cls, state: GovernorState, drafters: Sequence[str]) -> Governor:
@@ -69,22 +69,22 @@ class Stats:
     drafted: int = 0
     """Tokens proposed to the target."""
     committed: int = 0
-    """Tokens given out for good, an end-of-text token included. Tokens that the last round accepted after the end of
+    """Tokens given out for good, an end-of-text token included. Tokens that the last step accepted after the end of
     the answer (a stop string, a limit) do not count, except while the generation is running, and in a `FlyBatch`."""
     matched: int = 0
     """Committed tokens that were drafted and are the target's own choice."""
     loose_accepted: int = 0
     """Committed tokens that were drafted and loosely accepted instead of the target's choice."""
     beginnings: int = 0
-    """First rounds: one of each answer. Their time is in `seconds_prefill`."""
+    """First steps: one of each answer. Their time is in `seconds_prefill`."""
     committed_first: int = 0
-    """Committed tokens of first rounds."""
+    """Committed tokens of first steps."""
     rejected_gate: int = 0
     """Mismatches rejected by the gate."""
     rejected_window: int = 0
     """Deferred mismatches whose window broke."""
     rejected_boundary: int = 0
-    """Mismatches rejected because the window could not be decided before the end of the round."""
+    """Mismatches rejected because the window could not be decided before the end of the step."""
     rejected_safety: int = 0
     """Mismatches rejected because of a protected or forbidden token, one that cannot be taken, or one that the gate
     would take although it is as good as impossible (2^32 times less likely than the most probable one)."""
@@ -93,7 +93,7 @@ class Stats:
     rolled_back: int = 0
     """Tokens taken back by them."""
     window_fallbacks: int = 0
-    """Windows across rounds that fell back to their round (rejected at its end), because the model's memory (sliding
+    """Windows across steps that fell back to their step (rejected at its end), because the model's memory (sliding
     window, recurrent state) could not have come back to their mismatch later."""
     prefilled: int = 0
     """Prompt tokens evaluated."""
@@ -101,9 +101,9 @@ class Stats:
     """Tokens evaluated again because the model's memory had to go back further than needed."""
     checkpoints: int = 0
     """Copies that were made of a recurrent state, to come back to: one for a prompt, for a draft that is deeper than
-    its snapshots, and for a mismatch whose window outlives its round."""
+    its snapshots, and for a mismatch whose window outlives its step."""
     drafted_at_depth: tuple[int, ...] = ()
-    """Drafted tokens by their place in the round's draft, the first one first."""
+    """Drafted tokens by their place in the step's draft, the first one first."""
     accepted_at_depth: tuple[int, ...] = ()
     """Committed drafts (matched or loose), likewise."""
     accepted_by_drafter: tuple[tuple[str, int], ...] = ()
@@ -123,7 +123,7 @@ class Stats:
     mean_margin_rejected: float = math.nan
     """The same of rejected mismatches; NaN if none was measured (`Exact()` measures none)."""
     seconds_prefill: float = 0.0
-    """Prompt processing, the first round's batch included."""
+    """Prompt processing, the first step's batch included."""
     seconds_catch_up: float = 0.0
     """The part of these in which draft models and heads evaluated the prompt."""
     seconds_draft: float = 0.0
@@ -137,7 +137,7 @@ class Stats:
 
     @property
     def mean_accepted(self) -> float:
-        """Committed tokens per round, bonus included (the paper's tau); NaN before the first round."""
+        """Committed tokens per step, bonus included (the paper's tau); NaN before the first step."""
         return self.committed / self.rounds if self.rounds else math.nan
 
     @property
@@ -152,7 +152,7 @@ class Stats:
 
     @property
     def acceptance_at_depth(self) -> tuple[float, ...]:
-        """Accepted / drafted tokens by their place in the round's draft."""
+        """Accepted / drafted tokens by their place in the step's draft."""
         return tuple(a / d for a, d in zip(self.accepted_at_depth, self.drafted_at_depth) if d)
 
     @property
@@ -162,7 +162,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed behind the first round; NaN for fewer than 16 tokens or two rounds, which tell nothing of it.
+        """Speed behind the first step; NaN for fewer than 16 tokens or two steps, which tell nothing of it.
         In a `FlyBatch`, by the share that a request has of the common batches."""
         n = self.committed - self.committed_first
         is_enough = n >= _LEAST_TOKENS and self.rounds - self.beginnings >= _LEAST_ROUNDS and self.seconds_decode > 0
@@ -170,7 +170,7 @@ class Stats:
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds of reading a prompt, to the end of the first round; mean of all answers, NaN before the first."""
+        """Seconds of reading a prompt, to the end of the first step; mean of all answers, NaN before the first."""
         return self.seconds_prefill / self.beginnings if self.beginnings else math.nan
 
     def as_dict(self) -> dict[str, object]:
@@ -216,7 +216,7 @@ class Stats:
         """A table, for notebooks."""
         rate = self.tokens_per_second
         rows = {
-            "tokens": f"{self.committed} in {counted(self.rounds, 'round')}",
+            "tokens": f"{self.committed} in {counted(self.rounds, 'step')}",
             "tokens per second": "–" if math.isnan(rate) else f"{rate:.1f}",
             "time to first token": f"{self.time_to_first_token:.2f} s",
             "drafts accepted": f"{self.matched + self.loose_accepted} of {self.drafted}",
@@ -229,12 +229,12 @@ class Stats:
         """One line for people."""
         if not self.rounds:
             return "no tokens yet"
-        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'round')}"]
+        parts = [f"{counted(self.committed, 'token')} in {counted(self.rounds, 'step')}"]
         if self.beginnings == 1:
             parts.append(f"first after {self.time_to_first_token:.1f} s")
         if not math.isnan(self.tokens_per_second):
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
-        parts.append(f"{self.mean_accepted:.2f} tokens per round")
+        parts.append(f"{self.mean_accepted:.2f} tokens per step")
         if self.drafted:
             parts.append(f"{self.acceptance:.0%} of {self.drafted} drafts accepted")
         if self.loose_accepted:
@@ -246,8 +246,8 @@ class Stats:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did (`Request.log_rounds`). A provisional token counts as drafted in its own round; as matched or
-    loose, and as committed, in the one that decides on it. Tokens of the last round after the end of the answer are
+    """What one step did (`Request.log_rounds`). A provisional token counts as drafted in its own step; as matched or
+    loose, and as committed, in the one that decides on it. Tokens of the last step after the end of the answer are
     counted here, unlike in `Stats`."""
 
     committed: int
@@ -275,11 +275,11 @@ class Record:
     choice: int
     """The target's choice here; equals `token` unless loose."""
     depth: int
-    """1-based place in its round's draft; 0 for the target's own."""
+    """1-based place in its step's draft; 0 for the target's own."""
     reason: str
     """`"match"`, `"loose"`; for the target's own token, the reason why the draft was rejected here, or `"bonus"`."""
     round: int
-    """Which round of the generation produced it, from 0."""
+    """Which step of the generation produced it, from 0."""
     entropy: float
     """Entropy of the target's row, nats: of its top n if the gate measures that, else of the whole row."""
     margin: float

@@ -66,7 +66,7 @@ def make_page(
     numbers = [
         ("tokens", str(len(records))),
         ("rounds", str(stats.rounds)),
-        ("tokens per round", _number(stats.mean_accepted)),
+        ("tokens per step", _number(stats.mean_accepted)),
         ("drafted, accepted", f"{stats.drafted}, {_number(100 * stats.acceptance, 0)} %"),
         ("loosely accepted", f"{stats.loose_accepted}, {_number(100 * stats.loose_rate, 1)} % of the tokens"),
         ("mean margin of loose tokens", f"{_number(stats.mean_margin_loose)} nats"),
@@ -136,7 +136,7 @@ def _tokens(
 
 
 def _what(record: Record, has_draft: bool) -> str:
-    """How a token was produced. `has_draft`: something of the same round stands before it."""
+    """How a token was produced. `has_draft`: something of the same step stands before it."""
     if record.origin == "matched":
         return "drafted, and the target's choice"
     if record.origin == "loose":

@@ -1,6 +1,6 @@
 """One prompt, one setting, one measured generation: what evaluation, benchmark and tuning have in common.
 
-Speed is that of decoding: the tokens after the first round over the seconds after it. The first round's batch also
+Speed is that of decoding: the tokens after the first step over the seconds after it. The first step's batch also
 holds the end of the prompt, so it is charged to neither; and since the prompt is not timed, settings that are measured
 on one prompt may share its KV cache. A caller that forgets to look at the prompt's cost finds it in `seconds_prompt`.
 """
@@ -65,18 +65,18 @@ class Generated:
     finish: str
     """`"eog"`, `"stop"`, `"length"` (max_tokens) or `"context"` (full)."""
     seconds_prompt: float
-    """Until the first round's tokens were there."""
+    """Until the first step's tokens were there."""
     decode_tokens: int
-    """Tokens after the first round, an end-of-text token included."""
+    """Tokens after the first step, an end-of-text token included."""
     decode_seconds: float
     """Until the last of them was there."""
     stats: Stats
-    """Counters of this generation, its first round included."""
+    """Counters of this generation, its first step included."""
     records: tuple[Record, ...] = ()
     """With trace, one for each token, an end-of-text token included."""
     rounds: tuple[Round, ...] = ()
     arrivals: tuple[float, ...] = ()
-    """When the tokens of each round came, which come together: seconds of wall time after the beginning."""
+    """When the tokens of each step came, which come together: seconds of wall time after the beginning."""
 
 
 class Generator:

@@ -171,7 +171,7 @@ def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, u
 
 _FACTORS = {"x plain [95 %]": "plain", "x exact [95 %]": BASELINE}
 """Columns, and the setting that they compare with."""
-_SPEED = ("tokens/s [95 %]", *_FACTORS, "tokens/round", "loose", "tokens")
+_SPEED = ("tokens/s [95 %]", *_FACTORS, "tokens/step", "loose", "tokens")
 """Columns that are not about quality."""
 
 
@@ -179,7 +179,7 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
     """Head and body of the table, as texts; without the factors over a setting that did not run."""
     head = [
         "setting", f"{table.criterion}", f"{table.criterion}, % [95 %]", "recovery [95 %]", "harmful / helpful", "p",
-        "same text", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/round", "loose", "loops", "tokens",
+        "same text", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/step", "loose", "loops", "tokens",
     ]  # fmt: skip
     body = []
     short = short_names(row.setting for row in table.rows)
@@ -247,7 +247,7 @@ def notes(table: Table) -> list[str]:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
         out.append(f"Also, {name}: {parts}.")
     out.append(
-        "Speed is decoding without the prompt and the first round, total tokens over total seconds. Intervals: 95 %, "
+        "Speed is decoding without the prompt and the first step, total tokens over total seconds. Intervals: 95 %, "
         "Wilson for shares, percentile bootstrap over items otherwise."
     )
     return out

@@ -109,7 +109,7 @@ def bootstrap(
 
 
 def ratio(sums: Floats) -> Floats:
-    """Column 0 over column 1: accuracy, tokens per second, tokens per round, ..."""
+    """Column 0 over column 1: accuracy, tokens per second, tokens per step, ..."""
     return np.asarray(sums[..., 0] / sums[..., 1])
 
 

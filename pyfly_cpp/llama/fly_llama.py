@@ -1,11 +1,11 @@
 """`FlyLlama`: a `llama_cpp.Llama` that generates speculatively.
 
 A subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrained` are the base class's own. It
-replaces `generate` (the native rounds of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
+replaces `generate` (the native steps of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
 its text), and saving and loading of states.
 
 Here are the settings, the start of a generation, and its results; the model and its context are in `guarded_llama.py`,
-completions in `completions.py`, the loop around the rounds in `generation.py`, the native objects in `decoder.py`.
+completions in `completions.py`, the loop around the steps in `generation.py`, the native objects in `decoder.py`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class FlyLlama(CompletingLlama):
                 `drafter_reason` has the reason.
             gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: What a deferred mismatch needs to stand, or its written form ("reconverge:6"); None: the gate's own.
-            draft_max: Tokens in a round (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
-            adaptive: Let the governor choose drafter and draft length (0 included) for every round, by their costs
+            draft_max: Tokens in a step (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
+            adaptive: Let the governor choose drafter and draft length (0 included) for every step, by their costs
                 and gains (docs/governor.md). False: the first drafter that proposes something, at full length;
                 exactly reproducible. None: the governor, unless a `draft_max` is set, here or in a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the
@@ -256,7 +256,7 @@ class FlyLlama(CompletingLlama):
 
     @property
     def draft_max(self) -> int:
-        """Most tokens in a round (K). Assigning None hands the decision back to the drafter, or to the governor."""
+        """Most tokens in a step (K). Assigning None hands the decision back to the drafter, or to the governor."""
         return max(self.draft_lengths(self._decoding), default=0)
 
     @draft_max.setter
@@ -275,7 +275,7 @@ class FlyLlama(CompletingLlama):
         return self.decoder.batch.measure()
 
     def draft_lengths(self, decoding: Decoding) -> list[int]:
-        """Most tokens that each drafter proposes in a round of such a request."""
+        """Most tokens that each drafter proposes in a step of such a request."""
         return [draft_max_of(d, decoding.draft_max, self.n_batch) for d in require_drafters(self._decoding.drafter)]
 
     def _drafting(self) -> list[tuple[Drafter, int]]:

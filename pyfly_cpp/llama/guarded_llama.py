@@ -90,7 +90,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             model_path: Path of the GGUF file.
             has_own_head: Load the MTP head of the file, too.
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
-                within a round is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
+                within a step is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
             rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
                 n_gpu_layers says otherwise.

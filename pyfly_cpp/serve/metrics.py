@@ -67,8 +67,8 @@ class _OfBatch(Collector):
         yield CounterMetricFamily("pyfly_drafted_tokens", "Tokens that were proposed.", stats.drafted)
         text = "Proposed tokens that prompt lookup found in earlier answers, and that were right."
         yield CounterMetricFamily("pyfly_accepted_from_answers", text, stats.accepted_from_answers)
-        yield CounterMetricFamily("pyfly_rounds", "Rounds that were verified.", stats.rounds)
+        yield CounterMetricFamily("pyfly_rounds", "Steps that were verified.", stats.rounds)
         text = "Tokens of prompts that were evaluated, and not known already."
         yield CounterMetricFamily("pyfly_prefilled_tokens", text, stats.prefilled)
-        yield GaugeMetricFamily("pyfly_mean_accepted", "Tokens per round, of all rounds.", stats.mean_accepted)
+        yield GaugeMetricFamily("pyfly_mean_accepted", "Tokens per step, of all steps.", stats.mean_accepted)
         yield GaugeMetricFamily("pyfly_loose_rate", "Share of loosely accepted tokens.", stats.loose_rate)

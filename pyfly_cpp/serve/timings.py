@@ -46,7 +46,7 @@ class Timings:
         self._n_tokens = piece.n_tokens
         stats = piece.stats
         if stats is not None:
-            # The last token of a prompt goes with the first round, and is not counted.
+            # The last token of a prompt goes with the first step, and is not counted.
             self._n_cached = max(0, self._progress.n_all - 1 - stats.prefilled)
             if stats.drafted:
                 self._drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.matched + stats.loose_accepted}

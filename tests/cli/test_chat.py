@@ -48,7 +48,7 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert "draft model tiny-llama-draft-f16.gguf guesses" in result.err and "a draft was given" in result.err
     assert "gate: margin:0.3, window: reconverge:6\n" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
-    lines = [line for line in result.err.splitlines() if "tokens per round" in line]
+    lines = [line for line in result.err.splitlines() if "tokens per step" in line]
     assert len(lines) == 2  # one for each answer, about that answer
     assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
 
@@ -92,7 +92,7 @@ def test_commands(run):
     assert "gate: exact" in result.err
     assert "1 answer in this conversation" in result.err
     assert "forgotten" in result.err
-    assert result.err.count("tokens per round") == 2
+    assert result.err.count("tokens per step") == 2
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_question_with_a_slash(run):
 
 def test_backslash_continues_a_line(run):
     both = chat(run, "--show-drafts", stdin="Tom has\\\n3 apples.\n")
-    assert both.err.count("tokens per round") == 1
+    assert both.err.count("tokens per step") == 1
 
 
 def talk_of(run, tmp_path, stdin, *arguments):
@@ -371,7 +371,7 @@ def test_a_long_conversation_forgets_its_oldest_turns_and_says_so(run):
     assert result.code == 0
     assert "outgrown the context of 256 tokens" in result.err
     assert "/reset" in result.err
-    assert result.err.count("tokens per round") == 8
+    assert result.err.count("tokens per step") == 8
 
 
 def test_a_message_that_cannot_fit(run):
@@ -570,10 +570,10 @@ def test_terminal_binary_garbage(terminal, tmp_path):
     t.wait_for(PROMPT)
     os.write(t.master, b"\x1b[200~caf\xe9 \xff\x00\x9b\xed\xa0\x80 end\x1b[201~\r")
     t.wait_for("is not valid UTF-8")
-    t.wait_for("tokens per round")
+    t.wait_for("tokens per step")
     t.wait_for(PROMPT)
     t.send("and now?\r")
-    t.wait_for("tokens per round")
+    t.wait_for("tokens per step")
     t.wait_for(PROMPT)
     t.send("\x04")
     assert t.process.wait(timeout=10) == 0
@@ -585,7 +585,7 @@ def test_terminal_several_lines_and_history(terminal, tmp_path):
     t = terminal("-n", "5")
     t.wait_for(PROMPT)
     t.send("one\\\rtwo\x1b\rthree\r")
-    t.wait_for("tokens per round")
+    t.wait_for("tokens per step")
     t.wait_for(PROMPT)
     t.send("\x04")
     assert t.process.wait(timeout=10) == 0
@@ -600,7 +600,7 @@ def test_typing_while_an_answer_comes(terminal):
     t.send(f"{QUESTION}\r")
     t.wait_for_answer()
     t.send("/stats \rTYPED")
-    t.wait_for("tokens per round")
+    t.wait_for("tokens per step")
     assert "/stats" not in t.seen[: t.at].split(QUESTION)[-1]
     t.wait_for("1 answer in this conversation")
     t.wait_for("TYPED")

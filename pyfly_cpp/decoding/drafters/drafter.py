@@ -63,7 +63,7 @@ class Host:
     target: Callable[[], _native.LlamaTarget]
     """Opens the target, if it is not yet."""
     draft_max: int
-    """Most tokens that the drafter will be asked for in a round."""
+    """Most tokens that the drafter will be asked for in a step."""
     has_own_head: bool
     """Whether the target was loaded with the MTP head of its file."""
     settings: Mapping[str, int]
@@ -92,7 +92,7 @@ class OwnDrafter:
     path_fields: ClassVar[tuple[str, ...]] = ()
     """Further fields that name files: a path, or several."""
     draft_max: int | None = None
-    """Tokens in a round (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
+    """Tokens in a step (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
     the governor just as many."""
     draft_most: int
     """Default longest draft: draft models 8, heads 3, heads that draft blocks 15, prompt lookup `num_pred_tokens`."""

@@ -38,7 +38,7 @@ class PromptLookup(OwnDrafter):
     options = (
         Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, 4),
         Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, 2),
-        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a round.", None, 10),
+        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a step.", None, 10),
         Option(
             "lookup_tokens",
             "memory",
@@ -57,7 +57,7 @@ class PromptLookup(OwnDrafter):
     with the most tokens wins."""
 
     num_pred_tokens: int = 10
-    """Most tokens in a round (K), >= 1."""
+    """Most tokens in a step (K), >= 1."""
 
     match: str = "latest"
     """Which occurrence in the request's own text: `"latest"`, the latest that agrees with the most tokens, or

@@ -91,7 +91,7 @@ class Margin(Gate):
 
     @property
     def window(self) -> Window:
-        """That of the llama.cpp variant: it gains with short drafts, in whose rounds `agree` cannot hold."""
+        """That of the llama.cpp variant: it gains with short drafts, in whose steps `agree` cannot hold."""
         return Window(rule="reconverge")
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ class Stochastic(AtOnce):
     """
 
     block: bool = False
-    """Block verification: the drafts of a round are accepted together. Also lossless, with no fewer tokens per round in
+    """Block verification: the drafts of a step are accepted together. Also lossless, with no fewer tokens per step in
     expectation. Logits processors then see drafts that may be taken back. Source: Sun et al. 2024 (arXiv 2403.10444),
     algorithm 2."""
 

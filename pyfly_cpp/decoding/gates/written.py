@@ -156,21 +156,21 @@ def require_window_for(gate: Gate, window: Window | None) -> Window | None:
 
 
 def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
-    """Why rounds of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
+    """Why steps of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
     where one can be, and where none is wanted: with a lossless gate, or without drafts."""
     n, k = window.n_strict, draft_max
     if gate.is_lossless or k < 1 or n < k:
         return None
     drafts = "1 draft" if k == 1 else f"{k} drafts"
-    strict = "the last position of a round is" if n == 1 else f"the last {n} positions of a round are"
-    change = f"draft at least {n + 1} tokens a round"
+    strict = "the last position of a step is" if n == 1 else f"the last {n} positions of a step are"
+    change = f"draft at least {n + 1} tokens per step"
     if n == window.tail:
         change += f" or lower the window's tail to {k - 1}"
     else:
         shorter = f"a window of at most {k - 1} or one" if k > 1 else "a window"
-        change += f", or choose {shorter} across rounds, such as {Margin().window}"
+        change += f", or choose {shorter} across steps, such as {Margin().window}"
     return (
-        f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a round "
+        f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a step "
         f"has at most {drafts}; {change}."
     )
 

@@ -53,7 +53,7 @@ function showTip(span) {
   line(`margin ${number(record.margin)} nats, entropy ${number(record.entropy)} nats` +
     (record.logprob == null ? "" : `, probability ${number(100 * Math.exp(record.logprob), 1)}%`));
   if (record.rejected?.length) line("rejected here: ", element("b", "", record.rejected.map(visible).join(" ")), ` (${record.reason})`);
-  line(`round ${record.round + 1}` + (record.depth ? `, depth ${record.depth}` : ""));
+  line(`step ${record.round + 1}` + (record.depth ? `, depth ${record.depth}` : ""));
   if (span.classList.contains("parts")) line("the answers part here");
   tip.hidden = false;
   const at = span.getClientRects()[0];
