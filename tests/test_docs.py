@@ -30,7 +30,8 @@ NOT_RUN = {
     "docs/heads.md": 2,  # llama.cpp's converter; hours
     "docs/rpc.md": 4,  # needs RPC; compiles
     "docs/serving.md": 1,  # installs
-    "docs/deploying.md": 2,  # docker, lm_eval
+    "docs/clients.md": 1,  # lm_eval
+    "docs/deploying.md": 1,  # docker
     "benchmarks/results/qwen2.5-coder-1.5b.md": 3,  # hours
 }
 """Blocks that no test runs. Their commands are parsed all the same."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.peer
 
 
 def table(results: dict[str, str]) -> str:
-    """What docs/serving.md shows of the results."""
+    """What docs/design/serving.md shows of the results."""
     lines = [
         "| llama.cpp's tests of | tests | pass | need its model | other reasons |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -47,4 +47,4 @@ def test_llama_cpps_own_tests(tmp_path):
     assert len(results) > 150
     surprises = {name: why or "passes" for name, why in results.items() if bool(why) != bool(reason_of(name))}
     assert not surprises
-    assert table(results) in (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), table(results)
+    assert table(results) in (ROOT / "docs" / "design" / "serving.md").read_text(encoding="utf-8"), table(results)
