@@ -19,7 +19,7 @@ from pyfly_cpp.models.named import resolve_model
 
 @click.group("heads", short_help="Train a head that drafts for a model.")
 def command() -> None:
-    """Heads: small models that read the target's hidden states and draft for it (docs/heads.md)."""
+    """Heads: small models that read the target's hidden states and draft for it (docs/training-heads.md)."""
 
 
 @command.command("train", epilog="Example: pyfly-cpp heads train target.gguf -o head.gguf")
