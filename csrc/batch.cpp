@@ -15,8 +15,8 @@ constexpr size_t worth_sharing = 16; // tokens of a common beginning that are wo
 } // namespace
 
 Batch::Batch(Model & target, const Vocabulary & vocabulary)
-    : target_(target), drafting_(target, vocabulary, texts_), evaluation_(target, texts_, drafting_),
-      n_chunk_(target.n_batch()) {
+    : target_(target), drafting_(target, vocabulary, texts_), evaluation_(target, texts_, drafting_, chunks_) {
+    chunks_.configure(target.n_batch(), 0);
     for (int32_t slot = 0; slot < target.n_sequences(); slot++) {
         texts_.push_back(
             {Sequence(target, vocabulary, slot, [this](const std::vector<Span> & s) { evaluation_.evaluate(s); })});
@@ -29,13 +29,16 @@ void Batch::require_idle() const {
     }
 }
 
-void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk) {
+void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk, int64_t us_chunk) {
     require_idle();
     if (n_chunk < 0) {
         throw Error(PYFLY_STATUS_INVALID, "n_chunk must be >= 0, not " + std::to_string(n_chunk));
     }
+    if (us_chunk < 0) {
+        throw Error(PYFLY_STATUS_INVALID, "us_chunk must be >= 0, not " + std::to_string(us_chunk));
+    }
     drafting_.configure(is_adaptive, std::move(drafters));
-    n_chunk_ = n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch();
+    chunks_.configure(n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch(), us_chunk);
 }
 
 int32_t Batch::find_slot(const int32_t * history, size_t n_history) const {
@@ -118,7 +121,7 @@ size_t Batch::n_with_round(const Text & t) const {
     if (t.sequence.n_rounds() == 0 && drafting_.drafts_behind_prompt(t)) {
         return 1;
     }
-    return static_cast<size_t>(delays_another(t) ? n_chunk_ : target_.n_batch());
+    return static_cast<size_t>(delays_another(t) ? chunks_.n() : target_.n_batch());
 }
 
 size_t Batch::n_left(int32_t slot) const {
@@ -148,7 +151,7 @@ const std::vector<Batch::Progress> & Batch::step() {
     }
     n_steps_++;
     std::vector<Text *> joining, rounds;
-    size_t n_chunk = static_cast<size_t>(n_chunk_); // what is left of it for prompts
+    size_t n_chunk = static_cast<size_t>(chunks_.n()); // what is left of it for prompts
     bool is_older_waiting = false;
     for (Text * t : texts) {
         t->failure = {};
@@ -168,8 +171,13 @@ const std::vector<Batch::Progress> & Batch::step() {
         const bool has_prompt = t->sequence.n_rounds() == 0 && delays_another(*t);
         if (t->sequence.n_left(has_prompt ? std::min(n_chunk, n_with_round(*t)) : n_with_round(*t)) > 0) {
             joining.push_back(t);
-        } else if (drafting_.n_behind(*t) > 0) {
-            drafting_.prepare(*t);
+        } else if (const size_t n_behind = drafting_.n_behind(*t); n_behind > 0) {
+            if (!delays_another(*t)) {
+                drafting_.prepare(*t, SIZE_MAX);
+            } else if (n_chunk > 0) {
+                drafting_.prepare(*t, std::max<size_t>(n_chunk, 2));
+                n_chunk -= std::min(n_chunk, n_behind);
+            }
         } else {
             t->is_prepared = true;
             rounds.push_back(t);

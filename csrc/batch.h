@@ -28,7 +28,7 @@ class Batch {
     Batch & operator=(const Batch &) = delete;
 
     // What all texts draft with, see pyfly_batch_configure. Throws Error(PYFLY_STATUS_INVALID) while one runs.
-    void configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk);
+    void configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk, int64_t us_chunk);
 
     int32_t n_slots() const { return static_cast<int32_t>(texts_.size()); }
     const Sequence & at(int32_t slot) const { return texts_[static_cast<size_t>(slot)].sequence; }
@@ -91,8 +91,8 @@ class Batch {
     Model & target_;
     std::vector<Text> texts_;
     Drafting drafting_;
+    PromptChunks chunks_;
     Evaluation evaluation_;
-    int32_t n_chunk_;
     int64_t n_begun_ = 0, n_steps_ = 0;
     bool has_freed_ = false; // a text ended since the last step
     std::vector<Progress> progress_;

@@ -54,7 +54,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 2;
+    return 3;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
@@ -221,7 +221,7 @@ pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config
         for (size_t i = 0; i < n_drafters; i++) {
             list.push_back({drafters[i].drafter->impl.get(), drafters[i].draft_max});
         }
-        batch->impl.configure(config->adaptive != 0, std::move(list), config->n_chunk);
+        batch->impl.configure(config->adaptive != 0, std::move(list), config->n_chunk, config->us_chunk);
     });
 }
 

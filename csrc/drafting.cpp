@@ -154,7 +154,7 @@ bool Drafting::drafts_behind_prompt(const Text & t) const {
 }
 
 // One batch of what a drafter has missed of the text. Returns how many tokens are left.
-size_t Drafting::catch_up(const Text & t, size_t drafter) {
+size_t Drafting::catch_up(const Text & t, size_t drafter, size_t n_most) {
     Drafter & d = *drafters_[drafter].drafter;
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const int64_t n_before = static_cast<int64_t>(d.n_behind(t.slot(), history));
@@ -162,7 +162,7 @@ size_t Drafting::catch_up(const Text & t, size_t drafter) {
     int64_t us = 0;
     {
         const Stopwatch stopwatch(us);
-        n_left = d.prepare(t.slot(), history);
+        n_left = d.prepare(t.slot(), history, n_most);
     }
     policy_->observe_catch_up(static_cast<int32_t>(drafter), n_before - static_cast<int64_t>(n_left),
                               static_cast<double>(us));
@@ -170,13 +170,13 @@ size_t Drafting::catch_up(const Text & t, size_t drafter) {
 }
 
 // One batch of what the first drafter that is behind has missed of the prompt.
-void Drafting::prepare(Text & t) {
+void Drafting::prepare(Text & t, size_t n_most) {
     int64_t us = 0;
     try {
         const Stopwatch stopwatch(us);
         for (size_t d = 0; d < drafters_.size(); d++) {
             if (n_behind(t, d) > 0) {
-                catch_up(t, d);
+                catch_up(t, d, n_most);
                 break;
             }
         }

@@ -53,8 +53,9 @@ class Drafting {
     // Whether the text's first draft has to wait until its prompt is evaluated.
     bool drafts_behind_prompt(const Text & text) const;
 
-    // One batch of what the first drafter that is behind has missed. A text stops where that fails.
-    void prepare(Text & text);
+    // One batch, of at most n_most >= 2 tokens, of what the first drafter that is behind has missed. A text stops where
+    // that fails.
+    void prepare(Text & text, size_t n_most);
 
     // A draft for each of these texts, in their order. A text stops where drafting fails for it.
     std::vector<Draft> draft(const std::vector<Text *> & texts);
@@ -85,7 +86,7 @@ class Drafting {
 
     int32_t n_running() const;
     size_t n_behind(const Text & text, size_t drafter) const;
-    size_t catch_up(const Text & text, size_t drafter);
+    size_t catch_up(const Text & text, size_t drafter, size_t n_most = SIZE_MAX);
     std::vector<Candidate> offer(Turns & turns);
     void choose(Turns & turns);
     void ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices);

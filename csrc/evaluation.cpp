@@ -30,6 +30,15 @@ size_t rows_of(const Plans & plans) {
     return n;
 }
 
+// Tokens of spans that are no rounds, or not only.
+size_t n_of_prompts(const Plans & plans) {
+    size_t n = 0;
+    for (const Plan & plan : plans) {
+        n += is_all_round(plan) ? 0 : plan.span.n;
+    }
+    return n;
+}
+
 } // namespace
 
 void Evaluation::evaluate(const std::vector<Span> & spans) {
@@ -67,6 +76,11 @@ void Evaluation::run(const Plans & plans) {
     if (is_telling && us) {
         parts_.observe(static_cast<double>(*us));
         drafting_.observe_target(static_cast<int32_t>(n_rows), static_cast<double>(*us));
+    }
+    if (us.value_or(0) > 0) {
+        const auto is_round = [](const Plan & plan) { return is_all_round(plan); };
+        const bool has_rounds = std::any_of(plans.begin(), plans.end(), is_round);
+        chunks_.observe(n_of_prompts(plans), has_rounds, static_cast<double>(*us));
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "drafting.h"
 #include "policy/parts.h"
+#include "policy/prompt_chunks.h"
 #include "text.h"
 
 namespace pyfly {
@@ -21,8 +22,8 @@ using Plans = std::vector<Plan>;
 class Evaluation {
   public:
     // All borrowed; a text for each of the target's sequences.
-    Evaluation(Model & target, std::vector<Text> & texts, Drafting & drafting)
-        : target_(target), texts_(texts), drafting_(drafting) {}
+    Evaluation(Model & target, std::vector<Text> & texts, Drafting & drafting, PromptChunks & chunks)
+        : target_(target), texts_(texts), drafting_(drafting), chunks_(chunks) {}
 
     // Evaluates spans in one batch and shows them to the drafters; throws Error.
     void evaluate(const std::vector<Span> & spans);
@@ -47,6 +48,7 @@ class Evaluation {
     Model & target_;
     std::vector<Text> & texts_;
     Drafting & drafting_;
+    PromptChunks & chunks_;
     BatchParts parts_;
 };
 

@@ -48,7 +48,7 @@ class Measuring {
             batch_.memory(slot).clear();
             for (const BatchDrafter & d : batch_.drafters()) {
                 if (d.drafter->can_be_measured()) {
-                    d.drafter->prepare(slot, other);
+                    d.drafter->prepare(slot, other, SIZE_MAX);
                 }
             }
         }
@@ -175,7 +175,7 @@ class Measuring {
             }
             const int64_t n_before = drafter.n_evaluated();
             const int64_t us_of_run = time([&] {
-                while (drafter.prepare(0, history) > 0) {
+                while (drafter.prepare(0, history, SIZE_MAX) > 0) {
                 }
             });
             const int64_t n = std::max<int64_t>(drafter.n_evaluated() - n_before, 1);

@@ -122,6 +122,34 @@ def test_prompts_that_join_delay_the_others_by_no_more_than_a_chunk(n_chunk, len
         assert n_steps <= sum(lengths) / n_chunk + len(lengths) + 1, "and no step is wasted"
 
 
+def test_chunks_are_as_long_as_steps_may_take():
+    """A microsecond: the shortest chunks; an hour: whole batches, once a chunk has shown that it takes less. Alone, a
+    prompt is read in whole batches."""
+    prompts = [[2, *([6] * 3000)], [3, *([6] * 3000)]]
+    found = {}
+    for us_chunk, most in ((1, 8), (3_600_000_000, 512)):
+        with ScriptedTarget(likes_five, N_VOCAB, 4096, 512, n_sequences=3) as target, Batch(target) as batch:
+            batch.configure(us_chunk=us_chunk)
+            alone, running, joining = batch.slots
+            running.begin([4, 5], *PLAIN)
+            batch.step()
+            joining.begin(prompts[1], *PLAIN)
+            chunks = []
+            while len(joining.history()) == len(prompts[1]):
+                before = joining.n_evaluated
+                assert batch.step()[0].n_records == 1
+                chunks.append(min(joining.n_evaluated, len(prompts[1]) - 1) - before)
+            assert max(chunks) == most and set(chunks[1:-1]) == {most}
+            found[us_chunk] = [slot.history().tolist() for slot in (running, joining)]
+            running.end()
+            joining.end()
+            alone.begin(prompts[0], *PLAIN)
+            batch.step()
+            assert alone.n_evaluated == 512
+    few, many = found.values()
+    assert few[1] == many[1] and few[0][: len(many[0])] == many[0]
+
+
 def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
     """Also where another text has evaluated what both begin with; and none are left of a step before."""
     prompt = [2, 3, 4, 5] * 10

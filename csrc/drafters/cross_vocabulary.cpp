@@ -46,9 +46,9 @@ size_t CrossVocabulary::n_behind(int32_t text, const std::vector<int32_t> & hist
     return tokens.empty() ? 0 : inner_->n_behind(text, tokens);
 }
 
-size_t CrossVocabulary::prepare(int32_t text, const std::vector<int32_t> & history) {
+size_t CrossVocabulary::prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
     const std::vector<int32_t> & tokens = sync(text, history).tokens();
-    return tokens.empty() ? 0 : inner_->prepare(text, tokens);
+    return tokens.empty() ? 0 : inner_->prepare(text, tokens, n_most);
 }
 
 // Tokens of its own to be drafted now: for what is asked for at first, then one after the other.

@@ -26,7 +26,7 @@ class CrossVocabulary : public Drafter {
                     std::unique_ptr<Drafter> inner);
 
     int32_t n_texts() const override { return inner_->n_texts(); }
-    size_t prepare(int32_t text, const std::vector<int32_t> & history) override;
+    size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
     double expected_cost() const override { return inner_->expected_cost(); }

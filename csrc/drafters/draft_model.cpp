@@ -95,12 +95,13 @@ size_t DraftModel::n_behind(int32_t text, const std::vector<int32_t> & history) 
 }
 
 // Everything but the last token, whose row starts the draft.
-size_t DraftModel::prepare(int32_t text, const std::vector<int32_t> & history) {
-    return catch_up({{text, history, 0}});
+size_t DraftModel::prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
+    return catch_up({{text, history, 0}}, n_most);
 }
 
-// At most one batch of each text. Returns how many tokens are left of the one that is furthest behind.
-size_t DraftModel::catch_up(const std::vector<Job> & jobs) {
+// At most one batch of each text, of at most n_most tokens. Returns how many tokens are left of the one that is
+// furthest behind.
+size_t DraftModel::catch_up(const std::vector<Job> & jobs, size_t n_most) {
     std::vector<int32_t> texts;
     size_t n_all = 0;
     for (const Job & job : jobs) {
@@ -117,7 +118,7 @@ size_t DraftModel::catch_up(const std::vector<Job> & jobs) {
     std::vector<TextMemories::Part> parts;
     for (const Job & job : jobs) {
         const size_t begin = memories_.end(job.text);
-        const size_t n = std::min(job.history.size() - 1 - begin, static_cast<size_t>(own_.n_batch()));
+        const size_t n = std::min({job.history.size() - 1 - begin, static_cast<size_t>(own_.n_batch()), n_most});
         if (n > 1) { // a single one goes with the last token, as after a fully accepted draft
             parts.push_back({job.text, job.history.data() + begin, n, n});
         }

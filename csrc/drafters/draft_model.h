@@ -26,7 +26,7 @@ class DraftModel : public Drafter {
     const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
     int32_t n_texts() const override { return memories_.n(); }
-    size_t prepare(int32_t text, const std::vector<int32_t> & history) override;
+    size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
@@ -52,7 +52,7 @@ class DraftModel : public Drafter {
     void warm_up();
     size_t n_new(const Job & job) const;
     void move_window(const Job & job, size_t n_ctx);
-    size_t catch_up(const std::vector<Job> & jobs);
+    size_t catch_up(const std::vector<Job> & jobs, size_t n_most = SIZE_MAX);
     void draft(std::vector<Job> & jobs);
     void take(Job & job, const float * row) const;
 

@@ -59,10 +59,10 @@ class Drafter {
     // Whether it drafts all tokens in one go, so that a token more costs little.
     virtual bool drafts_at_once() const { return false; }
 
-    // Catches up with at most one batch of `history`, so that a long prompt can be interrupted. Returns how many tokens
-    // are left to catch up with; call again until it is 0.
-    virtual size_t prepare(int32_t text, const std::vector<int32_t> & history) {
-        (void) text, (void) history;
+    // Catches up with at most one batch of `history`, of at most n_most >= 2 tokens, so that a long prompt can be
+    // interrupted. Returns how many tokens are left to catch up with; call again until it is 0.
+    virtual size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
+        (void) text, (void) history, (void) n_most;
         return 0;
     }
 

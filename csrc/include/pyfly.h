@@ -545,6 +545,8 @@ typedef struct pyfly_stats {
 typedef struct pyfly_batch_config {
     int32_t adaptive; /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
     int32_t n_chunk;  /* most prompt tokens in a step while other texts are in the middle of theirs, >= 1; 0: n_batch */
+    int64_t us_chunk; /* microseconds by which these may lengthen such a step, as measured: chunks are shorter then, 8
+                         tokens at least, or n_chunk; 0: no limit */
 } pyfly_batch_config;
 
 typedef struct pyfly_batch_drafter {

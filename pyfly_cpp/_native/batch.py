@@ -84,11 +84,17 @@ class Batch(Handle):
         self._n_progress = ffi.new("size_t *")
 
     def configure(
-        self, drafters: Sequence[tuple[Drafter, int]] = (), *, adaptive: bool = False, n_chunk: int = 0
+        self,
+        drafters: Sequence[tuple[Drafter, int]] = (),
+        *,
+        adaptive: bool = False,
+        n_chunk: int = 0,
+        us_chunk: int = 0,
     ) -> None:
-        """Sets what texts draft with, each drafter with its draft_max; not while one runs. An error changes nothing."""
+        """Sets what texts draft with, each drafter with its draft_max; not while one runs. An error changes nothing.
+        n_chunk, us_chunk: of prompts, as in `pyfly_batch_config`."""
         natives = ffi.new("pyfly_batch_drafter[]", [(drafter.pointer, k) for drafter, k in drafters])
-        config = ffi.new("pyfly_batch_config *", {"adaptive": int(adaptive), "n_chunk": n_chunk})
+        config = ffi.new("pyfly_batch_config *", {"adaptive": int(adaptive), "n_chunk": n_chunk, "us_chunk": us_chunk})
         check(lib.pyfly_batch_configure, self.pointer, config, natives, len(natives))
         self.drafters = list(drafters)
 

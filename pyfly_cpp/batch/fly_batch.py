@@ -27,7 +27,7 @@ from pyfly_cpp.engine.stepper import Stepped, Stepper
 from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.shared_llama import SharedLlama
-from pyfly_cpp.ranges import require_integer
+from pyfly_cpp.ranges import require_integer, require_number
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ class FlyBatch:
         n_ctx: int = 512,
         n_cells: int | None = None,
         n_chunk: int | None = None,
+        longest_pause: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Loads a model.
@@ -67,6 +68,9 @@ class FlyBatch:
                 not suffice, the newest request waits until another one has ended, and is evaluated again then.
             n_chunk: Most tokens of new prompts in one step, >= 1, so that they do not hold up running requests; None:
                 n_batch.
+            longest_pause: Seconds by which new prompts may lengthen a step while other requests are running, or as much
+                as it takes without them if that is more. Steps are timed, and prompts read in chunks as short as that
+                requires, though not shorter than 8 tokens. None: no limit.
             **kwargs: Arguments of `FlyLlama`. Gate, window, draft_max, trace and on_prefill are the defaults of
                 requests. Embeddings are not supported; logits_all is not needed and without
                 effect. flash_attn is on if the backend has it, unless it is False.
@@ -78,10 +82,14 @@ class FlyBatch:
         """
         if n_chunk is not None:
             require_integer("n_chunk", n_chunk, 1)
+        us_chunk = 0
+        if longest_pause is not None:
+            us_chunk = max(int(require_number("longest_pause", longest_pause, 3600) * 1e6), 1)
         self._llama = llama = SharedLlama(model_path, n_parallel, n_ctx, n_cells, **kwargs)
         lengths = llama.draft_lengths(llama.decoding)
         decoder, adaptive = llama.decoder, llama.adaptive
-        decoder.batch.configure(list(zip(decoder.drafters, lengths)), adaptive=adaptive, n_chunk=n_chunk or 0)
+        drafters = list(zip(decoder.drafters, lengths))
+        decoder.batch.configure(drafters, adaptive=adaptive, n_chunk=n_chunk or 0, us_chunk=us_chunk)
         self._stepper = Stepper(decoder, llama.n_ctx_of_text, llama.n_vocab(), adaptive, llama.close)
         self._seeding = threading.Lock()
         self._finalizer = weakref.finalize(self, self._stepper.close)

@@ -19,6 +19,7 @@ from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
 
+_LONGEST_PAUSE = 0.2  # seconds, by which a prompt holds up the next token of another request
 _MOST_KEYS_BYTES = 2**16
 _MOST_TEMPLATE_BYTES = 2**20
 _KEY = "PYFLY_API_KEY"
@@ -113,7 +114,7 @@ def command(
     bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
     try:
         n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
-        batch, _ = options.load(FlyBatch, n_parallel)
+        batch, _ = options.load(FlyBatch, n_parallel, longest_pause=_LONGEST_PAUSE)
         with batch:
             lookups = [part for part in require_drafters(batch.llama.drafter) if isinstance(part, PromptLookup)]
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):

@@ -372,6 +372,34 @@ def test_a_prompt_is_reported(plain):
     assert seen and seen[-1][0] <= seen[-1][1]
 
 
+def test_a_long_prompt_does_not_hold_up_a_running_text(tiny_target_f32, drafter):
+    """Between two steps of another text, target and draft model read a few tokens of it where a step may take twice as
+    long and no more, and batches of 512 where nothing says so. The answers are the same."""
+    found = {}
+    for longest_pause in (0, None):
+        options = {**EXACT, "n_ctx": 1024, "longest_pause": longest_pause}
+        with FlyBatch(tiny_target_f32, 2, drafter=drafter, adaptive=False, **options) as batch:
+            prompt = (batch.tokenize(PROMPTS[3].encode()) * 60)[:700]
+            n_read, seen = [0], []
+
+            def look(ids, scores, drafts=batch.llama.decoder.drafters[0], n_read=n_read, seen=seen):
+                seen.append((n_read[0], drafts.n_evaluated))
+                return scores
+
+            running = endless(batch, stream=True, logits_processor=LogitsProcessorList([look]))
+            next(iter(running))
+            joining = batch.submit(
+                prompt, on_prefill=lambda n, n_all, n_read=n_read: n_read.__setitem__(0, n), **GREEDY
+            )
+            answer = text_of(joining.result())
+            running.cancel()
+            by_target, by_draft = (max(b - a for a, b in zip(counts, counts[1:])) for counts in zip(*seen))
+            found[longest_pause] = by_target, by_draft, answer
+    assert 8 <= found[0][0] <= 128 and found[0][1] <= 128, found
+    assert found[None][0] == 512 <= found[None][1], found
+    assert found[0][2] == found[None][2]
+
+
 # ---- Handles ---------------------------------------------------------------------------------------------------------
 
 
@@ -528,6 +556,8 @@ def test_bad_requests(plain, options, kind, message):
         ({"n_ctx": 2**30}, "more than a cache can hold; lower n_ctx"),
         ({"n_cells": 100}, "n_cells must be an integer >= 256"),
         ({"n_chunk": 0}, "n_chunk must be"),
+        ({"longest_pause": -1}, "longest_pause must be"),
+        ({"longest_pause": "short"}, "longest_pause must be a number"),
         ({"embedding": True}, "use a FlyLlama with embedding=True"),
         ({"n_paralel": 2}, "FlyBatch has no argument 'n_paralel'. Did you mean 'n_parallel'"),
     ],

@@ -217,6 +217,7 @@ class World:
         self.n_ctx = rng.choice([60, 150, 400])
         self.n_batch = rng.choice([4, 8, 16, 64])
         self.n_chunk = rng.choice([0, 1, 3, 8, 64])
+        self.us_chunk = random.Random(f"chunk {seed}").choice([0, 0, 1, 100])
         most = self.n_ctx * self.n_slots
         self.n_cells = rng.choice([most, most, self.n_ctx, self.n_ctx * 3 // 2, self.n_ctx * 2 // 3])
         self.recurrent = (rng.choice([0, 2, 5]), rng.random() < 0.7) if rng.random() < 0.5 else None
@@ -257,6 +258,7 @@ class World:
                 [(drafter, self.draft_max) for drafter in self.drafters],
                 adaptive=self.is_adaptive,
                 n_chunk=self.n_chunk,
+                us_chunk=self.us_chunk,
             )
             yield batch
 
