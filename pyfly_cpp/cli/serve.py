@@ -50,6 +50,8 @@ _OPTIONS = [
                  help="Chat template in place of the model's own: in Jinja, or the name of one of llama.cpp's."),
     click.option("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
                  help="File of a chat template in Jinja."),
+    number("--reasoning-budget", kind=click.IntRange(-1), default=-1,
+           help="Most tokens of thoughts, unless a request sets its own; 0: none; -1: no limit."),
     click.option("--alias", metavar="NAME,...", type=WORDS,
                  help="Names of the model for clients; answers have the first.  [default: its file's]"),
     click.option("--tags", metavar="WORD,...", type=WORDS, help="Words about the model, which /v1/models shows."),

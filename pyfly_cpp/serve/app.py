@@ -18,11 +18,10 @@ from starlette.routing import Mount, Route
 from pyfly_cpp import __version__
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
-from pyfly_cpp.engine.prompting import Rendered
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, fingerprint
 from pyfly_cpp.serve.body import read_json
-from pyfly_cpp.serve.chat import Chat, render
+from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
@@ -31,6 +30,7 @@ from pyfly_cpp.serve.native import Infill, Native, settings_of
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import read_decoding, read_sampling, written
 from pyfly_cpp.serve.pages import Pages
+from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, guarded, refuse
 from pyfly_cpp.serve.service import Service
@@ -313,9 +313,8 @@ class _Routes:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
-        body = as_chat(await read_json(request, self._service.settings.limits, requests.CountRequest))
-        rendered = await asyncio.to_thread(render, self._service.model, body)
-        return JSONResponse({"input_tokens": len(rendered.tokens)})
+        body = await read_json(request, self._service.settings.limits, requests.CountRequest)
+        return JSONResponse({"input_tokens": len((await self._prompt(as_chat(body))).tokens)})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -330,16 +329,16 @@ class _Routes:
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template."""
-        rendered = await self._rendered(request)
-        return JSONResponse({"prompt": rendered.text or self._service.model.text(rendered.tokens, True)})
+        body = await read_json(request, self._service.settings.limits, requests.ChatRequest)
+        return JSONResponse({"prompt": (await self._prompt(body)).text})
 
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/chat/completions/input_tokens."""
-        return JSONResponse({"input_tokens": len((await self._rendered(request)).tokens)})
-
-    async def _rendered(self, request: Request) -> Rendered:
         body = await read_json(request, self._service.settings.limits, requests.ChatRequest)
-        return await asyncio.to_thread(render, self._service.model, body)
+        return JSONResponse({"input_tokens": len((await self._prompt(body)).tokens)})
+
+    async def _prompt(self, body: Mapping[str, Any]) -> ChatPrompt:
+        return await asyncio.to_thread(ChatPrompt, self._service.model, self._service.settings, body)
 
     async def props(self, _: Request) -> Response:
         """GET /props."""

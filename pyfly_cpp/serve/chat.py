@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.engine.prompting import Rendered
-from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.answers import Event, Shared
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.completions import joined
-from pyfly_cpp.serve.contents import read_content
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.thoughts import ThoughtReader, budget_processor, opened_by
-from pyfly_cpp.serve.tools import Call, Tools
+from pyfly_cpp.serve.thoughts import ThoughtReader, budget_processor
+from pyfly_cpp.serve.tools import Call
 
 
 class Chat(Shared):
@@ -29,51 +27,30 @@ class Chat(Shared):
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
-        self.tools = _tools(model, body)
-        self.is_older = bool(body.get("functions"))
-        """Whether the request speaks of functions, as it was done before tools."""
-        self.one_alone = self.is_older or body.get("parallel_tool_calls") is False or (
-            self.tools.choice == "required" and body.get("parallel_tool_calls") is None
-        )  # fmt: skip
-        grammar = read_format(body, body.get("response_format"), "response_format")
-        self.reads_calls = bool(self.tools.functions) and self.tools.choice != "none"
-        if self.tools.choice == "required":
-            if grammar is not None and grammar.kind == "gbnf":
-                raise bad_request("an answer cannot be a call and follow a grammar; leave one out.", "grammar")
-            grammar = self.tools.constraint(not self.one_alone)
-        elif self.reads_calls and grammar is not None:
-            self.reads_calls = grammar.kind == "schema"
-            grammar = grammar.or_else(self.tools.constraint(False)) if self.reads_calls else grammar
-        rendered = _render(model, self.tools, body)
-        self._verbose = {"__verbose": {"prompt": rendered.text}} if body.get("verbose") else {}
-        closing = opened_by(model.text(rendered.tokens[-16:], special=True))
-        budget = body.get("reasoning_budget_tokens")
-        budget = body.get("thinking_budget_tokens") if budget is None else budget
-        prompt = rendered.tokens
-        if closing is not None and (grammar is not None or budget == 0):  # there is no place for thoughts
-            prompt, closing = [*prompt, *model.tokenize(f"{closing}\n\n", add_bos=False)], None
-        self.closing = closing
-        """What ends the thoughts that the prompt has begun; None: it has begun none."""
-        self.reads_thoughts = body.get("reasoning_format") != "none" and grammar is None
+        self.prompt = prompt = ChatPrompt(model, settings, body)
+        self._verbose = {"__verbose": {"prompt": prompt.text}} if body.get("verbose") else {}
+        self.reads_thoughts = body.get("reasoning_format") != "none" and prompt.grammar is None
         max_tokens = self.most_tokens(settings.default_max_tokens)
         top = int(body.get("top_logprobs") or 0)
         if top and not body.get("logprobs"):
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
         self.order(
-            [prompt], max_tokens or None, rendered.stop, grammar, top if body.get("logprobs") else None,
-            processor=None if budget is None or budget < 0 or grammar is not None else self._budget(prompt, budget),
+            [prompt.tokens], max_tokens or None, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
+            processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
         )  # fmt: skip
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
-    def _budget(self, prompt: Sequence[int], budget: int) -> Any:
+    def _ending(self, budget: int) -> Any:
         """What ends thoughts after so many tokens."""
 
         def tokens(text: str) -> list[int]:
             return self.model.tokenize(text, add_bos=False)
 
-        kinds = [(opening, closing) for opening, closing in THOUGHTS if self.closing in (None, closing)]
-        openings = [tokens(opening) if self.closing is None else [] for opening, _ in kinds]
-        return budget_processor(len(prompt), budget, openings, [tokens(closing) for _, closing in kinds])
+        begun = self.prompt.closing
+        kinds = [(opening, closing) for opening, closing in THOUGHTS if begun in (None, closing)]
+        openings = [tokens(opening) if begun is None else [] for opening, _ in kinds]
+        closings = [tokens(closing) for _, closing in kinds]
+        return budget_processor(len(self.prompt.tokens), budget, openings, closings)
 
     def begin(self) -> Iterable[Event]:
         """Who speaks."""
@@ -90,42 +67,16 @@ class Chat(Shared):
         return {**self.response([choice.whole() for choice in self._choices]), **self._verbose}
 
 
-def render(model: Model, body: Mapping[str, Any]) -> Rendered:
-    """The prompt of a chat. Raises ApiError."""
-    return _render(model, _tools(model, body), body)
-
-
-def _tools(model: Model, body: Mapping[str, Any]) -> Tools:
-    functions = [tool["function"] for tool in body.get("tools") or []] + (body.get("functions") or [])
-    return Tools(functions, *read_choice(body, bool(functions)), model.template)
-
-
-def _render(model: Model, tools: Tools, body: Mapping[str, Any]) -> Rendered:
-    """The prompt of a chat. An answer that the messages end with is continued, unless the request forbids it. Raises
-    ApiError."""
-    messages, told = tools.prepare(read_messages(body["messages"]))
-    adds_prompt, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
-    if adds_prompt and continues:
-        raise bad_request("add_generation_prompt and continue_final_message exclude each other; leave one out.",
-                          "continue_final_message")  # fmt: skip
-    is_answered = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    if continues and not is_answered:
-        raise bad_request("continue_final_message needs a last message of the assistant's.", "continue_final_message")
-    if is_answered and (continues or (continues is None and adds_prompt is None)):
-        if len(messages) > 1 and messages[-2]["role"] == "assistant":
-            raise bad_request("the messages end with two of the assistant's; join them.", "messages")
-        return model.render(messages[:-1], told, read_template_arguments(body), behind=messages[-1]["content"])
-    return model.render(messages, told, read_template_arguments(body), adds_prompt=adds_prompt is not False)
-
-
 class _Choice:
     """One answer."""
 
     def __init__(self, owner: Chat, i: int) -> None:
         self._owner = owner
         self._i = i
-        self._reader = CallReader(owner.tools, owner.one_alone) if owner.reads_calls else None
-        self._thoughts = ThoughtReader(owner.closing) if owner.reads_thoughts else None
+        prompt = owner.prompt
+        self._is_older = prompt.is_older
+        self._reader = CallReader(prompt.tools, prompt.one_alone) if prompt.reads_calls else None
+        self._thoughts = ThoughtReader(prompt.closing, prompt.has_ended_thoughts) if owner.reads_thoughts else None
         self._thought: list[str] = []
         self._n_told: list[int] = []  # characters of the arguments of each call
         self._text: list[str] = []
@@ -164,9 +115,9 @@ class _Choice:
             if is_new or more:
                 own = call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
                 told_call = {"tool_calls": [{"index": n, **own}]}
-                yield _event(self._i, {"function_call": own["function"]} if self._owner.is_older else told_call)
+                yield _event(self._i, {"function_call": own["function"]} if self._is_older else told_call)
         if piece.finish is not None:
-            called = "function_call" if self._owner.is_older else "tool_calls"
+            called = "function_call" if self._is_older else "tool_calls"
             self._finish = called if calls and piece.finish == "stop" else piece.finish
             yield _event(self._i, {}, self._finish)
 
@@ -179,7 +130,7 @@ class _Choice:
         if self._reader is not None and self._reader.calls:
             message["content"] = text if text.strip() else None
             calls = [call_of(call) for call in self._reader.calls]
-            message.update({"function_call": calls[0]["function"]} if self._owner.is_older else {"tool_calls": calls})
+            message.update({"function_call": calls[0]["function"]} if self._is_older else {"tool_calls": calls})
         logprobs = None if self._logprobs is None else {"content": self._logprobs}
         out = {"index": self._i, "message": message, "logprobs": logprobs, "finish_reason": self._finish}
         return {**out, **joined(self._told)}
@@ -203,55 +154,3 @@ def _event(
 def call_of(call: Call) -> dict[str, Any]:
     """A call, as a message has it."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def read_template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template is told besides messages and tools."""
-    effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
-    if effort is not None:
-        out = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {}), **out}
-    if 0 in (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens")):
-        out = {"enable_thinking": False, **out}
-    return out
-
-
-def read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | None]:
-    """none, auto or required, and the name of the only function that may be called."""
-    choice = body.get("tool_choice") or body.get("function_call")
-    if isinstance(choice, dict):
-        return "required", choice["function"]["name"] if "function" in choice else choice["name"]
-    return choice or ("auto" if has_tools else "none"), None
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates take them: contents are texts, arguments of calls are objects. Raises ApiError."""
-    out = []
-    for i, message in enumerate(messages):
-        own = {key: value for key, value in message.items() if value is not None}
-        own["role"] = "system" if own["role"] == "developer" else own["role"]
-        own["content"] = read_content(message.get("content"), f"messages[{i}].content")
-        if own["role"] == "function":
-            own["role"] = "tool"
-        if own.get("function_call"):
-            own["tool_calls"] = [{"function": own.pop("function_call")}]
-        if "content" not in message and not own.get("tool_calls"):
-            raise bad_request(f"messages[{i}].content is missing.", f"messages[{i}].content")
-        if own.get("tool_calls"):
-            own["tool_calls"] = [
-                {**call, "type": "function",
-                 "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"), i)}}
-                for call in own["tool_calls"]
-            ]  # fmt: skip
-        out.append(own)
-    return out
-
-
-def _arguments(text: str | dict[str, Any] | None, i: int) -> Any:
-    if not isinstance(text, str):
-        return text or {}
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        raise bad_request(f"messages[{i}] has a call whose arguments are not JSON.", f"messages[{i}].tool_calls") \
-            from None  # fmt: skip
-    return value

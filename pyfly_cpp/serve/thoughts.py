@@ -13,9 +13,14 @@ from pyfly_cpp.engine.markers import THOUGHTS
 class ThoughtReader:
     """Splits an answer into its thoughts and what follows them, while it comes."""
 
-    def __init__(self, closing: str | None) -> None:
-        """`closing`: the marker that ends the thoughts that the prompt has begun; None: it has begun none."""
+    def __init__(self, closing: str | None, is_behind: bool = False) -> None:
+        """
+        Args:
+            closing: The marker that ends the thoughts that the prompt has begun; None: it has begun none.
+            is_behind: Whether the prompt has also ended them.
+        """
         self._closing = closing
+        self._is_behind = is_behind
         self._may_begin = closing is None
         self._held = ""
         self._is_at_edge = True  # blanks next to a marker belong to it
@@ -33,7 +38,7 @@ class ThoughtReader:
             else:
                 if any(opening.startswith(bare) for opening, _ in THOUGHTS):
                     return "", ""
-                self._may_begin = self._is_at_edge = False
+                self._may_begin, self._is_at_edge = False, self._is_behind
         thoughts = ""
         if self._closing is not None:
             before, mark, behind = self._held.partition(self._closing)

@@ -33,6 +33,7 @@ def test_the_region_think_has_the_same_markers(opening, closing):
         ("</think>", "\nSo.\n</think>\n\n<think> it", "So.", "<think> it"),
         ("</think>", "So", "So", ""),
         (None, "", "", ""),
+        (None, "\n\nIt is.", "", "\n\nIt is."),
     ],
 )
 def test_thoughts_are_told_apart(closing, answer, thoughts, text):
@@ -40,6 +41,12 @@ def test_thoughts_are_told_apart(closing, answer, thoughts, text):
         reader = ThoughtReader(closing)
         parts = [reader.add(answer[i : i + size]) for i in range(0, len(answer), size)] + [reader.end()]
         assert tuple(map("".join, zip(*parts))) == (thoughts, text)
+
+
+def test_blanks_behind_thoughts_that_the_prompt_has_ended_are_no_text():
+    reader = ThoughtReader(None, is_behind=True)
+    parts = [*map(reader.add, ("\n", "\nIt", " is.\n")), reader.end()]
+    assert parts == [("", ""), ("", "It"), ("", " is.\n"), ("", "")]
 
 
 def test_prompts_that_begin_thoughts():
@@ -93,6 +100,27 @@ def test_thoughts_of_an_answer(thinking):
     assert message(thinking, reasoning_effort="none", max_tokens=8, logit_bias=on) == without
     taken = thinking.post(PATH, messages=MESSAGES, chat_template_kwargs={"messages": []})
     assert taken.status_code == 400 and taken.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_thoughts_are_off_for_requests_that_say_nothing_of_them(thinking, tiny_target_f32):
+    """Also where the template begins thoughts whatever it is told; what is told of a prompt is what is evaluated."""
+    template = thinking.service.model.template
+    stubborn = template.replace("enable_thinking is not defined or enable_thinking", "true")
+    more = {"max_tokens": 40, "logit_bias": no_end(thinking.service.model.batch)}
+    for own, ending in ((template, "assistant: "), (stubborn, "<think>\n</think>")):
+        with running(thinking.service.model.batch, reasoning_budget=0, chat_template=own) as off:
+            assert "reasoning_content" not in message(off, **more)
+            prompt = off.post("/apply-template", messages=MESSAGES).json()["prompt"]
+            assert prompt.endswith(ending)
+            n = off.post("/v1/chat/completions/input_tokens", messages=MESSAGES).json()["input_tokens"]
+            assert n == off.post(PATH, messages=MESSAGES, **more).json()["usage"]["prompt_tokens"]
+            for asked in (
+                {"reasoning_budget_tokens": -1}, {"thinking_budget_tokens": 9},
+                {"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "high"},
+            ):  # fmt: skip
+                assert message(off, **asked, **more)["reasoning_content"]
+    with running(thinking.service.model.batch, reasoning_budget=12) as short:
+        assert message(short, **more) == message(thinking, reasoning_budget_tokens=12, **more)
 
 
 def test_thoughts_in_the_other_protocols(thinking):

@@ -37,7 +37,6 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         "speculative::test_with_and_without_draft", "speculative::test_synth_is_deterministic",
         "speculative::test_synth_ignores_target_tokens",
     ),
-    "thinking is not switched off for the whole server": ("template::test_reasoning[*-off-",),
     "a template that takes `functions` as a text": ("template::test_date_inside_prompt[fireworks-",),
     "the suite leaves it out": (
         "completion::test_cache_vs_nocache_prompt", "infill::test_with_qwen_model",

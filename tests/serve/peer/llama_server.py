@@ -49,7 +49,7 @@ def translated(given: list[str]) -> list[str]:
         elif flag == "--model-draft":
             drafts = ["--draft", next(flags), "--no-adaptive"]
         elif flag == "--reasoning":
-            out += ["--chat-template-kwargs", '{"enable_thinking": false}'] if next(flags) == "off" else []
+            out += ["--reasoning-budget", "0"] if next(flags) == "off" else []
         elif flag in _SWITCHES:
             out += [_SWITCHES[flag]] if _SWITCHES[flag] else []
         else:

@@ -1,0 +1,130 @@
+"""The prompt of a chat: what the model's template makes of messages and tools, and whether thoughts may follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyfly_cpp.engine.prompting import Rendered
+from pyfly_cpp.serve.answers import read_format
+from pyfly_cpp.serve.contents import read_content
+from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.thoughts import opened_by
+from pyfly_cpp.serve.tools import Tools
+
+
+class ChatPrompt:
+    """The prompt of a chat request, and what its answer is held to."""
+
+    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any]) -> None:
+        """Raises ApiError: the request cannot be served."""
+        functions = [tool["function"] for tool in body.get("tools") or []] + (body.get("functions") or [])
+        self.tools = Tools(functions, *_read_choice(body, bool(functions)), model.template)
+        self.is_older = bool(body.get("functions"))
+        """Whether the request speaks of functions, as it was done before tools."""
+        self.one_alone = self.is_older or body.get("parallel_tool_calls") is False or (
+            self.tools.choice == "required" and body.get("parallel_tool_calls") is None
+        )  # fmt: skip
+        """Whether an answer may have one call at most."""
+        self.grammar = read_format(body, body.get("response_format"), "response_format")
+        self.reads_calls = bool(self.tools.functions) and self.tools.choice != "none"
+        """Whether calls are looked for in the answer."""
+        if self.tools.choice == "required":
+            if self.grammar is not None and self.grammar.kind == "gbnf":
+                raise bad_request("an answer cannot be a call and follow a grammar; leave one out.", "grammar")
+            self.grammar = self.tools.constraint(not self.one_alone)
+        elif self.reads_calls and self.grammar is not None:
+            self.reads_calls = self.grammar.kind == "schema"
+            self.grammar = self.grammar.or_else(self.tools.constraint(False)) if self.reads_calls else self.grammar
+        told, self.budget = _read_thinking(body, settings.reasoning_budget)
+        """Most tokens of thoughts; None: no limit."""
+        rendered = _render(model, self.tools, body, told)
+        self.stop = rendered.stop
+        """Texts that end the answer, as the format says."""
+        self.tokens = rendered.tokens
+        self.text = rendered.text or model.text(rendered.tokens, special=True)
+        self.closing = opened_by(self.text)
+        """What ends the thoughts that the prompt has begun; None: it has begun none, or has ended them."""
+        is_unwanted = self.grammar is not None or self.budget == 0 or told.get("enable_thinking") is False
+        self.has_ended_thoughts = self.closing is not None and is_unwanted
+        if self.closing is not None and is_unwanted:
+            ended = self.closing if self.grammar is None else f"{self.closing}\n\n"  # a grammar may allow no blanks
+            self.tokens = [*self.tokens, *model.tokenize(ended, add_bos=False)]
+            self.text, self.closing = self.text + ended, None
+
+
+def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, Any], int | None]:
+    """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own where the
+    request says nothing of thoughts."""
+    effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
+    given = (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens"))
+    budget = next((n for n in given if n is not None), None)
+    if budget is None and effort is None and "enable_thinking" not in out:
+        budget = own_budget
+    if effort is not None:
+        out = {"reasoning_effort": effort, **out}
+    if effort == "none" or budget == 0:
+        out = {"enable_thinking": False, **out}
+    return out, None if budget is None or budget < 0 else budget
+
+
+def _read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | None]:
+    """none, auto or required, and the name of the only function that may be called."""
+    choice = body.get("tool_choice") or body.get("function_call")
+    if isinstance(choice, dict):
+        return "required", choice["function"]["name"] if "function" in choice else choice["name"]
+    return choice or ("auto" if has_tools else "none"), None
+
+
+def _render(model: Model, tools: Tools, body: Mapping[str, Any], more: Mapping[str, Any]) -> Rendered:
+    """An answer that the messages end with is continued, unless the request forbids it. Raises ApiError."""
+    messages, told = tools.prepare(_read_messages(body["messages"]))
+    adds_prompt, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
+    if adds_prompt and continues:
+        raise bad_request("add_generation_prompt and continue_final_message exclude each other; leave one out.",
+                          "continue_final_message")  # fmt: skip
+    is_answered = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    if continues and not is_answered:
+        raise bad_request("continue_final_message needs a last message of the assistant's.", "continue_final_message")
+    if is_answered and (continues or (continues is None and adds_prompt is None)):
+        if len(messages) > 1 and messages[-2]["role"] == "assistant":
+            raise bad_request("the messages end with two of the assistant's; join them.", "messages")
+        return model.render(messages[:-1], told, more, behind=messages[-1]["content"])
+    return model.render(messages, told, more, adds_prompt=adds_prompt is not False)
+
+
+def _read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates take them: contents are texts, arguments of calls are objects. Raises ApiError."""
+    out = []
+    for i, message in enumerate(messages):
+        own = {key: value for key, value in message.items() if value is not None}
+        own["role"] = "system" if own["role"] == "developer" else own["role"]
+        own["content"] = read_content(message.get("content"), f"messages[{i}].content")
+        if own["role"] == "function":
+            own["role"] = "tool"
+        if own.get("function_call"):
+            own["tool_calls"] = [{"function": own.pop("function_call")}]
+        if "content" not in message and not own.get("tool_calls"):
+            raise bad_request(f"messages[{i}].content is missing.", f"messages[{i}].content")
+        if own.get("tool_calls"):
+            own["tool_calls"] = [
+                {**call, "type": "function",
+                 "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"), i)}}
+                for call in own["tool_calls"]
+            ]  # fmt: skip
+        out.append(own)
+    return out
+
+
+def _arguments(text: str | dict[str, Any] | None, i: int) -> Any:
+    if not isinstance(text, str):
+        return text or {}
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        raise bad_request(f"messages[{i}] has a call whose arguments are not JSON.", f"messages[{i}].tool_calls") \
+            from None  # fmt: skip
+    return value
