@@ -40,6 +40,7 @@ _FORMS = {"{": _JSON, "[": _JSON, "```json": _JSON, FUNCTION: _XML}
 _HEAD = re.compile(r'\s*(?:```json\s*)?\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _END = re.compile(r"\A\s*\}?\s*(?:```)?\s*")
 _BEGUN = re.compile(_begun(OPEN))
+_BEGUN_CLOSE = re.compile(_begun(CLOSE))
 _BEHIND_CALL = re.compile(rf"(?:\n|{CLOSE})+")  # it may be closed twice
 
 
@@ -74,11 +75,12 @@ class CallReader:
     def end(self) -> str:
         """The rest of the text."""
         out = ""
-        while self._open is not None:
-            out += self._close(len(self._held), len(self._held))
+        while self._open is not None:  # the answer may break off within a closing marker
+            begun = _BEGUN_CLOSE.search(self._held)
+            out += self._close(len(self._held) if begun is None else begun.start(), len(self._held))
             out += self.add("")
         held, self._held = self._held, ""
-        return out + held
+        return out + ("" if self._is_after_call else held)
 
     def _pass(self) -> str:
         """Text that no call can begin with; stands before one then, or waits for more."""

@@ -83,6 +83,11 @@ def parsed(arguments):
         # What breaks off behind a name that is known is a call, as far as it came.
         ('<tool_call>{"name": "add", "arguments": {"s": "a', "", ['{"s": "a']),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>.', ".", ['{"a": ']),
+        # What breaks off within a closing marker is a whole call.
+        (call(a=1)[:-5], "", [{"a": 1}]),
+        (f'{OPEN}[{{"name": "add", "arguments": {{"a": 1}}}}]\n</', "", [{"a": 1}]),
+        (call(a=1) + "\n</tool", "", [{"a": 1}]),
+        (f"{OPEN}not JSON</tool", f"{OPEN}not JSON</tool", []),
         # A broken call does not take the next with it.
         (f'{OPEN}{{"name": "add, {{}}{CLOSE}{call(a=1)}', f'{OPEN}{{"name": "add, {{}}{CLOSE}', [{"a": 1}]),
         (
