@@ -31,6 +31,11 @@ class Message:
     tells_progress = False
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+        if body.get("thread") is not None:
+            # By these details, Anthropic's client knows that it has to send the whole conversation.
+            unsupported = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            raise bad_request("nothing is stored here, so there are no threads; send the whole conversation.", "thread",
+                              more={"details": unsupported})  # fmt: skip
         self._chat = Chat(model, settings, as_chat(body), decoding)
         self._name = settings.name
         self.orders: list[Order] = self._chat.orders
@@ -140,6 +145,8 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     thinking = body.get("thinking") or {"type": "disabled"}
     out["chat_template_kwargs"] = {"enable_thinking": thinking["type"] != "disabled"}
     out["thinking_budget_tokens"] = thinking.get("budget_tokens")
+    output = body.get("output_config") or {}
+    out["response_format"], out["reasoning_effort"] = output.get("format"), output.get("effort")
     return out
 
 

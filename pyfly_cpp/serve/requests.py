@@ -305,6 +305,11 @@ class _Thinking(Request):
     budget_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
 
 
+class _OutputConfig(Request):
+    format: Optional[_Format] = None
+    effort: Optional[str] = Field(None, max_length=16)
+
+
 class CountRequest(Request):
     """The body of /v1/messages/count_tokens."""
 
@@ -314,6 +319,7 @@ class CountRequest(Request):
     tools: Optional[list[_AnthropicTool]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Optional[_AnthropicChoice] = None
     thinking: Optional[_Thinking] = None
+    output_config: Optional[_OutputConfig] = None
 
 
 class MessageRequest(CountRequest):
@@ -326,6 +332,7 @@ class MessageRequest(CountRequest):
     top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
     seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
     stop_sequences: Optional[list[Annotated[str, _STOP]]] = Field(None, max_length=16, fail_fast=True)
+    thread: Optional[dict[str, Any]] = None
     metadata: Optional[dict[str, Any]] = None
     gate: Optional[str] = Field(None, max_length=256)
     window: Optional[str] = Field(None, max_length=64)

@@ -107,17 +107,16 @@ def test_what_cannot_be(server, fields, param):
     assert (got.json()["type"], got.json()["error"]["param"]) == ("error", param)
 
 
-@pytest.mark.clients
-def test_the_client_of_the_protocol(server):
-    anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12}
-    whole = client.messages.create(**options)
-    with client.messages.stream(**options) as stream:
-        assert "".join(stream.text_stream) == whole.content[0].text
-        assert stream.get_final_message().usage == whole.usage
-    assert client.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens == whole.usage.input_tokens
-    with client.messages.stream(**{**options, "max_tokens": 80}, tools=[TOOL], tool_choice={"type": "any"}) as stream:
-        assert stream.get_final_message().content[0].name == "add"
-    with pytest.raises(anthropic.BadRequestError):
-        client.messages.create(**{**options, "max_tokens": 0})
+def test_a_format(server):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    config = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    body = {"messages": MESSAGES, "max_tokens": 60, "output_config": config}
+    (block,) = server.post(PATH, **body).json()["content"]
+    assert json.loads(block["text"])["a"] in (1, 2)
+    assert server.post(f"{PATH}/count_tokens", messages=MESSAGES, output_config=config).status_code == 200
+
+
+def test_threads_are_refused_in_the_words_that_clients_know(server):
+    got = server.post(PATH, messages=MESSAGES, max_tokens=1, thread={"type": "create"})
+    assert got.status_code == 400
+    assert got.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
