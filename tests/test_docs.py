@@ -34,6 +34,7 @@ NOT_RUN = {
     "docs/serving.md": 1,  # installs
     "docs/clients.md": 1,  # lm_eval
     "docs/deploying.md": 1,  # docker
+    "docs/design/serving.md": 1,  # installs
     "benchmarks/results/qwen2.5-coder-1.5b.md": 3,  # hours
 }
 """Blocks that no test runs. Their commands are parsed all the same."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -89,3 +92,17 @@ def no_end(batch):
     """A logit bias with which a text does not end."""
     llm = batch.llama
     return {str(t): -100 for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)}
+
+
+def command(model, *options, stderr=subprocess.PIPE, **more):
+    """`pyfly-cpp serve` on a free port, as a process."""
+    own = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "-t", "1", "-m", model]
+    return subprocess.Popen([*own, *options], stderr=stderr, text=True, **more)
+
+
+def url_of(process):
+    """The address that a server tells as it starts."""
+    line = process.stderr.readline()
+    found = re.search(r"http://[^ ]*/v1", line)
+    assert found, line
+    return found[0].removesuffix("/v1")

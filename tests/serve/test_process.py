@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import httpx
 import pytest
 from click_runner import click_runner
+from serving import command, url_of
 
 from pyfly_cpp.cli import cli
 from pyfly_cpp.engine import costs
 
-COMMAND = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "--parallel", "1", "-c", "2048", "-t", "1"]
+OPTIONS = ("--parallel", "1", "-c", "2048")
 
 
 @pytest.fixture
@@ -27,16 +25,9 @@ def start(tiny_target):
     started = []
 
     def begin(*options, **more):
-        process = subprocess.Popen(
-            [*COMMAND, "-m", tiny_target, *options], stderr=more.pop("stderr", subprocess.PIPE), text=True, **more
-        )
+        process = command(tiny_target, *OPTIONS, *options, **more)
         started.append(process)
-        if process.stderr is None:
-            return process, None
-        line = process.stderr.readline()
-        found = re.search(r"http://[^ ]*/v1", line)
-        assert found, line
-        return process, found[0].removesuffix("/v1")
+        return process, None if process.stderr is None else url_of(process)
 
     yield begin
     for process in started:
