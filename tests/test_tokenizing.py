@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
 
+import llama_cpp
 import pytest
 from gguf_edit import edit_gguf
 
 from pyfly_cpp import FlyLlama
+from pyfly_cpp.models import special_tokens
+from pyfly_cpp.models.special_tokens import SpecialTokens
 from pyfly_cpp.models.tokenizing import in_short_words, tokenized
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -95,3 +99,72 @@ def test_which_texts_are_tried(metadata, text, is_tried):
 def test_failures_come_through():
     with pytest.raises(KeyError):
         tokenized(lambda: {}["x"], b"x" * 3000, BY_REGEX)
+
+
+# ---- Special tokens --------------------------------------------------------------------------------------------------
+
+TEXTS = ["a", " word", "  ", "\n", "<", "|", ">", "\u00e9", "12"]
+
+
+def test_cut_at_special_tokens(tiny_target, tiny_qwen35, monkeypatch):
+    """The tokens of the parts are those of the text: whatever stands before and behind, with tokens that overlap."""
+    monkeypatch.setattr(special_tokens, "_MANY", 2)
+    monkeypatch.setattr(special_tokens, "_RETRY", 1)
+    rng = random.Random(1)
+    for path in (tiny_target, tiny_qwen35):
+        llm = llama_cpp.Llama(path, vocab_only=True, verbose=False)
+        vocab, n = llm._model.vocab, llm.n_vocab()
+        found = {llama_cpp.llama_vocab_get_text(vocab, i).decode() for i in range(n) if kind_of(vocab, i)}
+        special = SpecialTokens(vocab, llm.metadata, True)
+        n_parts = 0
+        for _ in range(300):
+            bits = rng.choices([*found, *(text[:3] for text in found), *(text[-3:] for text in found), *TEXTS], k=40)
+            text = "".join(bits).encode()
+            parts = special.parts(text)
+            n_parts += len(parts)
+            assert b"".join(parts) == text
+            tokens = [token for part in parts for token in llm._model.tokenize(part, False, True)]
+            assert tokens == llm._model.tokenize(text, False, True)
+        assert n_parts > 600
+        llm.close()
+
+
+def kind_of(vocab, token):
+    return llama_cpp.llama_vocab_get_attr(vocab, token) & (
+        llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+    )
+
+
+def test_special_tokens_that_overlap(monkeypatch):
+    """A vocabulary of its own: ends of lines, and texts that begin with the end of others. A longer one wins."""
+    texts = [b"\n", b"\n\n", b"\n\n\n\n", b"ab", b"bcd", b"<s>", b"s>\n", b"x" * 300]
+    monkeypatch.setattr(special_tokens, "_MANY", 0)
+    monkeypatch.setattr(special_tokens, "_RETRY", 0)
+    monkeypatch.setattr(llama_cpp, "llama_vocab_n_tokens", len)
+    monkeypatch.setattr(llama_cpp, "llama_vocab_get_attr", lambda vocab, i: llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
+    monkeypatch.setattr(llama_cpp, "llama_vocab_get_text", lambda vocab, i: vocab[i])
+    known = SpecialTokens(texts[:7], {"tokenizer.ggml.model": "gpt2"}, False)
+    assert known.parts(b"q\nq\n\nq") == [b"q", b"\nq", b"\n\nq"]
+    assert known.parts(b"q\n\n\n\n\nq") == [b"q", b"\n\n\n\n\nq"]
+    assert known.parts(b"qabcd") == [b"qabcd"] and known.parts(b"qabd") == [b"q", b"abd"]
+    assert known.parts(b"q<s>\nq") == [b"q<s>\nq"]
+    for model, own in (("t5", texts[:7]), ("gpt2", texts), ("gpt2", [])):  # not known, too long, none
+        assert SpecialTokens(own, {"tokenizer.ggml.model": model}, False).parts(b"q\nq") == [b"q\nq"]
+
+
+def test_many_special_tokens_come_to_llama_cpp_in_parts(tiny_target, monkeypatch):
+    llm = FlyLlama(tiny_target, **OPTIONS)
+    seen = []
+    tokenize = llm._model.tokenize
+
+    def look(text, add_bos, special):
+        seen.append((text.count(b"<|im_start|>"), add_bos))
+        return tokenize(text, add_bos, special)
+
+    monkeypatch.setattr(llm._model, "tokenize", look)
+    text = b"Hi<|im_start|>user\n" * 5000
+    tokens = llm.tokenize(text, special=True)
+    assert max(n for n, _ in seen) <= 1024 and sum(n for n, _ in seen) == 5000
+    assert [has_bos for _, has_bos in seen] == [True] + [False] * (len(seen) - 1)
+    assert tokens == tokenize(text, True, True)
+    llm.close()

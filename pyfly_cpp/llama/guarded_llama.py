@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import Drafter
@@ -30,6 +31,7 @@ from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
 from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
+from pyfly_cpp.models.special_tokens import LEAST, SpecialTokens
 from pyfly_cpp.models.tokenizing import tokenized
 
 _MOST_SNAPSHOTS = 16
@@ -104,6 +106,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             RpcError: an RPC server is not there, or of another version.
         """
         self._access = Access()
+        self._special_tokens: dict[bool, SpecialTokens] = {}
         self._has_own_head = has_own_head
         self._n_snapshots = min(n_snapshots, _MOST_SNAPSHOTS)
         self._on_load = on_load
@@ -302,9 +305,24 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """As in the base class. Raises ValueError if the text would end the process (tokenizing.py)."""
-        tokenize = functools.partial(super().tokenize, text, add_bos, special)
-        return tokenized(tokenize, text, self.metadata)
+        """As in the base class, also quick for texts with many special tokens. Raises ValueError if the text would end
+        the process (tokenizing.py)."""
+        tokens: list[int] = []
+        for i, part in enumerate(self._parts(text, add_bos, special)):
+            tokenize = functools.partial(super().tokenize, part, add_bos and i == 0, special)
+            tokens += tokenized(tokenize, part, self.metadata)
+        return tokens
+
+    def _parts(self, text: bytes, add_bos: bool, special: bool) -> list[bytes]:
+        """The text in parts that can be tokenized one after the other."""
+        if len(text) < LEAST or not isinstance(self.tokenizer_, LlamaTokenizer):
+            return [text]
+        vocab = self._model.vocab
+        if add_bos and (llama_cpp.llama_vocab_get_add_eos(vocab) or llama_cpp.llama_vocab_get_add_sep(vocab)):
+            return [text]  # something is to stand behind all of it
+        if special not in self._special_tokens:
+            self._special_tokens[special] = SpecialTokens(vocab, self.metadata, special)
+        return self._special_tokens[special].parts(text)
 
     # ---- The sequence ------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp
@@ -29,8 +28,6 @@ from pyfly_cpp.serve.templates import handler_of
 
 _MOST_BYTES_OF_TOKEN = 64
 """A text that is longer than so many bytes for each token of the context is refused before it is read."""
-_MOST_SPECIAL = 4096
-"""Special tokens of a prompt: llama.cpp takes time for the square of their number, a second for these."""
 
 
 class Model:
@@ -90,29 +87,12 @@ class Model:
                 "shorten it.",
                 code="context_length_exceeded",
             )
-        if special:
-            self._require_few_special([text])
         try:
             return self.batch.tokenize(content, add_bos, special)
         except ValueError as error:
             if self.has_failed:
                 raise
             raise bad_request(str(error)) from None
-
-    def _require_few_special(self, texts: Iterable[str], n: int = 0) -> None:
-        """Raises ApiError: there are so many special tokens in texts, n more counted, that reading them takes long."""
-        n += sum(1 for text in texts if len(text) > _MOST_SPECIAL for _ in self._special.finditer(text))
-        if n > _MOST_SPECIAL:
-            raise bad_request(f"the prompt has {n} special tokens; at most {_MOST_SPECIAL} are read.",
-                              code="context_length_exceeded")  # fmt: skip
-
-    @functools.cached_property
-    def _special(self) -> re.Pattern[str]:
-        """Any special token."""
-        kinds = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        ids = (i for i in range(self.n_vocab) if llama_cpp.llama_vocab_get_attr(self._vocab, i) & kinds)
-        pieces = sorted({self.text([i], special=True) for i in ids} - {""}, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, pieces)) or "(?!)")
 
     def known(self, tokens: Sequence[float], param: str) -> list[int]:
         """Token ids of a request's field. Raises ApiError: one is none of the vocabulary."""
@@ -205,8 +185,6 @@ class Model:
         # What llama.cpp tells templates: those of Llama 3 and of Firefunction ask for the day.
         told = {"date_string": time.strftime("%d %b %Y", now), "datetime": time.strftime("%b %d %Y", now),
                 "enable_thinking": True, **(more or {})}  # fmt: skip
-        texts = (message["content"] for message in messages if isinstance(message["content"], str))
-        self._require_few_special(texts, 2 * len(messages))
         handler = self._handler
         if not adds_prompt:
             template = self.template or self._llm.metadata.get("tokenizer.chat_template", "")

@@ -23,13 +23,12 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
     "path, body",
     [
         (CHAT, {"messages": [{"role": "user", "content": "x"}] * 30_000}),
-        (CHAT, {"messages": [{"role": "user", "content": "<|im_start|>" * 2_500}]}),
-        (TEXT, {"prompt": "<|im_start|>" * 2_500}),
-        ("/tokenize", {"content": "<|im_start|>" * 2_500}),
+        (CHAT, {"messages": [{"role": "user", "content": "<|im_start|>" * 3_000}]}),
+        (TEXT, {"prompt": "<|im_start|>" * 3_000}),
+        ("/tokenize", {"content": "<|im_start|>" * 3_000}),
     ],
 )
 def test_what_takes_long_to_read_is_refused_at_once(server, path, body, monkeypatch):
-    monkeypatch.setattr("pyfly_cpp.serve.model._MOST_SPECIAL", 2_000)
     monkeypatch.setattr(server.service.model.batch, "tokenize", None)
     got = server.post(path, **body)
     assert got.status_code == 400 and got.json()["error"]["code"] == "context_length_exceeded"
