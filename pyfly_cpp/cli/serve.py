@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
 
 _LONGEST_PAUSE = 0.2  # seconds, by which a prompt holds up the next token of another request
+_LONGEST_END = 5.0  # seconds for what is written at the end
 _MOST_KEYS_BYTES = 2**16
 _MOST_TEMPLATE_BYTES = 2**20
 _KEY = "PYFLY_API_KEY"
@@ -139,9 +142,19 @@ def command(
                         f"once of {batch.n_ctx} tokens each. Ctrl-C stops."
                     )
 
-            serve(batch, settings, bound, tell)
+            if not serve(batch, settings, bound, tell):
+                _leave(batch)
     finally:
         bound.close()
+
+
+def _leave(batch: FlyBatch) -> None:
+    """Ends the process while a thread of it still tokenizes, so that the model cannot be freed."""
+    with contextlib.suppress(Exception):
+        drafters = functools.partial(setattr, batch.llama.decoder, "drafters", [])  # what they remember is written
+        batch.between_steps(drafters).result(_LONGEST_END)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _template(text: str | None, file: str | None) -> str:

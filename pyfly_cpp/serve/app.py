@@ -16,11 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from pyfly_cpp import __version__
-from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, fingerprint
-from pyfly_cpp.serve.body import read_json
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
@@ -164,13 +162,14 @@ class _Answers(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """Answers with the tokens of a request."""
         service = self.service
-        body = await read_json(request, service.settings.limits, self._model)
+        given = await service.body(request, self._model)
+        body = given.value
         decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
         if service.turns.is_closed:
             raise stopping()
         if service.log.wants_texts:
             more["request"] = body
-        answer = await asyncio.to_thread(self._understand, body, decoding)
+        answer = await service.understand(request, given, self._kind, service.model, service.settings, body, decoding)
         answer.orders = [replace(order, owner=scope.get(OWNER, 0)) for order in answer.orders]
         unknown = [name for name, value in body.items() if value is not None and name not in self._model.model_fields]
         if unknown:
@@ -185,9 +184,6 @@ class _Answers(_Checked):
         finally:
             if service.log.wants_texts:
                 more["texts"] = texts
-
-    def _understand(self, body: Mapping[str, Any], decoding: Decoding) -> Answer:
-        return self._kind(self.service.model, self.service.settings, body, decoding)
 
     async def _whole(self, answer: Answer, texts: list[str]) -> dict[str, Any]:
         async with closing(self.service.pieces(answer)) as pieces:
@@ -226,13 +222,14 @@ class _Embeddings(_Checked):
     async def serve(self, request: Request, scope: Any, receive: Any, send: Any, more: dict[str, Any]) -> None:
         """Answers with vectors."""
         service = self.service
-        body = await read_json(request, service.settings.limits, requests.EmbeddingRequest)
+        given = await service.body(request, requests.EmbeddingRequest)
         if service.embedder is None:
             raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
         if service.log.wants_texts:
-            more["request"] = body
+            more["request"] = given.value
         is_native = self._path == "/embeddings"
-        wanted = await asyncio.to_thread(Embeddings, service.model, service.embedder, service.settings, body, is_native)
+        how = (service.model, service.embedder, service.settings, given.value, is_native)
+        wanted = await service.understand(request, given, Embeddings, *how)
         content = await while_there(receive, self._whole(wanted))
         await Response(content, media_type="application/json")(scope, receive, send)
 
@@ -296,8 +293,8 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        body = await read_json(request, self._service.settings.limits, requests.TokenizeRequest)
-        model = self._service.model
+        given = await self._service.body(request, requests.TokenizeRequest)
+        body, model = given.value, self._service.model
         if body.get("content") is not None:  # as llama.cpp's clients ask
             text = body["content"]
             special, add_bos = body.get("parse_special") is not False, body.get("add_special") is True
@@ -305,7 +302,7 @@ class _Routes:
             text, special, add_bos = body["prompt"], True, body.get("add_special_tokens") is not False
         else:
             raise bad_request("prompt is missing.", "prompt")
-        tokens = await asyncio.to_thread(model.tokenize, text, special, add_bos)
+        tokens = await self._service.understand(request, given, model.tokenize, text, special, add_bos)
         told: list[Any] = tokens
         if body.get("with_pieces"):
             told = [{"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens]
@@ -313,32 +310,40 @@ class _Routes:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
-        body = await read_json(request, self._service.settings.limits, requests.CountRequest)
-        return JSONResponse({"input_tokens": len((await self._prompt(as_chat(body))).tokens)})
+        prompt = await self._prompt(request, requests.CountRequest, as_chat)
+        return JSONResponse({"input_tokens": len(prompt.tokens)})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        body = await read_json(request, self._service.settings.limits, requests.DetokenizeRequest)
+        given = await self._service.body(request, requests.DetokenizeRequest)
         model = self._service.model
 
         def text() -> str:
-            return model.text(model.known(body["tokens"], "tokens"), True)
+            return model.text(model.known(given.value["tokens"], "tokens"), True)
 
-        found = await asyncio.to_thread(text)
+        found = await self._service.understand(request, given, text)
         return JSONResponse({"prompt": found, "content": found})
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template."""
-        body = await read_json(request, self._service.settings.limits, requests.ChatRequest)
-        return JSONResponse({"prompt": (await self._prompt(body)).text})
+        return JSONResponse({"prompt": (await self._prompt(request)).text})
 
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/chat/completions/input_tokens."""
-        body = await read_json(request, self._service.settings.limits, requests.ChatRequest)
-        return JSONResponse({"input_tokens": len((await self._prompt(body)).tokens)})
+        return JSONResponse({"input_tokens": len((await self._prompt(request)).tokens)})
 
-    async def _prompt(self, body: Mapping[str, Any]) -> ChatPrompt:
-        return await asyncio.to_thread(ChatPrompt, self._service.model, self._service.settings, body)
+    async def _prompt(
+        self, request: Request, fields: type[requests.Request] = requests.ChatRequest,
+        read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> ChatPrompt:  # fmt: skip
+        """The prompt of a chat; `read`: what makes a chat request of these fields."""
+        service = self._service
+        given = await service.body(request, fields)
+
+        def prompt() -> ChatPrompt:
+            return ChatPrompt(service.model, service.settings, read(given.value))
+
+        return await service.understand(request, given, prompt)
 
     async def props(self, _: Request) -> Response:
         """GET /props."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -13,8 +14,10 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.reading import Reading
 from pyfly_cpp.serve.requests import Request as Model
 from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.streams import while_there
 
 _MOST_AT_ONCE = 4096
 """Bytes that are read in the event loop, where everybody waits for it."""
@@ -34,11 +37,20 @@ _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
-async def read_json(request: Request, limits: Limits, model: type[Model]) -> dict[str, Any]:
-    """The object that a request consists of.
+class Body(NamedTuple):
+    """The object that a request consists of."""
+
+    value: dict[str, Any]
+    n_bytes: int
+    """As it came."""
+
+
+async def read_json(request: Request, limits: Limits, reading: Reading, model: type[Model]) -> Body:
+    """Reads a request.
 
     Raises:
         ApiError: it is too large, too slow, no JSON object, or does not fit the model.
+        ClientLeft: nobody waits for it.
     """
     try:
         content = await asyncio.wait_for(_read(request, limits.max_body), limits.read_seconds)
@@ -46,9 +58,10 @@ async def read_json(request: Request, limits: Limits, model: type[Model]) -> dic
         raise ApiError(408, "the request did not come whole in time; send it faster.") from None
     except ClientDisconnect:
         raise ApiError(499, "the client has left.") from None
-    if len(content) <= _MOST_AT_ONCE:
-        return _understand(content, limits, model)
-    return await asyncio.to_thread(_understand, content, limits, model)
+    understand = functools.partial(_understand, content, limits, model)
+    value = understand() if len(content) <= _MOST_AT_ONCE \
+        else await while_there(request.receive, reading.run(len(content), understand))  # fmt: skip
+    return Body(value, len(content))
 
 
 def _understand(content: bytes, limits: Limits, model: type[Model]) -> dict[str, Any]:

@@ -48,15 +48,20 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 def serve(
     batch: FlyBatch, settings: Settings, bound: socket.socket, on_start: Callable[[], None] | None = None
-) -> None:
+) -> bool:
     """Serves until a signal says stop (in the main thread), and then until what runs has ended.
 
     Args:
         batch: Writes the texts; the caller's to close.
         bound: Where to listen; closed at the end.
         on_start: Called when requests are taken.
+
+    Returns:
+        Whether all has ended. A thread that is tokenizing cannot be interrupted; the batch must not be closed then.
     """
-    asyncio.run(Server(batch, settings, on_start).serve([bound]))
+    server = Server(batch, settings, on_start)
+    asyncio.run(server.serve([bound]))
+    return not server.service.reading.is_busy
 
 
 class _Protocol(H11Protocol):

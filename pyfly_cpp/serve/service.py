@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from starlette.requests import Request
 
 from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.serve.answers import Answer
+from pyfly_cpp.serve.body import Body, read_json
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.grammars import Constraint, Grammars, Unavailable
@@ -23,10 +27,14 @@ from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.reading import Reading
+from pyfly_cpp.serve.requests import Request as Fields
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.streams import header_of
+from pyfly_cpp.serve.streams import header_of, while_there
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.turns import Ticket, Turns
+
+T = TypeVar("T")
 
 _Events = asyncio.Queue  # of (place, piece or failure)
 
@@ -44,6 +52,7 @@ class Service:
         self.embedder = Embedder(model.batch, settings.pooling) if settings.embeddings else None
         self.embedding = Turns(1, settings.limits.max_waiting)
         """The turns of texts that want a vector: one at a time."""
+        self.reading = Reading()
         self._running: set[Handle] = set()
 
     def stop(self) -> None:
@@ -58,17 +67,29 @@ class Service:
         return any((turns.running or turns.waiting) for turns in (self.turns, self.embedding))
 
     def _give_up(self) -> None:
+        self.reading.give_up()
         for handle in tuple(self._running):
             handle.cancel()
 
     def close(self) -> None:
         """Ends what the service has begun."""
+        self.reading.close()
         self.grammars.close()
 
     def slots(self) -> set[int]:
         """Those that a text runs in."""
         steps = [step for handle in self._running for step in handle.steps[-1:]]
         return {slot.number for slot in (step.slot for step in steps) if slot is not None}
+
+    async def body(self, request: Request, model: type[Fields]) -> Body:
+        """What a request consists of. Raises ApiError and ClientLeft."""
+        return await read_json(request, self.settings.limits, self.reading, model)
+
+    async def understand(self, request: Request, body: Body, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function makes of a request; it is called in a thread. Raises what it raises, and ApiError: the server
+        ends, ClientLeft."""
+        work = self.reading.run(body.n_bytes, functools.partial(function, *arguments))
+        return await while_there(request.receive, work)
 
     async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece | Progress]]:
         """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed

@@ -94,9 +94,9 @@ def no_end(batch):
     return {str(t): -100 for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)}
 
 
-def command(model, *options, stderr=subprocess.PIPE, **more):
+def command(model, *options, program=("-m", "pyfly_cpp"), stderr=subprocess.PIPE, **more):
     """`pyfly-cpp serve` on a free port, as a process."""
-    own = [sys.executable, "-m", "pyfly_cpp", "serve", "--port", "0", "-t", "1", "-m", model]
+    own = [sys.executable, *program, "serve", "--port", "0", "-t", "1", "-m", model]
     return subprocess.Popen([*own, *options], stderr=stderr, text=True, **more)
 
 
@@ -106,3 +106,12 @@ def url_of(process):
     found = re.search(r"http://[^ ]*/v1", line)
     assert found, line
     return found[0].removesuffix("/v1")
+
+
+def until(condition, seconds=10.0):
+    """Waits for it; returns the seconds that it took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.005)
+    return time.monotonic() - begun

@@ -6,10 +6,9 @@ import json
 import re
 import socket
 import threading
-import time
 
 import pytest
-from serving import EXACT, no_end, running
+from serving import EXACT, no_end, running, until
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.engine.stepper import Stepper
@@ -40,14 +39,6 @@ def connected(server, body, path=PATH, receive_buffer=None):
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     client.sendall(head.encode() + content)
     return client
-
-
-def until(condition, seconds=10.0):
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.005)
-    return time.monotonic() - begun
 
 
 @pytest.mark.parametrize("how", ["streaming", "waiting for all", "killed"])

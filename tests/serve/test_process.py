@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -48,6 +49,31 @@ def test_sigterm_lets_the_answer_finish(start):
     (line,) = errors.splitlines()
     told = json.loads(line)
     assert told["request"]["prompt"] == body["prompt"] and told["texts"][0] and told["status"] == 200
+
+
+STUCK = """
+import sys, time
+from pyfly_cpp.cli import cli
+from pyfly_cpp.serve.model import Model
+Model.tokenize = lambda *_: (print("stuck", file=sys.stderr, flush=True), time.sleep(120))
+cli.main(sys.argv[1:])
+"""
+
+
+def test_sigterm_does_not_wait_for_a_tokenizer(start, tmp_path):
+    """The client is told, and what the drafter remembers is kept."""
+    answers = tmp_path / "answers.bin"
+    options = ("--grace", "0.5", "--drafter", "lookup", "--lookup-memory", str(answers))
+    process, url = start(*options, program=("-c", STUCK))
+    written = httpx.post(f"{url}/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 20}, timeout=30)
+    assert written.status_code == 200
+    with ThreadPoolExecutor(1) as threads:
+        stuck = threads.submit(httpx.post, f"{url}/tokenize", json={"content": "x" * 2**17}, timeout=60)
+        assert process.stderr.readline() == "stuck\n"
+        process.send_signal(signal.SIGTERM)
+        assert stuck.result().status_code == 503
+    assert process.wait(60) == 0
+    assert answers.stat().st_size > 0
 
 
 def test_a_looser_default_is_shown_and_prompts_are_not_logged(start, tiny_draft):

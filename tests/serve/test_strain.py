@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
-import time
+import threading
 
 import httpx
 import pytest
 from click_runner import click_runner
-from serving import EXACT, running
+from serving import EXACT, running, until
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.cli import cli
@@ -34,6 +35,40 @@ def test_what_takes_long_to_read_is_refused_at_once(server, path, body, monkeypa
     assert got.status_code == 400 and got.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_long_requests_hold_nobody_up(server, monkeypatch):
+    """Two are read at a time, others wait, and short ones go on. Those whose clients have left are not read."""
+    begun, release = [], threading.Event()
+    service = server.service
+
+    def slow(text, *more):
+        if len(text) > 2**16:
+            begun.append(text[0])
+            release.wait(60)
+        return [1]
+
+    def long(letter):
+        return json.dumps({"prompt": letter * (2**16 + 1), "max_tokens": 1}).encode()
+
+    monkeypatch.setattr(service.model, "tokenize", slow)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for n, letter in enumerate("aabbbb", 1):
+            clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port))))
+            clients[-1].sendall(head % len(long(letter)) + long(letter))
+            until(lambda n=n: len(begun) == min(n, 2) and len(service.reading._waiting) == n)
+        assert server.post(TEXT, prompt="x", max_tokens=1).status_code == 200
+        for client in clients[2:]:
+            client.close()
+        until(lambda: len(service.reading._waiting) == 2)
+        assert service.reading.is_busy
+        release.set()
+        for client in clients[:2]:
+            assert client.recv(12) == b"HTTP/1.1 200"
+    until(lambda: not service.reading.is_busy)
+    assert begun == ["a", "a"]
+
+
 def test_grammars_without_the_model_file(tiny_target_f32, tmp_path, capfd):
     path = shutil.copy(tiny_target_f32, tmp_path)
     with FlyBatch(path, 1, **EXACT) as batch:
@@ -49,8 +84,7 @@ def test_a_server_that_stops_says_so(batch):
     with running(batch, grace=3.0) as server:
         server.service.turns.running += 1  # a text that takes its time
         server.server.should_exit = True
-        while not server.service.turns.is_closed:
-            time.sleep(0.01)
+        until(lambda: server.service.turns.is_closed)
         health = httpx.get(f"{server.url}/health")
         assert (health.status_code, health.json()["status"]) == (503, "stopping")
         assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 503
