@@ -96,7 +96,7 @@ def measure_parallel(
                     if keep is not None:
                         keep(measured[-1])
                     if progress is not None:
-                        progress(len(measured), f"{prompt.id} {setting}, {n} at once")
+                        progress(len(measured), f"{prompt.id} {setting}, {n} requests")
     return measured
 
 

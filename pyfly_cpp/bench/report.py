@@ -16,14 +16,15 @@ from pyfly_cpp.decoding import Decoding, short_names
 from pyfly_cpp.decoding.gates import THRESHOLDS
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.report import interval, markdown_row, percent
+from pyfly_cpp.evaluation.statistics import Interval
 
 Cells = tuple[list[str], list[list[str]]]
 
 
 def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
     """Head and body of the table of speeds. `chat`: the setting of chats."""
-    head = ["setting", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/step", "accepted", "loose",
-            "same text"]  # fmt: skip
+    head = ["setting", "tokens/s [95% CI]", "x plain [95% CI]", "x exact [95% CI]", "tokens per step", "accepted",
+            "loose", "same text"]  # fmt: skip
     names = short_names(s.setting for s in summaries)
     names = {name: f"{short} (as in chat)" if name == chat else short for name, short in names.items()}
     body = [
@@ -43,7 +44,7 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     governed = by_name.get(chat)
     if governed is None or (gain := governed.speedup_plain) is None:
         return ""
-    times = f"{interval(gain)} times as fast as without drafts"
+    times = f"{_in_words(gain)} times as fast as without drafts"
     if math.isnan(gain.low):
         said = f"These prompts are too few for certainty; as in chat it was {times}"
     elif gain.low > 1:
@@ -55,32 +56,46 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
     best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
-        said += f", and the lossless setting {best.setting} is {interval(best.speedup_plain)} times as fast"
+        said += f", and the lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
 
 
+def _in_words(gain: Interval) -> str:
+    """`1.33 (95% CI 1.15 to 1.58)`; without the parenthesis where the data do not determine one."""
+    text = f"{gain.estimate:.2f}"
+    return text if math.isnan(gain.low) else f"{text} (95% CI {gain.low:.2f} to {gain.high:.2f})"
+
+
 def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Cells:
-    """Head and body of the table of where the time went, of memory and of acceptance by depth."""
-    head = ["setting", "draft", "verify", "gate", "python", "rest", "MiB (more than the target alone)",
-            "accepted at depth 1, 2, ..."]  # fmt: skip
+    """Head and body of the table of where the time went, and of memory."""
+    head = ["setting", "draft", "verify", "gate", "python", "rest", "MiB (more than the target alone)"]
     body = []
     names = short_names(s.setting for s in summaries)
     for s in summaries:
-        depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
-        more = " ..." if len(s.acceptance_at_depth) > 16 else ""
         parts = [percent(s.split.get(name, float("nan"))) for name in head[1:6]]
         size = memory.get(s.setting)
         used = f"{size.resident:.0f} ({size.growth:+.0f})" if size is not None else "–"
-        body.append([names[s.setting], *parts, used, f"{depths}{more} %" if depths else "–"])
+        body.append([names[s.setting], *parts, used])
     return head, body
 
 
+def depth_cells(summaries: Sequence[Summary]) -> Cells:
+    """Head and body of the table of acceptance by depth, of the settings that drafted."""
+    names = short_names(s.setting for s in summaries)
+    body = []
+    for s in summaries:
+        depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
+        if depths:
+            body.append([names[s.setting], depths + (" ..." if len(s.acceptance_at_depth) > 16 else "")])
+    return ["setting", "% accepted of the 1st, 2nd, ... draft of a step"], body
+
+
 def throughput_cells(loads: Sequence[Load]) -> Cells:
-    """Head and body of the table of what several texts at once make."""
+    """Head and body of the table of the speed of several requests at a time."""
     fewest = min(load.n_parallel for load in loads)
     head = [
-        "setting", "at once", "tokens/s of all [95 %]", f"x {fewest} at once", "x plain [95 %]", "x exact [95 %]",
-        "tokens/step", "same text", "prompt tokens/s",
+        "setting", "requests", "tokens/s of all [95% CI]", f"x {counted(fewest, 'request')}", "x plain [95% CI]",
+        "x exact [95% CI]", "tokens per step", "same text", "prompt tokens/s",
     ]  # fmt: skip
     names = short_names(load.summary.setting for load in loads)
     body = [
@@ -97,7 +112,7 @@ def throughput_cells(loads: Sequence[Load]) -> Cells:
 
 def latency_cells(loads: Sequence[Load]) -> Cells:
     """Head and body of the table of how long a text waits, milliseconds."""
-    head = ["setting", "at once", "first token, ms: p50", "p95", "between tokens, ms: p50", "p95"]
+    head = ["setting", "requests", "first token, ms: p50", "p95", "between tokens, ms: p50", "p95"]
     names = short_names(load.summary.setting for load in loads)
     body = [
         [names[load.summary.setting], f"{load.n_parallel}"]
@@ -134,6 +149,9 @@ def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str
     """All tables of texts that ran alone."""
     summaries = summarise(measured)
     out = [speed_cells(summaries, chat), time_cells(summaries, memory)]
+    depths = depth_cells(summaries)
+    if depths[1]:
+        out.append(depths)
     if categories(measured):
         out.append(category_cells(measured))
     return out
@@ -148,9 +166,9 @@ def page(title: str, facts: Sequence[str], tables: Sequence[Cells], note: str) -
 
 
 NOTE = (
-    "Speed is decoding without the prompt and the first step, total tokens over total seconds; settings took turns "
-    "on every prompt. Intervals: 95 %, percentile bootstrap over prompts; they do not hold for other machines, "
-    "models or prompts."
+    "Speed is that of decoding: total tokens over total seconds, without the prompt and the first step. Settings took "
+    "turns on every prompt. 95% confidence intervals: percentile bootstrap over prompts. They do not hold for other "
+    "machines, models or prompts."
 )
 
 
@@ -158,7 +176,7 @@ PARALLEL_NOTE = (
     "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many texts "
     "ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: until a "
     "reader gets more; the tokens of one step come together. Numbers and settings took turns on blocks of prompts. "
-    "Intervals: 95 %, percentile bootstrap over prompts."
+    "95% confidence intervals: percentile bootstrap over prompts."
 )
 
 
@@ -198,7 +216,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
                 axis.vlines(place, value.low, value.high, color="black", linewidth=1)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(names)), names)
-    axis.set_ylabel(f"speedup over {base}{', 95 % interval' if has_intervals else ''}")
+    axis.set_ylabel(f"speedup over {base}{', 95% interval' if has_intervals else ''}")
     axis.legend(fontsize="small", ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     if curves:
         axis = axes[0][1]
@@ -211,7 +229,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
         if "exact" in overall:
             axis.axhline(overall["exact"].tokens_per_second.estimate, color="grey", linestyle="--", label="exact")
         axis.set_xlabel("threshold of the gate (nats; entropy-normalized: share of ln V)")
-        axis.set_ylabel(f"tokens/s{', 95 % interval' if has_intervals else ''}")
+        axis.set_ylabel(f"tokens/s{', 95% interval' if has_intervals else ''}")
         axis.legend(fontsize="small")
     figure.suptitle(title, y=0.99)
     return _png(figure)
@@ -235,7 +253,7 @@ def plot_frontier(tuned: Tuned, budget: Budget) -> bytes:
     axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
     axis.set_xlabel("agreement with the exact output")
     has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
-    axis.set_ylabel(f"speed over exact{', 95 % interval' if has_intervals else ''}")
+    axis.set_ylabel(f"speed over exact{', 95% interval' if has_intervals else ''}")
     axis.set_title(counted(tuned.n_prompts, "prompt"))
     axis.legend()
     return _png(figure)

@@ -23,7 +23,7 @@ from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
-from pyfly_cpp.cli.terminal import note, write
+from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import Decoding, as_in_chat, short_names, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.generation import Sampling
@@ -147,12 +147,12 @@ def command(
             write(text)
         else:
             for fact in facts:
-                write(fact + "\n")
+                write_sentences(fact)
             for table in found.tables:
                 show_table("", *table)
-            click.echo(found.note)
+            write_sentences(found.note)
             if found.verdict:
-                click.echo(f"\n{found.verdict}")
+                write_sentences(f"\n{found.verdict}")
     if journal is not None:
         journal.close()
 
@@ -167,7 +167,7 @@ def _open_journal(
     except (OSError, RuntimeError) as error:
         note(f"(what is measured is not kept: {describe(error)})")
         return None
-    note(f"Progress is saved in {kept}; run the same command to resume.")
+    note(f"If it is interrupted, run the same command to resume. Progress is saved in {kept}")
     if journal.restore(prompts):
         note(f"{counted(len(journal.measured), 'measurement')} of an earlier start taken over")
     return journal
@@ -189,8 +189,8 @@ def _keeping(
         if len(there) == len(row) and not sys.stderr.isatty():
             names = short_names(one.setting for one in there)
             speeds = ", ".join(f"{names[one.setting]} {one.tokens_per_second:.1f}" for one in there)
-            at_once = f", {new.n_parallel} at once" if new.n_parallel > 1 else ""
-            note(f"{new.prompt.id}{at_once}: {speeds} tokens/s")
+            n_parallel = f", {new.n_parallel} requests" if new.n_parallel > 1 else ""
+            note(f"{new.prompt.id}{n_parallel}: {speeds} tokens/s")
 
     return dict(measured), keep
 

@@ -186,7 +186,7 @@ class Chat:
             note(f"gate: {gate}. Only guesses that the model agrees with stay, so it answers {same} without them.")
             return
         windows = gate.windows(self._llm.decoding.window)
-        names = {"at once" if window.size == 0 else str(window) for window in windows}
+        names = {"none" if window.size == 0 else str(window) for window in windows}
         note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
 

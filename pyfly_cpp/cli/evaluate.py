@@ -16,7 +16,7 @@ from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import choose_settings, open_session, show_table, terminal_width
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation import report, runner
@@ -134,7 +134,7 @@ def command(
     )  # fmt: skip
     if task.runs_code:
         contained = "model code is contained by: bubblewrap, limits"
-        click.echo(NOT_CONTAINED if containment == "none" else contained, err=True)
+        note(NOT_CONTAINED if containment == "none" else contained)
     folder = Path(output or f"pyfly-eval-{task.name}")
     with progress_bar(len(items) * len(chosen), task.name) as advance:
 
@@ -163,9 +163,9 @@ def command(
         title = f"{table.title}, n = {table.n_complete}{together}"
         for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
             show_table(title, head, body)
-        for note in report.notes(table):
-            write(note + "\n")
-    click.echo(f"Written to {folder}.", err=True)
+        for sentence in report.notes(table):
+            write_sentences(sentence)
+    note(f"Written to {folder}")
 
 
 def _read_items(
@@ -198,7 +198,7 @@ def _read_examples(
     left = [item for item in items if item.id not in picked]
     if len(left) < len(items):
         what = counted(len(items) - len(left), "item is a worked example", "items are worked examples")
-        click.echo(f"{what} and not evaluated.", err=True)
+        note(f"{what} and not evaluated.")
     if not left:
         raise DataError("every item is a worked example; give other --examples.")
     return examples, left, n

@@ -13,7 +13,7 @@ from pyfly_cpp.cli.kinds import Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import Answer, note
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
@@ -80,6 +80,7 @@ def command(
     drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
     page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
     write_atomically(output, render(page))
-    write(generated.text + "\n")
-    click.echo(generated.stats.summary(), err=True)
-    click.echo(f"Written to {Path(output)}.", err=True)
+    answer = Answer()
+    answer.write(generated.text + "\n")
+    note(generated.stats.summary())
+    note(f"Written to {Path(output)}")

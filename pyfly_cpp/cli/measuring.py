@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import llama_cpp
 
 from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli.loading import Models
-from pyfly_cpp.cli.terminal import shown, write
+from pyfly_cpp.cli.terminal import shown, warn, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS, require_drafters
@@ -101,7 +100,7 @@ def open_session(
     """
     machine = describe_machine()  # before this program is the load
     if (why := disturbance(machine)) is not None:
-        click.echo(f"warning: {why} The speeds cannot be trusted.", err=True)
+        warn(f"Warning: {why} The speeds cannot be trusted.")
     drafters, reason = models.drafters(settings)
     generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
     llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
@@ -134,10 +133,9 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
 
 
-def _is_too_wide(head: list[str], body: list[list[str]], width: int) -> bool:
-    """Whether a table of these cells would have to break words."""
-    longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in zip(head, *body)]
-    return sum(longest) + 3 * len(longest) + 1 > width
+def _longest_words(head: list[str], body: list[list[str]]) -> list[int]:
+    """Of each column."""
+    return [max(len(word) for cell in column for word in cell.split(" ")) for column in zip(head, *body)]
 
 
 def _show_list(title: str, head: list[str], body: list[list[str]]) -> None:
@@ -156,12 +154,13 @@ def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
     from rich.text import Text
 
     console = Console(width=terminal_width())
-    if _is_too_wide(head, body, console.width):
+    longest = _longest_words(head, body)
+    if sum(longest) + 3 * len(longest) + 1 > console.width:
         _show_list(title, head, body)
         return
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        table.add_column(name, justify="left" if i == 0 else "right", min_width=longest[i])
     for row in body:
         table.add_row(*(Text(shown(cell, sys.stdout)) for cell in row))
     console.print(table)

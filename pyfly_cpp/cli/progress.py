@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,11 +15,31 @@ EVERY = 30.0
 """Seconds between lines."""
 
 
-class Advance(Protocol):
+class Advance:
     """Moves a progress bar."""
+
+    def __init__(self, bar: Bar, n_total: int, what: str, lines: bool) -> None:
+        self._bar, self._n_total, self._what, self._lines = bar, n_total, what, lines
+        self._total = self._begun = 0
+        self._told = time.monotonic()
+        bar.update(what, 0, n_total)
 
     def __call__(self, done: int, description: str, new_total: int | None = None, /) -> None:
         """`done` of the total; a new total begins a new bar."""
+        wanted = new_total or self._total or self._n_total
+        if self._total != wanted:
+            self._bar.stop()  # what an earlier, interrupted run has done must not look like speed
+            self._total, self._begun = wanted, done - 1
+        self._bar.update(description, done - self._begun, wanted - self._begun)
+        if self._lines and not sys.stderr.isatty() and time.monotonic() - self._told >= EVERY:
+            self._told = time.monotonic()
+            note(f"{self._what}: {done} of {wanted}")
+
+    def tell(self, text: str) -> None:
+        """A line of its own; the bar begins anew below it."""
+        self._bar.stop()
+        self._total = 0
+        note(text)
 
 
 @contextlib.contextmanager
@@ -32,18 +51,4 @@ def progress_bar(n_total: int, what: str, lines: bool = True) -> Iterator[Advanc
         lines: Where stderr is no terminal, how far it is stands in a line every half minute.
     """
     with Bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
-        bar.update(what, 0, n_total)
-        total, begun = 0, 0
-        said = time.monotonic()
-
-        def advance(done: int, description: str, new_total: int | None = None) -> None:
-            nonlocal total, begun, said
-            if total != (wanted := new_total or total or n_total):
-                bar.stop()  # what an earlier, interrupted run has done must not look like speed
-                total, begun = wanted, done - 1
-            bar.update(description, done - begun, total - begun)
-            if lines and not sys.stderr.isatty() and time.monotonic() - said >= EVERY:
-                said = time.monotonic()
-                note(f"{what}: {done} of {total}")
-
-        yield advance
+        yield Advance(bar, n_total, what, lines)

@@ -81,12 +81,20 @@ class Answer:
 
 
 def folded(text: str, stream: TextIO) -> str:
-    """A note for this stream: at a terminal, broken between words."""
+    """A note for this stream: at a terminal, broken between words. Indented lines, which are to be copied, stay."""
     if not stream.isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns - 1)
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    lines = (
+        [line] if line.startswith("  ") else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
     return "\n".join("\n".join(parts) for parts in lines)
+
+
+def write_sentences(text: str) -> None:
+    """Lines of a report to stdout."""
+    write(folded(text, sys.stdout) + "\n")
 
 
 def note(text: str) -> None:

@@ -22,7 +22,7 @@ from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
@@ -94,7 +94,7 @@ def command(
         def progress(stage: str, done: int, n: int, what: str) -> None:
             if stage not in stages:
                 stages.append(stage)
-                click.echo(f"stage {stage}: {n} generations", err=True)
+                bar.tell(f"Stage {stage}: {n} generations")
             bar(done, what, n)
 
         tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress, sampling)
@@ -120,18 +120,18 @@ def command(
         write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     else:
         show_table("", *candidate_cells(tuned, budget))
-        show_table("The choice, measured afresh", *report.speed_cells(fresh))
-        write(claim + "\n")
+        show_table("The choice, measured again", *report.speed_cells(fresh))
+        write_sentences(claim)
     if plot_file:
         write_atomically(plot_file, report.plot_frontier(tuned, budget))
     save_preset(preset, output, force)
-    click.echo(f"Written to {output}. To use it: pyfly-cpp chat --preset {shlex.quote(output)}", err=True)
+    note(f"Written to {output}\nTo use it:\n  pyfly-cpp chat --preset {shlex.quote(output)}")
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
     """All candidates, fastest first; `*` on the frontier."""
     on_frontier = {c.setting for c in tuning.frontier(tuned.candidates)}
-    head = ["", "setting", "x exact [95 %]", "agreement [95 %]", "answers", "within the budget"]
+    head = ["", "setting", "x exact [95% CI]", "agreement [95% CI]", "answers", "within the budget"]
     body = []
     for c in sorted(tuned.candidates, key=lambda c: -c.speedup.estimate):
         mark = "*" if c.setting in on_frontier else ""
@@ -139,6 +139,8 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
         is_within = "yes" if c.within(budget) else "no"
         body.append([mark, str(c.setting), interval(c.speedup), interval(c.agreement), answers, is_within])
+    if not any(c.n_answers for c in tuned.candidates):
+        head, body = [*head[:4], head[5]], [[*row[:4], row[5]] for row in body]
     return head, body
 
 
@@ -148,15 +150,15 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
     rejected = rejection_sentence(tuned)
     if c.setting.is_plain and not rejected:
         return (
-            f"plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
-            f"{tuned.n_prompts} prompts of {Path(prompt_file).name}: with this model, draft and "
-            "machine, drafting is not faster."
+            f"Plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
+            f"{tuned.n_prompts} prompts of {Path(prompt_file).name}. With this model, draft and machine, drafting is "
+            "not faster."
         )
     return rejected + (
-        f"{c.setting}: {over_exact} x exact and {over_plain} x plain, agreement with exact {interval(c.agreement)}; "
-        f"the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of {Path(prompt_file).name}. It "
-        "was chosen on these very prompts: expect a little less of speed and agreement on others, and nothing is known "
-        "about other kinds."
+        f"{c.setting} is the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of "
+        f"{Path(prompt_file).name}: {over_exact} times the speed of exact and {over_plain} times that of plain, with "
+        f"an agreement with exact of {interval(c.agreement)}. It was chosen on these very prompts, so expect slightly "
+        "less speed and agreement on similar ones. Nothing is known about other kinds."
     )
 
 
@@ -165,9 +167,9 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     if tuned.chosen == tuned.fastest:
         return ""
     return (
-        f"{tuned.fastest.setting} was the fastest in the search, but measured afresh its speed is "
-        f"{interval(tuned.over_lossless)} x that of {tuned.chosen.setting}, which is lossless: not surely more, so the "
-        "preset is lossless. "
+        f"{tuned.fastest.setting} was the fastest setting in the search. Measured again, its speed was "
+        f"{interval(tuned.over_lossless)} times that of {tuned.chosen.setting}, which is lossless. That is not clearly "
+        "more, so the preset is lossless. "
     )
 
 

@@ -65,10 +65,10 @@ def make_page(
     n_first = sum(bool(record.rejected) for record in records)
     numbers = [
         ("tokens", str(len(records))),
-        ("rounds", str(stats.rounds)),
+        ("steps", str(stats.rounds)),
         ("tokens per step", _number(stats.mean_accepted)),
-        ("drafted, accepted", f"{stats.drafted}, {_number(100 * stats.acceptance, 0)} %"),
-        ("loosely accepted", f"{stats.loose_accepted}, {_number(100 * stats.loose_rate, 1)} % of the tokens"),
+        ("drafted, accepted", f"{stats.drafted}, {_number(100 * stats.acceptance, 0)}%"),
+        ("loosely accepted", f"{stats.loose_accepted}, {_number(100 * stats.loose_rate, 1)}% of the tokens"),
         ("mean margin of loose tokens", f"{_number(stats.mean_margin_loose)} nats"),
         ("rejected by gate, window, boundary, safety",
          f"{stats.rejected_gate}, {stats.rejected_window}, {stats.rejected_boundary}, {stats.rejected_safety}"),
@@ -162,4 +162,4 @@ def _number(value: float, digits: int = 2) -> str:
 def _probability(value: float) -> str:
     if not math.isfinite(value):
         return "–"
-    return f"{100 * value:.1f} %" if value >= 0.001 else f"{value:.1e}"
+    return f"{100 * value:.1f}%" if value >= 0.001 else f"{value:.1e}"

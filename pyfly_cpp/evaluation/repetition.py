@@ -55,7 +55,7 @@ def find_loop(tokens: Sequence[int], max_period: int = MAX_PERIOD) -> Loop | Non
 def breakdown(text: str, tokens: Sequence[int]) -> str:
     """Why an open-ended output is no usable text; empty if it is one.
 
-    `"loop"`: a true loop; `"empty"`: fewer than 5 words; `"garbage"`: over 5 % of the characters are replacement or
+    `"loop"`: a true loop; `"empty"`: fewer than 5 words; `"garbage"`: over 5% of the characters are replacement or
     control characters; `"repetitive"`: of at least 100 words, under half of the 4-word sequences are distinct.
     """
     if find_loop(tokens) is not None:

@@ -155,8 +155,8 @@ NONE = "–"
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """`87.5 %`; a dash where there is no value."""
-    return f"{100 * value:.{digits}f} %" if math.isfinite(value) else NONE
+    """`87.5%`; a dash where there is no value."""
+    return f"{100 * value:.{digits}f}%" if math.isfinite(value) else NONE
 
 
 def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, unit: str = "") -> str:
@@ -169,17 +169,18 @@ def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, u
     return text + unit
 
 
-_FACTORS = {"x plain [95 %]": "plain", "x exact [95 %]": BASELINE}
+_FACTORS = {"x plain [95% CI]": "plain", "x exact [95% CI]": BASELINE}
 """Columns, and the setting that they compare with."""
-_SPEED = ("tokens/s [95 %]", *_FACTORS, "tokens/step", "loose", "tokens")
+_SPEED = ("tokens/s [95% CI]", *_FACTORS, "tokens per step", "loose", "tokens")
 """Columns that are not about quality."""
 
 
 def cells(table: Table) -> tuple[list[str], list[list[str]]]:
     """Head and body of the table, as texts; without the factors over a setting that did not run."""
     head = [
-        "setting", f"{table.criterion}", f"{table.criterion}, % [95 %]", "recovery [95 %]", "harmful / helpful", "p",
-        "same text", "tokens/s [95 %]", "x plain [95 %]", "x exact [95 %]", "tokens/step", "loose", "loops", "tokens",
+        "setting", f"{table.criterion}", f"{table.criterion}, % [95% CI]", "recovery [95% CI]", "harmful / helpful",
+        "p", "same text", "tokens/s [95% CI]", "x plain [95% CI]", "x exact [95% CI]", "tokens per step", "loose",
+        "loops", "tokens",
     ]  # fmt: skip
     body = []
     short = short_names(row.setting for row in table.rows)
@@ -205,6 +206,10 @@ def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list
     speed = [i for i, name in enumerate(head) if i == 0 or name in _SPEED]
     quality = [i for i, name in enumerate(head) if name not in _SPEED]
     return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
+
+
+_ALSO = {"strict": "in the form that was asked for (strict)", "value": "as a number, 18.00 being 18 (value)"}
+"""What other scores of a task count."""
 
 
 def notes(table: Table) -> list[str]:
@@ -245,10 +250,10 @@ def notes(table: Table) -> list[str]:
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
-        out.append(f"Also, {name}: {parts}.")
+        out.append(f"Right {_ALSO.get(name, name)}: {parts}.")
     out.append(
-        "Speed is decoding without the prompt and the first step, total tokens over total seconds. Intervals: 95 %, "
-        "Wilson for shares, percentile bootstrap over items otherwise."
+        "Speed is that of decoding: total tokens over total seconds, without the prompt and the first step. 95% "
+        "confidence intervals: Wilson for shares, percentile bootstrap over items otherwise."
     )
     return out
 

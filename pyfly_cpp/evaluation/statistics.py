@@ -31,7 +31,7 @@ N_RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95 % interval; NaN if the data do not determine it."""
+    """An estimate and its 95% interval; NaN if the data do not determine it."""
 
     estimate: float
     low: float

@@ -12,6 +12,7 @@ import pytest
 
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
+from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import Answer, Bar, note, shown, write
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -97,12 +98,12 @@ def test_a_character_that_stdout_lacks_is_no_error(monkeypatch):
 
 def test_a_table_does_not_break_words(capsys, monkeypatch):
     head, body = (
-        ["setting", "tokens/s [95 %]", "x plain [95 %]"],
+        ["setting", "tokens/s [95% CI]", "x plain [95% CI]"],
         [["margin:0.3 reconverge:6", "10.0 [9.1, 11.2]", "1.1"]],
     )
     monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 30)
     show_table("Speed", head, body)
-    text = "Speed\nmargin:0.3 reconverge:6\n  tokens/s [95 %]: 10.0 [9.1, 11.2]\n  x plain [95 %]: 1.1\n"
+    text = "Speed\nmargin:0.3 reconverge:6\n  tokens/s [95% CI]: 10.0 [9.1, 11.2]\n  x plain [95% CI]: 1.1\n"
     assert capsys.readouterr().out == text
     monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 80)
     show_table("Speed", head, body)
@@ -158,3 +159,40 @@ def test_no_note_breaks_in_a_word(monkeypatch, capsys, terminal, columns):
     note(text)
     lines = click.unstyle(capsys.readouterr().err).splitlines()
     assert " ".join(lines).split() == text.split() and all(len(line) < columns for line in lines)
+
+
+@pytest.mark.parametrize("columns", [60, 110])
+def test_no_line_of_a_measurement_breaks_in_a_word(run, monkeypatch, terminal, tmp_path, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("Natalia sold clips to her friends.\n" * 5)
+    terminal()
+    result = run("bench", "-m", TARGET, "-t", 1, "-n", 4, "--prompts", prompts, "-o", tmp_path / "speed.json")
+    assert result.code == 0 and "same text" in result.out and "confidence" in result.out
+    lines = click.unstyle(result.out).splitlines()
+    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+
+
+def test_a_table_keeps_words_where_there_is_just_enough_room(capsys, monkeypatch):
+    head, body = ["setting", "a long heading of many words"], [["entropy:0.3 reconverge:6 k=4 lookup", "1.0 " * 9]]
+    monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 30)
+    show_table("", head, body)
+    assert "reconverge:6" in capsys.readouterr().out
+
+
+def test_what_is_told_during_a_bar_has_a_line_of_its_own(capsys, terminal):
+    terminal()
+    with progress_bar(3, "tune") as bar:
+        bar(1, "first", 3)
+        bar.tell("Stage 2")
+        bar(1, "second", 5)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(r"(^|[\r\n])Stage 2\n", plain)
+
+
+def test_commands_to_copy_stay_on_their_line(monkeypatch, capsys, terminal):
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal()
+    command = "  pyfly-cpp chat --preset " + "a" * 20 + " --gate exact --draft-max 4"
+    note("Use it:\n" + command)
+    assert command in click.unstyle(capsys.readouterr().err).splitlines()

@@ -65,10 +65,10 @@ def test_halves_hold_everything():
 def test_without_plain_nothing_is_compared_with_it():
     some = [row for row in lines() if row["setting"] != "plain"]
     head, body = report.cells(report.summarise(some, SETTINGS[1:], 20))
-    assert "x exact [95 %]" in head and not any("plain" in name for name in head)
+    assert "x exact [95% CI]" in head and not any("plain" in name for name in head)
     assert all(len(row) == len(head) for row in body)
     (quality, _), (speed, _) = report.halves(head, body)
-    assert quality[-1] == "loops" and speed == ["setting", "tokens/s [95 %]", "x exact [95 %]", *speed[3:]]
+    assert quality[-1] == "loops" and speed == ["setting", "tokens/s [95% CI]", "x exact [95% CI]", *speed[3:]]
 
 
 def test_only_complete_items_count():
