@@ -23,8 +23,8 @@ _MOST_OF_HEADER = 2048
 
 
 def header_of(entries: Sequence[str]) -> str:
-    """A list as the value of a header, cut where it is long."""
-    return ", ".join(entries).encode("ascii", "backslashreplace").decode().replace("\n", " ")[:_MOST_OF_HEADER]
+    """A list as the value of a header, cut where it is long; characters that a header cannot have are escaped."""
+    return ", ".join(entries).encode("unicode_escape").decode()[:_MOST_OF_HEADER].strip()
 
 
 class ClientLeft(Exception):

@@ -152,6 +152,10 @@ def test_functions_as_before_tools(client):
 def test_fields_that_are_not_served_are_named(server):
     got = server.post(PATH, messages=MESSAGES, max_tokens=1, store=True, metadata={"a": "b"}, verbosity=None)
     assert got.headers["X-Pyfly-Ignored"] == "store, metadata"
+    odd = server.post(
+        PATH, messages=MESSAGES, max_tokens=1, **{" \r\n\0\x7f\u00e9": 1, "": 1, "x" * 10_000: 1, "\u2028 ": 1}
+    )
+    assert odd.status_code == 200 and odd.headers["X-Pyfly-Ignored"].startswith("\\r\\n\\x00\\x7f\\xe9, ")
     refused = server.post(PATH, messages=MESSAGES, max_tokens=1, audio={"voice": "x"})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "audio"
 
