@@ -1,4 +1,5 @@
-"""Many clients at once, a third of whom leave midway; and requests that a machine makes up. Minutes: -m serve_load."""
+"""Many clients at once, half of whom leave midway, among hostile ones; and requests that a machine makes up. Minutes:
+-m serve_load."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from test_bad_requests import hostile
 
 pytestmark = pytest.mark.serve_load
 
-N_CLIENTS, N_REQUESTS, N_SLOTS = 64, 512, 8
+N_CLIENTS, N_REQUESTS, N_SLOTS, N_HOSTILE = 64, 512, 8, 170
 PATH = "/v1/completions"
 PROMPTS = [
     "Natalia sold clips to 48 of her friends in April.",
@@ -47,8 +49,18 @@ def child(tiny_target_f32, tiny_draft):
 
 def memory_of(process):
     """Resident memory in MiB."""
+    return number_of(process, "VmRSS") / 1024
+
+
+def number_of(process, what):
+    """A number of the system's about a process."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+    return int(re.search(rf"{what}:\s+(\d+)", status)[1])
+
+
+def n_files(process):
+    """Its open files, connections among them."""
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
 
 
 async def ask(client, body, n_events, first, between):
@@ -72,8 +84,12 @@ async def ask(client, body, n_events, first, between):
     raise AssertionError("the stream ended without its end")
 
 
-async def load(url, expected, n_requests, choose):
-    """(requests that were read to their end, seconds to the first event, seconds between events)"""
+async def load(url, expected, n_requests, choose, bodies=()):
+    """(requests that were read to their end, seconds to the first event, seconds between events)
+
+    Args:
+        bodies: Hostile ones with their paths, which one more client sends.
+    """
     first, between, finished = [], [], 0
     waiting = list(range(n_requests))
 
@@ -83,7 +99,7 @@ async def load(url, expected, n_requests, choose):
             while waiting:
                 i = waiting.pop()
                 which = choose.randrange(len(BODIES))
-                leaves = choose.randrange(1, 8) if i % 3 == 0 else None
+                leaves = choose.randrange(1, 8) if i % 2 == 0 else None
                 if leaves is None and i % 5 == 0:
                     response = await client.post(PATH, json=BODIES[which])
                     text = response.json()["choices"][0]["text"]
@@ -93,7 +109,13 @@ async def load(url, expected, n_requests, choose):
                     finished += 1
                     assert text == expected[which], (i, BODIES[which])
 
-    await asyncio.gather(*(one_client() for _ in range(N_CLIENTS)))
+    async def hostile_client():
+        async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+            for path, body in bodies:
+                response = await client.post(path, content=body)
+                assert 400 <= response.status_code < 500, (path, body[:200], response.text)
+
+    await asyncio.gather(hostile_client(), *(one_client() for _ in range(N_CLIENTS)))
     return finished, first, between
 
 
@@ -102,33 +124,47 @@ def test_many_clients(child, alone, capsys):
     expected = [alone.create_completion(**body)["choices"][0]["text"] for body in BODIES]
     choose = random.Random(1)
     asyncio.run(load(url, expected, N_REQUESTS // 4, choose))  # caches are filled
-    before = memory_of(process)
-    tokens_before = tokens_of(url)
+    before, n_before = memory_of(process), (number_of(process, "Threads"), n_files(process))
+    tokens_before, counted = tokens_of(url), requests_of(url)
+    bodies = random.Random(2).sample(hostile(0), N_HOSTILE)
     begun = time.monotonic()
-    finished, first, between = asyncio.run(load(url, expected, N_REQUESTS, choose))
+    finished, first, between = asyncio.run(load(url, expected, N_REQUESTS, choose, bodies))
     seconds = time.monotonic() - begun
     n_tokens = tokens_of(url) - tokens_before
     deadline = time.monotonic() + 5
-    while (health := httpx.get(f"{url}/health").json())["texts_running"] or health["texts_waiting"]:
-        assert time.monotonic() < deadline, health
+    n_requests = N_REQUESTS + N_HOSTILE  # each of them was counted, and left nothing
+    while (
+        (health := httpx.get(f"{url}/health").json())["texts_running"] or health["texts_waiting"]
+        or sum(requests_of(url).values()) - sum(counted.values()) != n_requests or n_files(process) > n_before[1]
+    ):  # fmt: skip
+        assert time.monotonic() < deadline, (health, requests_of(url), n_files(process), n_before)
         time.sleep(0.01)
-    after = memory_of(process)
-    assert finished >= N_REQUESTS * 2 // 3
+    after, n_left = memory_of(process), requests_of(url)[PATH, "499"] - counted[PATH, "499"]
+    assert finished >= N_REQUESTS // 2
     assert after - before < 24, (before, after)
+    assert number_of(process, "Threads") <= n_before[0]
     p50, p95 = 50, 95
     with capsys.disabled():
         print(
             f"\n{N_REQUESTS} requests of {N_CLIENTS} clients, {N_SLOTS} at once, in {seconds:.1f} s: {finished} read "
-            f"to their end and as alone; {n_tokens / seconds:.0f} tokens/s\n"
+            f"to their end and as alone, {n_left:.0f} left; {len(bodies)} hostile ones refused; "
+            f"{n_tokens / seconds:.0f} tokens/s\n"
             f"first event p50 {np.percentile(first, p50):.3f} s, p95 {np.percentile(first, p95):.3f} s; between events "
             f"p50 {1000 * np.percentile(between, p50):.1f} ms, p95 {1000 * np.percentile(between, p95):.1f} ms\n"
-            f"memory {before:.0f} MiB before, {after:.0f} MiB after"
+            f"memory {before:.0f} MiB before, {after:.0f} MiB after; threads and files {n_before} before"
         )
 
 
 def tokens_of(url):
     text = httpx.get(f"{url}/metrics").text
     return float(re.search(r"^pyfly_completion_tokens_total (.*)", text, re.MULTILINE)[1])
+
+
+def requests_of(url):
+    """How many were counted, by route and status."""
+    text = httpx.get(f"{url}/metrics").text
+    found = re.findall(r'^pyfly_requests_total\{route="(.*)",status="(.*)"\} (.*)', text, re.MULTILINE)
+    return {(route, status): float(n) for route, status, n in found}
 
 
 def limited(body):
