@@ -163,15 +163,16 @@ class _Answers(_Checked):
         """Answers with the tokens of a request."""
         service = self.service
         given = await service.body(request, self._model)
-        body = given.value
+        fields = self._model.model_fields
+        body = {name: value for name, value in given.value.items() if name in fields}
         decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
         if service.turns.is_closed:
             raise stopping()
         if service.log.wants_texts:
-            more["request"] = body
+            more["request"] = given.value
         answer = await service.understand(request, given, self._kind, service.model, service.settings, body, decoding)
         answer.orders = [replace(order, owner=scope.get(OWNER, 0)) for order in answer.orders]
-        unknown = [name for name, value in body.items() if value is not None and name not in self._model.model_fields]
+        unknown = [name for name, value in given.value.items() if value is not None and name not in fields]
         if unknown:
             answer.headers["X-Pyfly-Ignored"] = header_of(unknown)
         texts = [""] * len(answer.orders)

@@ -31,7 +31,7 @@ class Native(Shared):
         if max_tokens == 0:
             raise bad_request("n_predict is 0, which asks for nothing; raise it, or leave it out.", "n_predict")
         grammar = read_format(body, body.get("response_format"), "response_format")
-        self.order(self._prompts(), max_tokens, [], grammar, body.get("n_probs") or None)
+        self.order(self._prompts(), max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
         self._texts = [_Text(self, i, order) for i, order in enumerate(self.orders)]
 
     def _prompts(self) -> list[list[int]]:

@@ -199,7 +199,13 @@ class _ToolChoice(Request):
     function: _Named
 
 
-class ChatRequest(_Numbered):
+class _Thinks(Request):
+    chat_template_kwargs: Optional[dict[str, Any]] = None
+    reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
+    thinking_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
+
+
+class ChatRequest(_Numbered, _Thinks):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[_Message], _SOME]
@@ -213,11 +219,8 @@ class ChatRequest(_Numbered):
     tool_choice: Union[_ChoiceWord, _ToolChoice, None] = None
     functions: Optional[list[_Function]] = Field(None, max_length=128, fail_fast=True)
     function_call: Union[Literal["none", "auto"], _Named, None] = None
-    chat_template_kwargs: Optional[dict[str, Any]] = None
     reasoning_format: Optional[Literal["none", "auto", "deepseek"]] = None
     reasoning_effort: _Effort = None
-    reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
-    thinking_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
     modalities: Optional[list[Literal["text"]]] = None
     audio: None = None
     web_search_options: None = None
@@ -250,7 +253,7 @@ class _Reasoning(Request):
     effort: _Effort = None
 
 
-class ResponseRequest(_Shared):
+class ResponseRequest(_Shared, _Thinks):
     """The body of /v1/responses."""
 
     input: Union[str, Annotated[list[_Item], _SOME]]

@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from pyfly_cpp.serve.body import parse
+from pyfly_cpp.serve.requests import ChatRequest, CompletionRequest, ResponseRequest
 
 N_BODIES = 500
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -186,11 +187,36 @@ def test_half_of_a_surrogate_pair_anywhere(server, path):
 
 def test_what_is_ignored(server):
     assert server.post(TEXT, **GOOD[TEXT], unknown={"x": [1]}, metadata=5).status_code == 200
+    known = {name for own in (WRONG, OF_TEXT, OF_CHAT, OF_RESPONSE) for name in own}
+    for path, model in ((CHAT, ChatRequest), (TEXT, CompletionRequest), ("/v1/responses", ResponseRequest)):
+        others = dict.fromkeys(known - model.model_fields.keys(), "x")  # fields of other routes
+        got = server.post(path, **GOOD[path], **others)
+        assert got.status_code == 200, got.text
+        assert set(got.headers["X-Pyfly-Ignored"].split(", ")) == others.keys()
     nulls = {name: None for name in {**WRONG, **OF_TEXT} if name not in ("prompt", "max_tokens")}
     assert server.post(TEXT, **GOOD[TEXT], **nulls).status_code == 200
     nulls = {name: None for name in {**WRONG, **OF_CHAT} if name not in ("messages", "max_tokens")}
     assert server.post(CHAT, **GOOD[CHAT], **nulls).status_code == 200
     assert server.post(TEXT, **{**GOOD[TEXT], "max_tokens": 1.0, "stop": ["", "\n"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [
+        (TEXT, {"logprobs": 1.0, "n": 1.0}),
+        (CHAT, {"logprobs": True, "top_logprobs": 1.0, "n": 1.0, "max_completion_tokens": 2.0}),
+        (CHAT, {"reasoning_budget_tokens": 1.0}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2.0, "thinking_budget_tokens": 1.0}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2.0,
+                          "thinking": {"type": "enabled", "budget_tokens": 1.0}}),
+        ("/completion", {"prompt": "Hi", "n_predict": 2.0, "n_probs": 1.0}),
+    ],
+)  # fmt: skip
+def test_whole_numbers_may_have_a_point(server, path, fields):
+    more = {"top_k": 2.0, "seed": 1.0, "draft_max": 1.0, "mirostat_mode": 0.0}
+    body = {**GOOD.get(path, {}), **fields, **({} if path == "/v1/messages" else more)}
+    response = server.post(path, **body)
+    assert response.status_code == 200, response.text
 
 
 def test_bodies_that_are_too_large(server):
