@@ -196,7 +196,8 @@ def test_the_description(child, mode):
             case.body = limited(case.body)
             response = case.call(timeout=60)
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
-            assert response.status_code < 500, (case.body, response.text)
+            is_lacking = response.status_code == 501 and response.json()["error"]["code"] == "not_supported"
+            assert response.status_code < 500 or is_lacking, (case.body, response.text)
 
         ask_anything()
     print(mode, statuses)
