@@ -76,7 +76,9 @@ class _Choice:
         prompt = owner.prompt
         self._is_older = prompt.is_older
         self._reader = CallReader(prompt.tools, prompt.one_alone) if prompt.reads_calls else None
-        self._thoughts = ThoughtReader(prompt.closing, prompt.has_ended_thoughts) if owner.reads_thoughts else None
+        self._thoughts = None
+        if owner.reads_thoughts:
+            self._thoughts = ThoughtReader(prompt.closing, prompt.has_ended_thoughts, prompt.continues_thoughts)
         self._thought: list[str] = []
         self._n_told: list[int] = []  # characters of the arguments of each call
         self._text: list[str] = []

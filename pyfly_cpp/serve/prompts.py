@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.engine.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.contents import read_content
@@ -41,13 +42,15 @@ class ChatPrompt:
             self.grammar = self.grammar.or_else(self.tools.constraint(False)) if self.reads_calls else self.grammar
         told, self.budget = _read_thinking(body, settings.reasoning_budget)
         """Most tokens of thoughts; None: no limit."""
-        rendered = _render(model, self.tools, body, told)
+        rendered, begun = _render(model, self.tools, body, told)
         self.stop = rendered.stop
         """Texts that end the answer, as the format says."""
         self.tokens = rendered.tokens
         self.text = rendered.text or model.text(rendered.tokens, special=True)
-        self.closing = opened_by(self.text)
+        self.closing = begun or opened_by(self.text)
         """What ends the thoughts that the prompt has begun; None: it has begun none, or has ended them."""
+        self.continues_thoughts = begun is not None
+        """Whether the prompt ends within thoughts that a message has brought."""
         is_unwanted = self.grammar is not None or self.budget == 0 or told.get("enable_thinking") is False
         self.has_ended_thoughts = self.closing is not None and is_unwanted
         if self.closing is not None and is_unwanted:
@@ -61,7 +64,7 @@ def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, 
     request says nothing of thoughts."""
     effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
     given = (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens"))
-    budget = next((n for n in given if n is not None), None)
+    budget = next((int(n) for n in given if n is not None), None)
     if budget is None and effort is None and "enable_thinking" not in out:
         budget = own_budget
     if effort is not None:
@@ -79,9 +82,13 @@ def _read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | N
     return choice or ("auto" if has_tools else "none"), None
 
 
-def _render(model: Model, tools: Tools, body: Mapping[str, Any], more: Mapping[str, Any]) -> Rendered:
-    """An answer that the messages end with is continued, unless the request forbids it. Raises ApiError."""
-    messages, told = tools.prepare(_read_messages(body["messages"]))
+def _render(
+    model: Model, tools: Tools, body: Mapping[str, Any], more: Mapping[str, Any]
+) -> tuple[Rendered, str | None]:
+    """The prompt, and what ends the thoughts that it continues, if it does. An answer that the messages end with is
+    continued, unless the request forbids it. Raises ApiError."""
+    given = _read_messages(body["messages"])
+    messages, told = tools.prepare(given)
     adds_prompt, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
     if adds_prompt and continues:
         raise bad_request("add_generation_prompt and continue_final_message exclude each other; leave one out.",
@@ -92,8 +99,30 @@ def _render(model: Model, tools: Tools, body: Mapping[str, Any], more: Mapping[s
     if is_answered and (continues or (continues is None and adds_prompt is None)):
         if len(messages) > 1 and messages[-2]["role"] == "assistant":
             raise bad_request("the messages end with two of the assistant's; join them.", "messages")
-        return model.render(messages[:-1], told, more, behind=messages[-1]["content"])
-    return model.render(messages, told, more, adds_prompt=adds_prompt is not False)
+        before = model.render(messages[:-1], told, more)
+        opened = opened_by(before.text or model.text(before.tokens, special=True))
+        text, closing = _begun(given[-1], opened, model.template, more.get("enable_thinking") is not False)
+        return model.render(messages[:-1], told, more, behind=text), closing
+    return model.render(messages, told, more, adds_prompt=adds_prompt is not False), None
+
+
+def _begun(message: Mapping[str, Any], opened: str | None, template: str, thinks: bool) -> tuple[str, str | None]:
+    """An answer as far as the model has written it, and what ends the thoughts in which it breaks off, if it does.
+
+    Args:
+        opened: What ends the thoughts that the prompt before it has begun; None: it has begun none.
+        thinks: Whether thoughts are wanted.
+    """
+    thoughts, content = message.get("reasoning_content") or "" if thinks else "", message["content"]
+    before, closing = "", opened
+    if opened is None:
+        if not thoughts:
+            return content, None
+        opening, closing = next((pair for pair in THOUGHTS if pair[0] in template), THOUGHTS[0])
+        before = f"{opening}\n"
+    if content:
+        return f"{before}{thoughts}\n{closing}\n\n{content}", None
+    return before + thoughts, closing if thoughts else None
 
 
 def _read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,17 +13,18 @@ from pyfly_cpp.engine.markers import THOUGHTS
 class ThoughtReader:
     """Splits an answer into its thoughts and what follows them, while it comes."""
 
-    def __init__(self, closing: str | None, is_behind: bool = False) -> None:
+    def __init__(self, closing: str | None, is_behind: bool = False, is_within: bool = False) -> None:
         """
         Args:
             closing: The marker that ends the thoughts that the prompt has begun; None: it has begun none.
             is_behind: Whether the prompt has also ended them.
+            is_within: Whether some of them are there already.
         """
         self._closing = closing
         self._is_behind = is_behind
         self._may_begin = closing is None
         self._held = ""
-        self._is_at_edge = True  # blanks next to a marker belong to it
+        self._is_at_edge = not is_within  # blanks next to a marker belong to it
 
     def add(self, text: str) -> tuple[str, str]:
         """What is known of (thoughts, answer) with this text."""

@@ -348,6 +348,39 @@ def test_continue(open_page):
     assert page.locator(".answer").count() == 1
 
 
+def test_continue_with_the_server(open_page, server):
+    page = open_page()
+    ask(page, "Tom has 3 apples and 4 pears. How many fruits?", max_tokens=12)
+    wait_idle(page)
+    messages = [{"role": "user", "content": "Tom has 3 apples and 4 pears. How many fruits?"}]
+    text = ""
+    for _ in range(2):  # by the limit, twice
+        page.get_by_label("Continue the answer").click()
+        wait_idle(page)
+    for _ in range(3):
+        begun = [{"role": "assistant", "content": text}] if text else []
+        answer = server.post("/v1/chat/completions", messages=messages + begun, max_tokens=12, temperature=0).json()
+        text += answer["choices"][0]["message"]["content"]
+    show_drafts(page)
+    assert tokens(page) == [text]
+    assert "12 tokens" in page.locator(".numbers").inner_text()
+
+
+def test_continue_within_thoughts(open_page, batch):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: <think>\n"
+    with running(batch, chat_template=template) as thinking:
+        page = open_page(thinking.url)
+        ask(page, "How many?", max_tokens=12)
+        wait_idle(page)
+        page.locator(".thinking summary").click()
+        first = page.locator(".thinking-text").inner_text()
+        page.get_by_label("Continue the answer").click()
+        wait_idle(page)
+        both = page.locator(".thinking-text").inner_text()
+        assert both.startswith(first) and len(both) > len(first) > 0
+        assert page.locator(".text").inner_text() == ""
+
+
 def test_regenerate_and_edit(open_page):
     page = open_page()
     for question, answer in (("First?", "Eins."), ("Second?", "Zwei.")):

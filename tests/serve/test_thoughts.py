@@ -49,6 +49,11 @@ def test_blanks_behind_thoughts_that_the_prompt_has_ended_are_no_text():
     assert parts == [("", ""), ("", "It"), ("", " is.\n"), ("", "")]
 
 
+def test_blanks_within_thoughts_that_are_continued_stay():
+    reader = ThoughtReader("</think>", is_within=True)
+    assert [reader.add(" two.\n"), reader.add("</think>\n"), reader.add("It")] == [(" two.", ""), ("", ""), ("", "It")]
+
+
 def test_prompts_that_begin_thoughts():
     assert opened_by("<|assistant|><think>\n") == "</think>"
     assert opened_by("<think>\n\n</think>\n\n") is None is opened_by("Hi")
@@ -139,3 +144,28 @@ def test_thoughts_in_the_other_protocols(thinking):
     ]
     assert block["type"] == "thinking" and thought.startswith(block["thinking"])
     assert thinking.post("/v1/messages", **own).json()["content"][0]["type"] == "text"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_answer_is_continued_where_it_broke_off(thinking, begins):
+    """Within its thoughts or behind them, whether or not the template begins thoughts."""
+    template = thinking.service.model.template
+    own = template if begins else template[: template.index("{% if")]
+    on = no_end(thinking.service.model.batch)
+
+    def prompt(**message):
+        messages = [*MESSAGES, {"role": "assistant", **message}]
+        return server.post("/apply-template", messages=messages).json()["prompt"]
+
+    with running(thinking.service.model.batch, chat_template=own) as server:
+        begun = server.post("/apply-template", messages=MESSAGES).json()["prompt"]
+        opening = "" if begins else "<think>\n"
+        assert prompt(content="", reasoning_content="So") == f"{begun}{opening}So"
+        assert prompt(content="It", reasoning_content="So.") == f"{begun}{opening}So.\n</think>\n\nIt"
+        assert prompt(content="It") == begun + ("\n</think>\n\nIt" if begins else "It")
+        broken = {"role": "assistant", "content": "", "reasoning_content": "So it"}
+        body = {"messages": [*MESSAGES, broken], "max_tokens": 30, "logit_bias": on}
+        got = server.post(PATH, reasoning_budget_tokens=9, **body).json()["choices"][0]["message"]
+        assert got["reasoning_content"] and got["content"] and "<think>" not in got["reasoning_content"]
+        off = server.post(PATH, chat_template_kwargs={"enable_thinking": False}, **body).json()["choices"][0]["message"]
+        assert "reasoning_content" not in off
