@@ -15,6 +15,9 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.machine import log
 
+_MOST_SIMULATED = 2**18
+"""Cells. llama.cpp fills a list of all of them; a larger context takes as much more as a half of these."""
+
 
 def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
     """Bytes of this computer's memory that a context of n_texts and n_ctx tokens would take beside the weights, or None
@@ -30,18 +33,29 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
     dry_model, dry_context = _copy(model_params), _copy(context_params)
     leave_weights(dry_model)
     dry_model.progress_callback = llama_cpp.llama_progress_callback()
-    dry_context.n_seq_max, dry_context.n_ctx = n_texts, n_ctx
+    dry_context.n_seq_max = n_texts
     with contextlib.ExitStack() as stack:
         stack.enter_context(log.silenced())  # what is to be said is said of the real one
         model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
         if not model:
             return None
         stack.callback(llama_cpp.llama_model_free, model)
-        context = llama_cpp.llama_init_from_model(model, dry_context)
-        if not context:
-            return None
-        stack.callback(llama_cpp.llama_free, context)
+        if n_ctx <= _MOST_SIMULATED:
+            return _simulated(model, dry_context, n_ctx)
+        half = _MOST_SIMULATED // 2
+        less, more = (_simulated(model, dry_context, n) for n in (half, 2 * half))
+        return None if less is None or more is None else more + (more - less) * (n_ctx - 2 * half) // half
+
+
+def _simulated(model: Any, params: Any, n_ctx: int) -> int | None:
+    params.n_ctx = n_ctx
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        return None
+    try:
         return _native.context_memory(context).host or None
+    finally:
+        llama_cpp.llama_free(context)
 
 
 def leave_weights(model_params: Any) -> None:

@@ -8,6 +8,7 @@ import errno
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ from pyfly_cpp.serve.settings import Settings
 
 _BACKLOG = 512
 _LOOK_SECONDS = 0.05
+_LAST_SECONDS = 1.0  # in which clients can be told that their requests were given up, and their tasks end
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -64,6 +66,12 @@ def serve(
     return not server.service.reading.is_busy
 
 
+def _after(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed since now."""
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() > deadline
+
+
 class _Protocol(H11Protocol):
     """A connection, which ends unless a request begins on it in time."""
 
@@ -101,7 +109,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(settings.grace) + 5,
+            timeout_graceful_shutdown=int(_LAST_SECONDS),
             backlog=_BACKLOG,
         )
         config.head_seconds = settings.limits.head_seconds
@@ -118,11 +126,25 @@ class Server(uvicorn.Server):
         """Lets what runs finish; until then new requests hear why they are refused."""
         self.service.stop()
         try:
-            while self.service.is_busy and not self.force_exit:
-                await asyncio.sleep(_LOOK_SECONDS)
+            await self._until_idle(lambda: self.service.is_over or self.force_exit)
+            if self._is_busy:
+                self.service.give_up()
+                await self._until_idle(_after(_LAST_SECONDS))
+            if self._is_busy:  # with clients who do not read, or send
+                for connection in tuple(self.server_state.connections):
+                    connection.transport.abort()
+                await self._until_idle(_after(_LAST_SECONDS))
             await super().shutdown(sockets=sockets)
         finally:
             self.service.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.service.is_busy or bool(self.server_state.tasks)
+
+    async def _until_idle(self, is_enough: Callable[[], bool]) -> None:
+        while self._is_busy and not is_enough():
+            await asyncio.sleep(_LOOK_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -54,19 +54,23 @@ class Service:
         """The turns of texts that want a vector: one at a time."""
         self.reading = Reading()
         self._running: set[Handle] = set()
+        self.is_over = False
+        """Whether what runs was given up."""
 
     def stop(self) -> None:
         """Nothing new begins; what runs has `grace` seconds to finish. In the event loop."""
         self.turns.close()
         self.embedding.close()
-        asyncio.get_running_loop().call_later(self.settings.grace, self._give_up)
+        asyncio.get_running_loop().call_later(self.settings.grace, self.give_up)
 
     @property
     def is_busy(self) -> bool:
         """Whether a text is being written, or waits."""
         return any((turns.running or turns.waiting) for turns in (self.turns, self.embedding))
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """What runs ends now, and its clients are told. In the event loop."""
+        self.is_over = True
         self.reading.give_up()
         for handle in tuple(self._running):
             handle.cancel()

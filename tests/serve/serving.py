@@ -101,10 +101,11 @@ def command(model, *options, program=("-m", "pyfly_cpp"), stderr=subprocess.PIPE
 
 
 def url_of(process):
-    """The address that a server tells as it starts."""
-    line = process.stderr.readline()
-    found = re.search(r"http://[^ ]*/v1", line)
-    assert found, line
+    """The address that a server tells as it starts, perhaps behind warnings."""
+    lines = []
+    while not (found := re.search(r"http://[^ ]*/v1", "".join(lines))):
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
     return found[0].removesuffix("/v1")
 
 

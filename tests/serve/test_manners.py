@@ -116,6 +116,19 @@ def test_a_client_that_does_not_read_holds_nobody_up(batch):
         assert content.count(b'"finish_reason":"length"') == 4
 
 
+def test_clients_who_neither_read_nor_send_do_not_hold_up_the_end(batch, capfd):
+    body = {"prompt": ["A"] * 4, "max_tokens": 150, "logit_bias": no_end(batch), "stream": True, "records": True}
+    with running(batch, send_buffer=4096, grace=0.1) as one:
+        silent = connected(one, body, receive_buffer=4096)
+        with socket.create_connection(("127.0.0.1", one.port)) as slow, silent:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+            until(lambda: len(one.server.server_state.tasks) == 2)
+            one.until_idle(30)
+            one.server.should_exit = True
+            until(lambda: not one.server.server_state.tasks)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_batch_that_failed(tiny_target_f32, monkeypatch):
     """It is no fault of the requests, and whoever watches the server is told."""
     with FlyBatch(tiny_target_f32, 1, **EXACT) as batch, running(batch) as one:

@@ -10,9 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import llama_cpp
 import pytest
 from click_runner import click_runner
-from serving import command, url_of
+from serving import command, until, url_of
 
 from pyfly_cpp.cli import cli
 from pyfly_cpp.engine import costs
@@ -49,6 +50,23 @@ def test_sigterm_lets_the_answer_finish(start):
     (line,) = errors.splitlines()
     told = json.loads(line)
     assert told["request"]["prompt"] == body["prompt"] and told["texts"][0] and told["status"] == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_two_interrupts_end_it_at_once(start, stream):
+    """Its clients are told, and nobody else: an hour of grace is over."""
+    process, url = start("--grace", "3600", "--most-tokens", "16000", "-c", "16384")
+    body = {"prompt": "A", "max_tokens": 16000, "ignore_eos": True, "stream": stream}
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+        until(lambda: httpx.get(f"{url}/health").json()["texts_running"])
+        process.send_signal(signal.SIGINT)
+        until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        process.send_signal(signal.SIGINT)
+        got = answer.result()
+    assert got.status_code == (200 if stream else 503) and "shutting down" in got.text
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
 
 
 STUCK = """
@@ -149,6 +167,22 @@ def test_a_port_in_use(tiny_target):
         code, error = failing("-m", tiny_target, "--port", port)
     assert code == 1
     assert error == f"Error: port {port} of 127.0.0.1 is in use; end what listens there, or give another --port.\n"
+
+
+def test_a_context_beyond_all_memory(tiny_target, monkeypatch):
+    """Nothing of that size is made to find out."""
+    sizes = []
+    make = llama_cpp.llama_init_from_model
+
+    def look(model, params):
+        sizes.append(params.n_ctx)
+        return make(model, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", look)
+    for parallel in ("auto", "2"):
+        code, error = failing("-m", tiny_target, "-c", "1000000000", "--parallel", parallel)
+        assert code == 1 and "--n-ctx" in error.splitlines()[-1]
+    assert max(sizes) <= 2**18
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path):
