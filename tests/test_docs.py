@@ -23,7 +23,7 @@ LANGUAGES = {"python": ("", "server", "not-run"), "bash": ("", "not-run"), "text
 
 NOT_RUN = {
     "README.md": 1,  # installs, compiles
-    "CONTRIBUTING.md": 3,  # installs; a browser
+    "CONTRIBUTING.md": 4,  # installs; a browser
     "models/README.md": 1,  # fetches models
     "docs/harness.md": 2,  # lm_eval
     "docs/installing.md": 3,  # installs, compiles, removes

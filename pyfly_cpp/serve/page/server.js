@@ -8,7 +8,7 @@ function headers() {
 /** The server refused; `status` is that of HTTP. */
 export class Refused extends Error {
   constructor(message, status) {
-    super(message);
+    super(message.charAt(0).toUpperCase() + message.slice(1));
     this.status = status;
   }
 }
