@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -40,6 +41,23 @@ def test_what_the_sdist_holds(tmp_path):
         names = {name.partition("/")[2] for name in file.getnames()}
     new = tracked("--others", "--exclude-standard")  # of somebody who is at work here
     assert names - new == expected - new | {"PKG-INFO"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with 3.10")
+def test_what_is_imported_is_declared():
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
+    declared = declared.partition("[project.scripts]")[0]
+    declared += (ROOT / "csrc" / "build_support" / "llama_cpp_python.py").read_text(encoding="utf-8")
+    names = {name.replace("-", "_").removesuffix("_python") for name in re.findall(r'"([\w-]+)(?:[>=]=|")', declared)}
+    names.add("pydantic_core")  # pydantic requires one release of it
+    imported = set()
+    for path in (ROOT / "pyfly_cpp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    assert imported - sys.stdlib_module_names - {"pyfly_cpp"} - names == set()
 
 
 def test_what_the_wheel_holds():

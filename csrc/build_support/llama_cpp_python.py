@@ -19,6 +19,7 @@ RUNTIME_DEPENDENCIES = [
     "numpy>=1.24",
     "cffi>=1.16",
     "jinja2>=3.1",
+    "typing_extensions>=4.5",
 ]
 
 

@@ -22,8 +22,8 @@ _COMMANDS = {
     "chat": ("chat", "Talk to a model."),
     "demo": ("demo", "See one answer without drafts and with them."),
     "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
-    "serve": ("serve", "Serve a model to programs that speak the OpenAI protocol."),
-    "bench": ("bench", "Measure speed: plain, exact and loose, interleaved."),
+    "serve": ("serve", "Serve a model to programs, and on a web page."),
+    "bench": ("bench", "Measure the speed without drafts and with them."),
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
     "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
@@ -70,7 +70,10 @@ class _Commands(click.Group):
             ctx.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        from pyfly_cpp.cli.headings import Formatter
+
         warnings.showwarning = _show_warning
+        click.Context.formatter_class = Formatter
         try:
             return super().main(*args, **kwargs)
         except (ValueError, RuntimeError, OSError, MemoryError) as error:  # a closed pipe is handled by click
@@ -114,7 +117,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")
 def cli() -> None:
-    """Loosely speculative decoding (FLy) for GGUF models."""
+    """Run GGUF models faster: something cheap guesses the next tokens, and the model checks them in one step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

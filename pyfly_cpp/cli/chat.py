@@ -19,7 +19,7 @@ from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import legend, marked, use_colour
-from pyfly_cpp.cli.headings import HeadedCommand
+from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, reading
 from pyfly_cpp.cli.options import Options, shared_options
@@ -176,14 +176,14 @@ class Chat:
             note("this model's memory cannot be rolled back: plain decoding, without speculation")
         else:
             names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
-            how = "; it guesses only when that is faster" if llm.adaptive else ""
-            note(f"drafter: {names} guesses the next tokens, and the model checks them ({llm.drafter_reason}{how})")
+            when = " when that is faster" if llm.adaptive else ""
+            note(f"drafter: {names} guesses the next tokens{when}, and the model checks them ({llm.drafter_reason})")
 
     def _show_gate(self) -> None:
         gate = self._llm.gate
         if gate.is_lossless:
-            same = "with the same probabilities as" if gate.draws else "as"
-            note(f"gate: {gate}. Only guesses that the model agrees with stay, so it answers {same} without them.")
+            same = "have the same probabilities" if gate.draws else "are the same"
+            note(f"gate: {gate}. Only guesses that the model agrees with are kept: answers {same} as without guesses.")
             return
         windows = gate.windows(self._llm.decoding.window)
         names = {"none" if window.size == 0 else str(window) for window in windows}
@@ -301,7 +301,7 @@ class Chat:
         name, _, rest = text.partition(" ")
         rest = rest.strip()
         if name == "/help":
-            formatter = click.HelpFormatter(width=min(100, shutil.get_terminal_size().columns))
+            formatter = Formatter(width=min(100, shutil.get_terminal_size().columns))
             formatter.write_dl([*HELP.items()])
             formatter.write_text(_KEYS)
             click.echo(formatter.getvalue(), nl=False, err=True)

@@ -29,7 +29,7 @@ from pyfly_cpp.llama.response_format import schema_grammar
     epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete -m target.gguf -n 200",
 )
 @click.argument("prompt", required=False, type=TEXT)
-@click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.  [default: raw]")
+@click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.")
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
 @click.option("--stop", multiple=True, type=SOME_TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE",

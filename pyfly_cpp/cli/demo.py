@@ -11,7 +11,7 @@ import click
 from pyfly_cpp.cli.headings import HeadedCommand, number
 from pyfly_cpp.cli.kinds import Int
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options, reading
-from pyfly_cpp.cli.terminal import Answer, note, write
+from pyfly_cpp.cli.terminal import Answer, note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.stats import Stats
@@ -54,7 +54,7 @@ def command(models: Models, max_tokens: int) -> None:
     finally:
         llm.close()
     (plain, slow), (drafted, fast) = answers
-    write(f"\n{_compared(plain, drafted, slow, fast)}\n")
+    write_sentences(f"\n{_compared(plain, drafted, slow, fast)}")
 
 
 def _answer(llm: FlyLlama, setting: Decoding, max_tokens: int, is_shown: bool = False) -> tuple[str, Stats]:

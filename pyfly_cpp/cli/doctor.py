@@ -16,7 +16,7 @@ import numpy as np
 
 from pyfly_cpp import __version__, _native
 from pyfly_cpp.cli.loading import RPC_OPTION, reasons_from, silence
-from pyfly_cpp.cli.terminal import write
+from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
@@ -28,6 +28,9 @@ from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.metadata import metadata, open_metadata, quantisation
 from pyfly_cpp.models.named import embedded_model, resolve_model
+
+_LABEL = 20
+"""Columns of what stands before a value."""
 
 _VOCABULARIES = {
     llama_cpp.LLAMA_VOCAB_TYPE_NONE: "none",
@@ -210,7 +213,7 @@ def _show(report: dict[str, Any]) -> None:
         ("system", machine["system"]),
         ("physical cores", f"{machine['physical_cores']}{load}"),
         ("threads", _threads(machine)),
-        ("row statistics", machine["row_statistics"]),
+        ("our vector code", machine["row_statistics"]),
         ("llama.cpp features", machine["llama_cpp_features"]),
         ("GPU offload", offload),
         ("RPC servers", "yes" if machine["rpc"] else "no: build llama-cpp-python with CMAKE_ARGS=-DGGML_RPC=on"),
@@ -230,7 +233,9 @@ def _show(report: dict[str, Any]) -> None:
         word = report["draft_word"]
         rows += [None, ("draft fits", f"yes, as {DRAFTERS[word].noun}" if word else f"no: {report['draft_problem']}")]
     for row in rows:
-        write(f"{row[0]:19} {row[1]}\n" if row else "\n")
+        write_sentences(f"{row[0]:{_LABEL - 1}} {row[1]}" if row else "", _LABEL)
+    if "model" not in report and "draft" not in report:
+        note("\nA model, and whether a draft fits it: pyfly-cpp doctor -m MODEL -d DRAFT")
 
 
 def _describe_extra_buffers(verdict: dict[str, Any]) -> str:
@@ -240,11 +245,11 @@ def _describe_extra_buffers(verdict: dict[str, Any]) -> str:
 
 def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
     n_protected = model["n_protected"]
-    speculates = "yes"
+    drafts = "possible"
     if n_protected is None:
-        speculates = "-: llama.cpp makes no context of this file alone (a draft head?)"
+        drafts = "-: llama.cpp makes no context of this file alone (a draft head?)"
     elif model["is_recurrent"]:
-        speculates = "yes; its recurrent state is rolled back through snapshots, or replayed"
+        drafts = "possible; its recurrent state is rolled back through snapshots, or replayed"
     n_params = f"{model['n_params'] / 1e9:.2f} B" if model["n_params"] >= 1e9 else f"{model['n_params'] / 1e6:.1f} M"
     return [
         ("  name", model["name"] or "-"),
@@ -254,5 +259,5 @@ def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("  vocabulary", f"{model['n_vocab']} tokens, {model['vocab_type']}"),
         ("  protected tokens", "-" if n_protected is None else str(n_protected)),
         ("  chat template", "yes" if model["chat_template"] else "no"),
-        ("  speculation", speculates),
+        ("  drafts", drafts),
     ]

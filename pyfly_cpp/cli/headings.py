@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -47,12 +47,30 @@ def declares(options: Sequence[Declared]) -> Callable[[Function], Function]:
     return declare
 
 
+_HYPHEN = "\ue000"  # until the lines are broken
+
+
+class Formatter(click.HelpFormatter):
+    """Breaks the lines of a help between words, and not at hyphens: names of options and gates are to be copied."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _HYPHEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(name, text.replace("-", _HYPHEN)) for name, text in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(_HYPHEN, "-")
+
+
 class HeadedCommand(click.Command):
     """Shows the options without a heading first, then those of each heading, as they are declared."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
         for param in self.get_params(ctx):
+            if isinstance(param, click.Argument):  # named in the first line
+                continue
             record = param.get_help_record(ctx)
             if record is not None:
                 sections[getattr(param, "heading", _FIRST)].append(record)

@@ -13,7 +13,7 @@ import click
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from pyfly_cpp.cli.self_draft import command as draft
-from pyfly_cpp.cli.terminal import Bar, write
+from pyfly_cpp.cli.terminal import Bar, note, write
 from pyfly_cpp.decoding.auto import own_head
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.machine.memory import in_words
@@ -33,8 +33,8 @@ def command() -> None:
     """Models by name, for --model and --draft.
 
     \b
-    hf:OWNER/REPO:TYPE  a model of the hub by its type (Q4_K_M, Q8_0, ...)
-    hf:OWNER/REPO       the same of a usual type
+    hf:OWNER/REPO:TYPE  a model of the hub, by its type (Q4_K_M, Q8_0, ...)
+    hf:OWNER/REPO       the same, of a common type
     hf:OWNER/REPO/FILE  a GGUF file of the hub
     NAME                NAME.gguf in $PYFLY_MODELS, or in the user's cache folder
     smollm2-135m        the demo model
@@ -56,8 +56,11 @@ def list_models(as_json: bool) -> None:
     for one in found:
         click.echo(f"{one.name:{width}}  {in_words(one.size):>7}")
     if not found:
-        click.echo("no model is here")
-    click.echo("More: pyfly-cpp models fetch hf:OWNER/REPO:TYPE, and pyfly-cpp models pair.", err=True)
+        click.echo("There is no model on this machine.")
+    note(
+        "To get more: pyfly-cpp models fetch hf:OWNER/REPO:TYPE\n"
+        "To find a draft for a model: pyfly-cpp models pair MODEL"
+    )
 
 
 @command.command(epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")
@@ -91,10 +94,10 @@ def path(name: str) -> None:
 def pair(target: str | None, as_json: bool) -> None:
     """List what could draft for the model TARGET.
 
-    Of a file: what fits on this machine, and what is published for its family. Looks next to the model and in the
-    folders of this program, the hub, llama.cpp, LM Studio and Ollama. Of the name of a family's model, such as
-    qwen2.5-7b: what is published. Of a name of the hub that is not here: what the hub offers, with sizes and licences;
-    it is asked. Without TARGET: the families that are known.
+    For a file: what fits it on this machine, and what is published for its family. The search covers the model's own
+    folder and those of this program, the hub, llama.cpp, LM Studio and Ollama. For the name of a family's model, such
+    as qwen2.5-7b: what is published. For a name of the hub that is not on this machine, the hub is asked what it
+    offers, with sizes and licences. Without TARGET: the known families.
 
     Fitting does not mean faster: `bench` measures the speed, and a drafter
     that is not faster is left out while decoding.
@@ -133,7 +136,7 @@ def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
                 facts.append("its terms must be accepted on its page")
             write(f"{what:6}  {offer.name}  {', '.join(facts)}\n")
     if draft is None:
-        click.echo("nothing is known to be published that drafts for it", err=True)
+        note("No published draft for it is known.")
     names = [str(offer.name) for offer in (target, draft) if offer is not None]
     click.echo(f"  pyfly-cpp models fetch {' '.join(names)}", err=True)
     click.echo(f"  pyfly-cpp chat -m {' -d '.join(names)}", err=True)
@@ -165,12 +168,12 @@ def _show_companions(path: Path, as_json: bool) -> None:
         mark = "*" if i == 0 and own is None else " "
         click.echo(f"{mark} {one.path.name:{width}}  {in_words(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
     if own is None and not here:
-        click.echo("no file on this machine could draft for it")
+        click.echo("No file on this machine fits it as a draft.")
     if own is not None or here:
-        click.echo("* what --drafter auto takes; the share is of the model's size", err=True)
+        note("* what --drafter auto uses; the percentage is the share of the model's size")
     _show_published(published, as_json)
     if own is None:
-        click.echo("made from the model itself, if that is faster here:", err=True)
+        note("A draft can be made from the model itself, if that is faster here:")
         click.echo(f"  pyfly-cpp models draft {shlex.quote(str(path))}", err=True)
 
 
@@ -179,12 +182,12 @@ def _show_published(published: Pair | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"published": published and asdict(published)}, indent=2))
     elif published is None:
-        click.echo("nothing is known to be published for it", err=True)
+        note("No published draft for it is known.")
     elif published.draft is None:
-        click.echo(f"{published.family}: {published.note}", err=True)
+        note(f"{published.family}: {published.note}")
     else:
         size = in_words(published.size)
-        click.echo(f"published for {published.family}, {size}, {published.licence}:", err=True)
+        note(f"Published for {published.family}, {size}, {published.licence}:")
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
 
 

@@ -190,7 +190,7 @@ SAMPLING_OPTIONS = [
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
                  help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain decoding. With "
-                 "guards: all(margin:0.3,exact-first:8,budget:2,no-repeat:8).  [default: the preset's, or exact]"),
+                 "a guard: all(margin:0.3,exact-first:8).  [default: the preset's, or exact; in chat stochastic]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "

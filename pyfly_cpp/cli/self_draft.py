@@ -39,10 +39,10 @@ def command(
     n_gpu_layers: int,
     n_threads: int | str,
 ) -> None:
-    """Make a draft of TARGET out of itself: requantised, the type chosen by measuring here.
+    """Make a draft of TARGET by requantising it.
 
-    Each type is made, drafts on six bundled prompts, and is timed; the best is kept if it helps. Close other programs
-    first.
+    The type is chosen by measuring on this machine: a draft of each type is made and timed on six bundled prompts, and
+    the best one is kept if it helps. Close other programs first.
     """
     log = silence()
     kinds = [kind.strip().lower() for kind in types.split(",") if kind.strip()]

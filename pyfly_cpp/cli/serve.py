@@ -18,6 +18,7 @@ from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
+from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.serve.settings import Limits, Settings
 
@@ -81,7 +82,7 @@ _OPTIONS = [
 @click.command(
     "serve",
     cls=HeadedCommand,
-    short_help="Serve a model to programs that speak the OpenAI protocol.",
+    short_help="Serve a model to programs, and on a web page.",
     epilog="Example: pyfly-cpp serve --model target.gguf --draft draft.gguf --parallel 4",
 )
 @declares(_OPTIONS)
@@ -100,7 +101,7 @@ def command(
     no_auth: bool,
     **given: Any,
 ) -> None:
-    """Serve a model at http://ADDRESS:PORT/v1 to OpenAI's clients."""
+    """Serve a model: to programs that speak the OpenAI protocol or Anthropic's, and to your browser."""
     try:
         from pyfly_cpp.serve.security import is_loopback
         from pyfly_cpp.serve.server import open_socket, serve
@@ -133,13 +134,14 @@ def command(
                 limits=limits, **given,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{bound.getsockname()[1]}/v1"
+            url = f"http://{shown}:{bound.getsockname()[1]}"
 
             def tell() -> None:
                 with contextlib.suppress(OSError):  # a full disk
                     note(
-                        f"{settings.name} at {url}: {batch.decoding.gate} verification, {batch.n_parallel} texts at "
-                        f"once of {batch.n_ctx} tokens each. Ctrl-C stops."
+                        f"{settings.name} is served at {url}/v1 to programs, and at {url} to a browser. Ctrl-C stops. "
+                        f"Gate: {batch.decoding.gate}. At most {counted(batch.n_parallel, 'request')} at a time, each "
+                        f"with a context of {batch.n_ctx} tokens."
                     )
 
             if not serve(batch, settings, bound, tell):

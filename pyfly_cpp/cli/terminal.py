@@ -80,21 +80,26 @@ class Answer:
         return moved + char
 
 
-def folded(text: str, stream: TextIO) -> str:
-    """A note for this stream: at a terminal, broken between words. Indented lines, which are to be copied, stay."""
+def folded(text: str, stream: TextIO, indent: int | None = None) -> str:
+    """A note for this stream: at a terminal, broken between words. Indented lines, which are to be copied, stay.
+    `indent`: also these are broken, and what follows of a line begins at this column."""
     if not stream.isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns - 1)
     lines = (
-        [line] if line.startswith("  ") else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        [line]
+        if line.startswith("  ") and indent is None
+        else textwrap.wrap(
+            line, width, subsequent_indent=" " * (indent or 0), break_long_words=False, break_on_hyphens=False
+        )
         for line in text.split("\n")
     )
     return "\n".join("\n".join(parts) for parts in lines)
 
 
-def write_sentences(text: str) -> None:
-    """Lines of a report to stdout."""
-    write(folded(text, sys.stdout) + "\n")
+def write_sentences(text: str, indent: int | None = None) -> None:
+    """Lines of a report to stdout; `indent` as in `folded`."""
+    write(folded(text, sys.stdout, indent) + "\n")
 
 
 def note(text: str) -> None:

@@ -48,7 +48,7 @@ prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --pr
 
 
 _OPTIONS = [
-    click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own, JSONL."),
+    click.option("--prompts", "prompt_file", required=True, metavar="FILE", help="Prompts of your own: .txt or JSONL."),
     number("--limit", kind=Int(1), default=16, help="Take at most N of them."),
     number("--agreement", kind=Real(0, 1), default=0.8, help="Least mean agreement."),
     number("--lost-answers", kind=Int(0), default=0, help="Most answers that may be lost."),

@@ -73,8 +73,8 @@ def choose_drafter(
     info = _native.inspect_model(os.fspath(model_path))
     head = _head(info)
     if head is not None:
-        return AutoDrafter(head, "the model carries an MTP head")
-    why = "carries no MTP head that llama.cpp can run" if info.n_nextn > 0 else "carries no MTP head"
+        return AutoDrafter(head, "the model has an MTP head")
+    why = "has no MTP head that llama.cpp can run" if info.n_nextn > 0 else "has no MTP head"
     if draft is not None:
         given = drafter_of_file(model_path, draft) if isinstance(draft, (str, os.PathLike)) else draft
         return AutoDrafter(given, f"the model {why}, and a draft was given")
@@ -84,4 +84,4 @@ def choose_drafter(
         return AutoDrafter(
             found.drafter, f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size"
         )
-    return AutoDrafter(PromptLookup(), f"the model {why}, and no file on this machine could draft for it")
+    return AutoDrafter(PromptLookup(), f"the model {why}, and no file on this machine fits it as a draft")

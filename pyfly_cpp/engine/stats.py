@@ -214,16 +214,19 @@ class Stats:
 
     def _repr_html_(self) -> str:
         """A table, for notebooks."""
-        rate = self.tokens_per_second
+        rate, wait = self.tokens_per_second, self.time_to_first_token
         rows = {
             "tokens": f"{self.committed} in {counted(self.rounds, 'step')}",
             "tokens per second": "–" if math.isnan(rate) else f"{rate:.1f}",
-            "time to first token": f"{self.time_to_first_token:.2f} s",
+            "time to first token": "–" if math.isnan(wait) else f"{wait:.2f} s",
             "drafts accepted": f"{self.matched + self.loose_accepted} of {self.drafted}",
             "accepted loosely": f"{self.loose_accepted}",
         }
         cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
         return f"<table>{cells}</table>"
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def summary(self) -> str:
         """One line for people."""

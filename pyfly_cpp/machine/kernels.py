@@ -152,8 +152,9 @@ def verdict() -> Verdict:
             found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
                            bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
         _keep(key, found)
-    names = f"{len(found.types)} of {len(_native.kernel_types())} types, {_native.kernels_isa()}"
-    return Verdict(tuple(found.types), found.attention, f"{names}{', attention' if found.attention else ''}")
+    reason = f"ours for {len(found.types)} of {len(_native.kernel_types())} weight types"
+    reason += f"{' and attention' if found.attention else ''} ({_native.kernels_isa()})"
+    return Verdict(tuple(found.types), found.attention, reason)
 
 
 def describe() -> str:

@@ -35,7 +35,7 @@ def test_the_defaults(run):
     result = run("chat", "-m", TARGET, "-d", DRAFT, "--drafter", "both", "-t", 1, "-n", 20, stdin=f"{QUESTION}\n")
     assert result.code == 0
     assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
-    assert "only when that is faster" in result.err
+    assert "when that is faster" in result.err
     assert "gate: stochastic." in result.err and "temperature 0.7" in result.err
     assert "lossy" not in result.err
 

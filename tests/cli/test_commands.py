@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -343,6 +344,7 @@ def test_one_name_for_one_option_on_every_command():
 def test_a_help_fits_80_columns(run, name):
     result = run(*name.split(), "--help")
     assert result.code == 0 and max(map(len, result.out.splitlines())) <= 80
+    assert not re.search(r"\w-\n", result.out), "names are not broken at their hyphens"
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_a_user_without_a_home(run, home, monkeypatch):
 
 
 def test_list(run, home):
-    assert run("models", "list").out == "no model is here\n"
+    assert run("models", "list").out == "There is no model on this machine.\n"
     put(TARGET, home / "models" / "mine.gguf", home / "models" / "sub" / "other.gguf")
     put(DRAFT, *(home / "models" / f"split-0000{i}-of-00002.gguf" for i in (1, 2)))
     hub = home / "home" / ".cache" / "huggingface" / "hub" / "models--owner--some--repo" / "snapshots" / ("c" * 40)

@@ -336,7 +336,7 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
 def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, monkeypatch):
     chosen = choose_drafter(HYBRID, DRAFT)
     assert chosen.drafter == MTP()
-    assert "carries an MTP head" in chosen.reason
+    assert "has an MTP head" in chosen.reason
     assert choose_drafter(LLAMA, DRAFT).drafter == DraftModel(DRAFT)
     alone = shutil.copy(LLAMA, tmp_path / "alone.gguf")
     monkeypatch.setattr(companions, "places", lambda: [])

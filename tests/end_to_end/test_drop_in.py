@@ -21,6 +21,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp.engine.stats import Stats
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -831,6 +832,8 @@ def test_a_text_in_place_of_messages_is_told(tiny_target):
             with pytest.raises(ValueError, match="list of messages"):
                 llm.create_chat_completion(wrong)
         llm.create_completion("Tom", max_tokens=2)
-        assert "<table>" in llm.stats._repr_html_()
+        assert "<table>" in llm.stats._repr_html_() and "nan" not in llm.stats._repr_html_()
+        assert "<table>" in Stats()._repr_html_() and "nan" not in Stats()._repr_html_()
+        assert str(llm.stats) == llm.stats.summary()
     with pytest.raises(ValueError, match="closed"):
         llm.create_completion("Tom")

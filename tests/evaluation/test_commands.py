@@ -473,7 +473,7 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     few = ["--limit", 2, "--max-tokens", 12]
     result = run(bench, *own, *few, "-s", "exact lookup", "-o", tmp_path / "m.json", models=False)
     assert result.exit_code == 0, result.output
-    assert "MTP head (the model carries an MTP head)" in result.stdout
+    assert "MTP head (the model has an MTP head)" in result.stdout
     record = json.loads((tmp_path / "m.json").read_text())
     exact = next(m for m in record["measured"] if m["setting"] == "exact")
     assert exact["stats"]["accepted_by_drafter"]["MTP"] > 0 and record["models"]["drafter"][0]["kind"] == "mtp"

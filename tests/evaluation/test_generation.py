@@ -162,7 +162,7 @@ def test_the_models_own_head(tiny):
     if not path.exists():
         pytest.skip(f"{path.name} is not there")
     drafters, reason = choose_drafters(path)
-    assert reason == "the model carries an MTP head" and isinstance(drafters.default, MTP)
+    assert reason == "the model has an MTP head" and isinstance(drafters.default, MTP)
     assert drafters.words() == ["mtp", "lookup"]
     settings = [PLAIN, EXACT, Decoding.parse("exact mtp k=5"), Decoding.parse("exact lookup")]
     arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
