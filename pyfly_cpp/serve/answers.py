@@ -65,18 +65,22 @@ class Answer(Protocol):
 
 
 class Shared:
-    """What chat and text completions have in common."""
+    """What the completions of all protocols have in common."""
 
     is_named = False
     is_marked = True
     kind = ""
     chunk_kind = ""
+    tells_ids = False
+    """Whether log-probabilities have the ids of their tokens."""
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         self.model = model
         self.settings = settings
         self.body = body
         self.decoding = decoding
+        self.n = int(body.get("n") or 1)
+        """Texts of each prompt."""
         self.stream = bool(body.get("stream"))
         self.tells_progress = bool(body.get("return_progress"))
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -88,7 +92,7 @@ class Shared:
         self.timings: list[Timings] = []
         self.id = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.fingerprint = fingerprint(written(decoding))
+        self.system_fingerprint = system_fingerprint(written(decoding))
 
     def order(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
@@ -96,7 +100,7 @@ class Shared:
     ) -> None:  # fmt: skip
         """Orders n texts of each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
-        n = self.require_few(len(prompts))
+        self.require_few(len(prompts))
         n_batch = self.model.n_batch
         k = self.decoding.draft_max
         if k is not None and k >= n_batch:
@@ -106,9 +110,9 @@ class Shared:
         texts_of_stop = read_stop(body, stop)
         forbidden = model.ends if body.get("ignore_eos") else ()
         bias = read_logit_bias(body, model.n_vocab, lambda text: model.tokenize(text, False, False), forbidden)
-        seeds = read_seeds(body, n, self.settings.seed)
+        seeds = read_seeds(body, self.n, self.settings.seed)
         for prompt in prompts:
-            room = require_room(prompt, self.model)
+            room = _require_room(prompt, self.model)
             self.n_prompt_tokens += len(prompt)
             most = min(room, limits.max_tokens if max_tokens is None else min(max_tokens, limits.max_tokens))
             self.orders += [
@@ -126,12 +130,11 @@ class Shared:
         n = next((int(self.body[name]) for name in names if self.body.get(name) is not None), default)
         return None if n < 0 else n
 
-    def require_few(self, n_prompts: int) -> int:
-        """The n of the request. Raises ApiError: with so many prompts that is too many texts."""
-        n, most = int(self.body.get("n") or 1), self.settings.limits.max_texts
-        if n * n_prompts > most:
-            raise bad_request(f"the request asks for {n * n_prompts} answers; at most {most} are allowed.", "n")
-        return n
+    def require_few(self, n_prompts: int) -> None:
+        """Raises ApiError: with so many prompts the request asks for too many texts."""
+        most = self.settings.limits.max_texts
+        if self.n * n_prompts > most:
+            raise bad_request(f"the request asks for {self.n * n_prompts} answers; at most {most} are allowed.", "n")
 
     def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
         """Takes note of tokens and times, and hands pieces on to `take`."""
@@ -163,14 +166,13 @@ class Shared:
 
     def _n_cached(self) -> int:
         """Tokens of the prompts that need not have been evaluated for this request, by the first text of each."""
-        n_texts = int(self.body.get("n") or 1)
-        return sum(timings.n_cached for timings in self.timings[::n_texts])
+        return sum(timings.n_cached for timings in self.timings[:: self.n])
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Event:
         """An event of a stream."""
         event = {
             "id": self.id, "object": self.chunk_kind, "created": self.created, "model": self.settings.name,
-            "system_fingerprint": self.fingerprint, "choices": choices,
+            "system_fingerprint": self.system_fingerprint, "choices": choices,
         }  # fmt: skip
         return {**event, **({"usage": None} if self.with_usage else {}), **more}
 
@@ -187,7 +189,7 @@ class Shared:
         """All of it."""
         return {
             "id": self.id, "object": self.kind, "created": self.created, "model": self.settings.name,
-            "system_fingerprint": self.fingerprint, "choices": choices, "usage": self.usage(),
+            "system_fingerprint": self.system_fingerprint, "choices": choices, "usage": self.usage(),
             "timings": self.timings[0].as_dict(),
         }  # fmt: skip
 
@@ -195,18 +197,29 @@ class Shared:
         """How the tokens of a piece came, as the field `pyfly` of a choice; empty if nobody asked."""
         if not self.with_records:
             return {}
-        out: dict[str, Any] = {"tokens": [record_of(token, self.model) for token in piece.tokens]}
+        out: dict[str, Any] = {"tokens": [_record_of(token, self.model) for token in piece.tokens]}
         if piece.stats is not None:
             out["stats"] = piece.stats.as_dict()
         return {"pyfly": out}
 
+    def told_logprobs(self, token: Token) -> dict[str, Any]:
+        """The log-probability of a token, and those of the most probable ones."""
+        assert token.logprobs is not None
+        own, top = token.logprobs
+        return {**self._told_logprob(token.id, own), "top_logprobs": [self._told_logprob(*entry) for entry in top]}
 
-def fingerprint(rule: str) -> str:
+    def _told_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self.model.vocabulary.piece(token, True)
+        told = {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
+        return {"id": token, **told} if self.tells_ids else told
+
+
+def system_fingerprint(rule: str) -> str:
     """What decided about the answer: our release, and the rule as it is written."""
     return f"pyfly-cpp-{__version__}-{rule.replace(' ', '-')}"
 
 
-def require_room(prompt: Sequence[int], model: Model) -> int:
+def _require_room(prompt: Sequence[int], model: Model) -> int:
     """Tokens of an answer that fit behind a prompt. Raises ApiError: none."""
     room = model.batch.n_ctx - len(prompt)
     if room < 1:
@@ -219,8 +232,9 @@ def require_room(prompt: Sequence[int], model: Model) -> int:
     return room
 
 
-def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param: str) -> Constraint | None:
+def read_format(body: Mapping[str, Any]) -> Constraint | None:
     """What the answer must follow: the request's grammar, or its format. Raises ApiError: both, or no schema."""
+    given, param = body.get("response_format"), "response_format"
     if body.get("json_schema") is not None:
         if given is not None:
             raise bad_request(f"give either json_schema or {param}, not both.", "json_schema")
@@ -239,7 +253,14 @@ def read_format(body: Mapping[str, Any], given: Mapping[str, Any] | None, param:
     return Constraint("schema", json.dumps([Framed({"type": "object"} if schema is None else schema)]), param)
 
 
-def record_of(token: Token, model: Model) -> dict[str, Any]:
+def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields `pyfly` of all pieces as one; nothing where there are none."""
+    if not told:
+        return {}
+    return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}
+
+
+def _record_of(token: Token, model: Model) -> dict[str, Any]:
     """How a token came, fit for JSON."""
 
     def text(token_id: int) -> str:

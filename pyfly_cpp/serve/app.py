@@ -18,15 +18,15 @@ from starlette.routing import Mount, Route
 from pyfly_cpp import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
-from pyfly_cpp.serve.answers import Answer, fingerprint
+from pyfly_cpp.serve.answers import Answer, system_fingerprint
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.messages import Message, as_chat
-from pyfly_cpp.serve.native import Infill, Native, settings_of
+from pyfly_cpp.serve.native import Infill, Native
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.orders import read_decoding, read_sampling, written
+from pyfly_cpp.serve.orders import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
@@ -267,7 +267,7 @@ class _Routes:
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "aliases": list(self._service.settings.names), "tags": list(self._service.settings.tags),
             "pyfly": {
-                "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": fingerprint(rule),
+                "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
                 "n_vocab": model.n_vocab, "max_tokens": self._service.settings.limits.max_tokens,
                 "embeddings": None if embedder is None else {

@@ -7,10 +7,9 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.markers import THOUGHTS
-from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.serve.answers import Event, Shared
+from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.serve.answers import Event, Shared, joined
 from pyfly_cpp.serve.calls import CallReader
-from pyfly_cpp.serve.completions import joined
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.prompts import ChatPrompt
@@ -100,7 +99,7 @@ class _Choice:
         self._text.append(text)
         logprobs = None
         if self._logprobs is not None:
-            content = [self._logprobs_of(token) for token in piece.tokens]
+            content = [self._owner.told_logprobs(token) for token in piece.tokens]
             self._logprobs += content
             logprobs = {"content": content}
         told = self._owner.told(piece)
@@ -115,7 +114,7 @@ class _Choice:
             more = calls[n].arguments[self._n_told[n] :]
             self._n_told[n] += len(more)
             if is_new or more:
-                own = call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
+                own = _call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
                 told_call = {"tool_calls": [{"index": n, **own}]}
                 yield _event(self._i, {"function_call": own["function"]} if self._is_older else told_call)
         if piece.finish is not None:
@@ -131,20 +130,11 @@ class _Choice:
             message["reasoning_content"] = "".join(self._thought)
         if self._reader is not None and self._reader.calls:
             message["content"] = text if text.strip() else None
-            calls = [call_of(call) for call in self._reader.calls]
+            calls = [_call_of(call) for call in self._reader.calls]
             message.update({"function_call": calls[0]["function"]} if self._is_older else {"tool_calls": calls})
         logprobs = None if self._logprobs is None else {"content": self._logprobs}
         out = {"index": self._i, "message": message, "logprobs": logprobs, "finish_reason": self._finish}
         return {**out, **joined(self._told)}
-
-    def _logprobs_of(self, token: Token) -> dict[str, Any]:
-        assert token.logprobs is not None
-        own, top = token.logprobs
-        return {**self._told_token(token.id, own), "top_logprobs": [self._told_token(*entry) for entry in top]}
-
-    def _told_token(self, token: int, logprob: float) -> dict[str, Any]:
-        piece = self._owner.model.vocabulary.piece(token, True)
-        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 
 
 def _event(
@@ -153,6 +143,6 @@ def _event(
     return {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **more}
 
 
-def call_of(call: Call) -> dict[str, Any]:
+def _call_of(call: Call) -> dict[str, Any]:
     """A call, as a message has it."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -7,7 +7,8 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
-from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.answers import Event, Shared, joined, read_format
+from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.settings import Settings
@@ -23,8 +24,7 @@ class Completion(Shared):
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
         self._echo = bool(body.get("echo"))
-        n, best_of = int(body.get("n") or 1), int(body.get("best_of") or 1)
-        if best_of > n:
+        if int(body.get("best_of") or 1) > self.n:
             raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
         self._texts: list[str] = []
         given = listed(body["prompt"])
@@ -34,9 +34,8 @@ class Completion(Shared):
         if max_tokens == 0 and not self._echo:
             raise bad_request("max_tokens is 0, which asks for nothing; raise it, or ask for echo.", "max_tokens")
         n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
-        grammar = read_format(body, body.get("response_format"), "response_format")
+        grammar = read_format(body)
         self.order(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
-        self._n = n
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
     def _prompt(self, prompt: Any) -> list[int]:
@@ -50,7 +49,7 @@ class Completion(Shared):
 
     def prompt_text(self, i: int) -> str:
         """The text of the prompt of choice i."""
-        return self._texts[i // self._n]
+        return self._texts[i // self.n]
 
     def begin(self) -> Iterable[Event]:
         """None."""
@@ -115,17 +114,3 @@ class _Choice:
         out = completion_logprobs(tokens, self._n_chars, lambda token: model.text([token], special=True))
         self._n_chars += sum(len(token.text) for token in tokens)
         return out
-
-
-def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields `pyfly` of all pieces as one; nothing where there are none."""
-    if not told:
-        return {}
-    return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}
-
-
-def listed(prompt: Any) -> list[Any]:
-    """A list of prompts, whatever form it had: a list in which a token stands is one prompt."""
-    if isinstance(prompt, (str, dict)) or not {int, float}.isdisjoint(map(type, prompt)):
-        return [prompt]
-    return list(prompt)

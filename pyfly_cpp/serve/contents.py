@@ -29,3 +29,10 @@ def read_object(prompt: Mapping[str, Any], path: str) -> str:
     if not prompt.get("content"):
         raise bad_request(f"{path} has neither prompt_string nor content; give one of them.", path)
     return read_content(prompt["content"], path)
+
+
+def listed(prompt: Any) -> list[Any]:
+    """A list of prompts, whatever form it had: a list in which a token stands is one prompt."""
+    if isinstance(prompt, (str, dict)) or not {int, float}.isdisjoint(map(type, prompt)):
+        return [prompt]
+    return list(prompt)

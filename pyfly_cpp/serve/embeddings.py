@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyfly_cpp.serve.completions import listed
+from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.engine.output import Logprobs, Piece, Token
+from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answers import Event, Shared, read_format
-from pyfly_cpp.serve.completions import listed
+from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import SAMPLING, Order
+from pyfly_cpp.serve.orders import Order, settings_of
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 
@@ -24,13 +24,14 @@ class Native(Shared):
 
     kind = "completion"
     is_marked = False
+    tells_ids = True
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
         max_tokens = self.most_tokens(settings.default_max_tokens or -1)
         if max_tokens == 0:
             raise bad_request("n_predict is 0, which asks for nothing; raise it, or leave it out.", "n_predict")
-        grammar = read_format(body, body.get("response_format"), "response_format")
+        grammar = read_format(body)
         self.order(self._prompts(), max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
         self._texts = [_Text(self, i, order) for i, order in enumerate(self.orders)]
 
@@ -143,24 +144,8 @@ class _Text:
     def _probabilities(self, tokens: Iterable[Token]) -> dict[str, Any]:
         if self._order.n_logprobs is None:
             return {}
-        told = [self._told_token(token.id, token.logprobs) for token in tokens if token.logprobs is not None]
+        told = [self._owner.told_logprobs(token) for token in tokens if token.logprobs is not None]
         return {"completion_probabilities": told}
-
-    def _told_token(self, token: int, logprobs: Logprobs) -> dict[str, Any]:
-        own, top = logprobs
-        vocabulary = self._owner.model.vocabulary
-
-        def told(token: int, logprob: float) -> dict[str, Any]:
-            piece = vocabulary.piece(token, True)
-            text = piece.decode("utf-8", "replace")
-            return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
-
-        return {**told(token, own), "top_logprobs": [told(*entry) for entry in top]}
-
-
-def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate`, by the names that requests have for them."""
-    return {name: sampling[argument] for name, argument in SAMPLING.items() if argument in sampling}
 
 
 def _at(value: Any, path: str) -> Any:

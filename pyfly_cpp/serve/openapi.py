@@ -27,6 +27,7 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/completion": ("A continuation, as llama.cpp's server tells it.", requests.NativeRequest),
         "/infill": ("What stands between two texts.", requests.InfillRequest),
         "/apply-template": ("The prompt of a chat.", requests.ChatRequest),
+        "/v1/chat/completions/input_tokens": ("The tokens of a chat's prompt.", requests.ChatRequest),
         "/tokenize": ("The tokens of a text.", requests.TokenizeRequest),
         "/detokenize": ("The text of tokens.", requests.DetokenizeRequest),
     }

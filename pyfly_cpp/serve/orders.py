@@ -114,6 +114,11 @@ def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dic
     return out
 
 
+def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate`, by the names that requests have for them."""
+    return {name: sampling[argument] for name, argument in SAMPLING.items() if argument in sampling}
+
+
 def read_seeds(body: Mapping[str, Any], n: int, own: int | None) -> list[int]:
     """A seed for each of n texts: of the first the given one or the server's own, then the next; without one (or with
     -1) any."""

@@ -30,7 +30,7 @@ class ChatPrompt:
             self.tools.choice == "required" and body.get("parallel_tool_calls") is None
         )  # fmt: skip
         """Whether an answer may have one call at most."""
-        self.grammar = read_format(body, body.get("response_format"), "response_format")
+        self.grammar = read_format(body)
         self.reads_calls = bool(self.tools.functions) and self.tools.choice != "none"
         """Whether calls are looked for in the answer."""
         if self.tools.choice == "required":

@@ -157,7 +157,8 @@ class Response:
             "metadata": {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None, "temperature": body.get("temperature"), "top_p": body.get("top_p"),
             "text": body.get("text") or {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [], "truncation": "disabled", "system_fingerprint": self._chat.fingerprint,
+            "tools": body.get("tools") or [], "truncation": "disabled",
+            "system_fingerprint": self._chat.system_fingerprint,
             "usage": {
                 "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
