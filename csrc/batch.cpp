@@ -41,7 +41,7 @@ void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int3
     chunks_.configure(n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch(), us_chunk);
 }
 
-int32_t Batch::find_slot(const int32_t * history, size_t n_history) const {
+int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owner) const {
     int32_t best = -1;
     size_t n_best = 0;
     for (int32_t slot = 0; slot < n_slots(); slot++) {
@@ -50,7 +50,7 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history) const {
             continue;
         }
         const Memory & memory = t.sequence.memory();
-        const size_t n = memory.n_common(history, n_history);
+        const size_t n = t.owner() == owner ? memory.n_common(history, n_history) : 0;
         const auto is_better = [&](const Text & other) { // among equals the one that is missed least
             return std::make_pair(memory.n() > 0, t.used) < std::make_pair(other.sequence.memory().n() > 0, other.used);
         };
@@ -71,6 +71,9 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     drafting_.require_rows(config);
     const bool had_text = t.sequence.has_text();
     const size_t n_prompt = history.size();
+    // An owner who asks is not to learn, by how long it takes, that another one has asked the same.
+    const bool is_others = t.owner() != config.owner;
+    n_evaluated = is_others && !n_evaluated ? 0 : n_evaluated;
     t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
     if (!target_.is_limited()) { // which could not go back by a token or two
         t.sequence.memory().truncate(drafting_.n_reusable(t, t.sequence.memory().n()));
@@ -80,6 +83,9 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
     t.n_prompt = n_prompt;
     t.n_room = Model::unlimited;
     t.begin();
+    if (is_others) {
+        drafting_.forget(slot);
+    }
     drafting_.begin_text(slot);
 }
 
@@ -241,8 +247,8 @@ bool Batch::may_return(const Text & of) const {
            std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_running(); });
 }
 
-// A prompt that begins like another text takes over what is evaluated of it, unless its rows are wanted. Returns
-// whether it waits for an older text that is about to evaluate more of what both begin with.
+// A prompt that begins like another text of its owner takes over what is evaluated of it, unless its rows are wanted.
+// Returns whether it waits for an older text that is about to evaluate more of what both begin with.
 bool Batch::waits_for_prefix(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     Memory & memory = t.sequence.memory();
@@ -254,7 +260,7 @@ bool Batch::waits_for_prefix(Text & t) {
     size_t n_longest = memory.n() + worth_sharing;
     bool waits = false;
     for (const Text & other : texts_) {
-        if (&other == &t) {
+        if (&other == &t || other.owner() != t.owner()) {
             continue;
         }
         const Memory & held = other.sequence.memory();

@@ -13,12 +13,12 @@
 namespace pyfly {
 
 // A text has a slot while it runs: a sequence of the target and a place in every drafter. What is left in a slot when
-// its text ended serves the next text that begins alike.
+// its text ended serves the next text of the same owner that begins alike.
 //
-// A text that joins evaluates its prompt in chunks, between which the others go on. Texts that begin alike share what
-// is evaluated of it. When the target's cache is full, the youngest text waits: what it had is forgotten and evaluated
-// again when another text has ended; no younger one overtakes it. Of texts whose batch fails, only the one stops that
-// cannot be evaluated alone.
+// A text that joins evaluates its prompt in chunks, between which the others go on. Texts of one owner that begin alike
+// share what is evaluated of it. When the target's cache is full, the youngest text waits: what it had is forgotten and
+// evaluated again when another text has ended; no younger one overtakes it. Of texts whose batch fails, only the one
+// stops that cannot be evaluated alone.
 class Batch {
   public:
     // Target and vocabulary are borrowed. As many slots as the target has sequences.
@@ -33,8 +33,8 @@ class Batch {
     int32_t n_slots() const { return static_cast<int32_t>(texts_.size()); }
     const Sequence & at(int32_t slot) const { return texts_[static_cast<size_t>(slot)].sequence; }
 
-    // The free slot that holds most of what this text begins with; -1 if none is free.
-    int32_t find_slot(const int32_t * history, size_t n_history) const;
+    // The free slot that holds most of what this text of an owner begins with; -1 if none is free.
+    int32_t find_slot(const int32_t * history, size_t n_history, int32_t owner) const;
 
     // See pyfly_batch_expect: of the drafters that were configured.
     void expect_costs(const MeasuredCosts & costs) { drafting_.expect_costs(costs); }

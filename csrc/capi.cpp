@@ -263,8 +263,8 @@ pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, 
     });
 }
 
-int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history) {
-    return batch->impl.find_slot(history, n_history);
+int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history, int32_t owner) {
+    return batch->impl.find_slot(history, n_history, owner);
 }
 
 pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_request * request, pyfly_error * error) {

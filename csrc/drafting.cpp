@@ -142,6 +142,12 @@ size_t Drafting::n_reusable(const Text & t, size_t n) const {
     return n;
 }
 
+void Drafting::forget(int32_t slot) {
+    for (const BatchDrafter & d : drafters_) {
+        d.drafter->forget(slot);
+    }
+}
+
 bool Drafting::drafts_behind_prompt(const Text & t) const {
     for (size_t d = 0; d < drafters_.size(); d++) {
         const int32_t k = t.sequence.config().draft_max[d];

@@ -44,6 +44,9 @@ class Drafting {
 
     void begin_text(int32_t slot) { policy_->begin_text(slot); }
 
+    // What the drafters hold of a slot's text goes.
+    void forget(int32_t slot);
+
     // Tokens of the text that a drafter which will be asked soon has to evaluate, before the text's first round.
     size_t n_behind(const Text & text) const;
 

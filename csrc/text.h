@@ -37,6 +37,7 @@ struct Text {
     bool is_from_answers = false;
 
     int32_t slot() const { return sequence.memory().sequence(); }
+    int32_t owner() const { return sequence.config().owner; } // of what its slot holds
     bool is_running() const { return sequence.is_active() && !is_waiting; }
     bool is_midway() const { return is_running() && sequence.n_rounds() > 0; } // somebody waits for its next token
 

@@ -169,6 +169,34 @@ def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
             assert seen[slot.number] == list(range(39)), "each of them once"
 
 
+def test_owners_share_nothing():
+    """Neither with a text that runs nor with what one has left; each finds its own again."""
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3) as target, Batch(target) as batch:
+        batch.configure()
+        prompt = [6] * 40
+
+        def begin(owner):
+            slot = batch.find_slot(prompt, owner)
+            slot.begin(prompt, *PLAIN, owner=owner)
+            slot.reset_counters()
+            return slot
+
+        begin(1)
+        batch.step()
+        second = begin(2)
+        batch.step()
+        third = begin(2)
+        batch.step()
+        assert [slot.counters()["prefilled"] for slot in (second, third)] == [39, 0]
+        for slot in batch.slots:
+            slot.end(39)
+        assert begin(1).n_evaluated == 39 == begin(2).n_evaluated
+        third = begin(3)  # in the only slot that is left, which is another's
+        assert third.n_evaluated == 0
+        third.end()
+        assert begin(2).n_evaluated == 0
+
+
 def test_what_a_slot_holds_is_not_lost_where_nothing_can_be_shared():
     options = {"n_ctx": 100, "n_batch": 8, "n_sequences": 2, "recurrent": (4, True)}
     with ScriptedTarget(likes_five, N_VOCAB, **options) as target, Batch(target) as batch:

@@ -28,6 +28,7 @@ class CrossVocabulary : public Drafter {
     int32_t n_texts() const override { return inner_->n_texts(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
+    void forget(int32_t text) override { inner_->forget(text); }
     void propose(const std::vector<DraftRequest> & requests) override;
     double expected_cost() const override { return inner_->expected_cost(); }
     int64_t n_evaluated() const override { return inner_->n_evaluated(); }

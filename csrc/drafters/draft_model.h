@@ -28,6 +28,7 @@ class DraftModel : public Drafter {
     int32_t n_texts() const override { return memories_.n(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
+    void forget(int32_t text) override { memories_.clear(text); }
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }

@@ -91,6 +91,9 @@ class Drafter {
         return n;
     }
 
+    // What it holds of a text goes: another owner's begins there.
+    virtual void forget(int32_t text) { (void) text; }
+
     // A text has ended, of which the caller was given all of `history`: the answer is what follows its first n_prompt
     // tokens. owner: pyfly_request.owner.
     virtual void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {

@@ -176,6 +176,11 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
     }
 }
 
+void HeadDrafter::forget(int32_t text) {
+    memories_.clear(text);
+    seen(text).restart(0);
+}
+
 void HeadDrafter::evaluate(const std::vector<TextMemories::Part> & parts,
                            const std::function<void(size_t part, size_t span)> & read) {
     memories_.evaluate(parts, [&](size_t part, size_t span) {

@@ -28,6 +28,7 @@ class HeadDrafter : public Drafter {
     bool has_rows() const override { return true; }
     bool reads_target() const override { return true; }
     size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const override;
+    void forget(int32_t text) override;
     bool draws() const override { return has_rows(); }
     int64_t n_evaluated() const override { return n_evaluated_; }
 

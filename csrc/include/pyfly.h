@@ -599,8 +599,9 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
  * pyfly_batch_configure before; INVALID for numbers out of range, and then nothing changes. */
 pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error);
 
-/* The free slot that holds most of what history[n_history] begins with, -1 if every slot is taken. */
-int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history);
+/* The free slot that holds most of what history[n_history] of this owner (pyfly_request.owner) begins with, -1 if every
+ * slot is taken. */
+int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history, int32_t owner);
 
 typedef struct pyfly_request {
     const int32_t * history; /* copied */
@@ -619,7 +620,8 @@ typedef struct pyfly_request {
     int32_t resumable;         /* 1: pyfly_batch_resume may follow a round; costs a copy of the sampler for each token
                                   but the last of a round */
     int32_t all_rows;          /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
-    int32_t owner;             /* whose it is: prompt lookup searches earlier answers of the same owner only */
+    int32_t owner; /* whose it is: of others nothing is used, neither what was evaluated nor, in prompt lookup,
+                      their answers */
 } pyfly_request;
 
 /* A text begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory could

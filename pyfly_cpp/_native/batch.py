@@ -121,10 +121,10 @@ class Batch(Handle):
             raise ValueError(f"these are not costs ({error}).") from None
         check(lib.pyfly_batch_expect, self.pointer, native)
 
-    def find_slot(self, history: Any) -> Slot | None:
-        """The free slot that holds most of what a text begins with."""
+    def find_slot(self, history: Any, owner: int = 0) -> Slot | None:
+        """The free slot that holds most of what a text of this owner begins with."""
         array = boundary.tokens("the prompt", history)
-        slot = lib.pyfly_batch_find_slot(self.pointer, token_pointer(array), len(array))
+        slot = lib.pyfly_batch_find_slot(self.pointer, token_pointer(array), len(array), owner)
         return self.slots[slot] if slot >= 0 else None
 
     def step(self) -> list[Progress]:
@@ -210,7 +210,7 @@ class Slot:
         knows of). `window`: one, or one for a mismatch in each region. `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
-        each drafter, or None for those of the batch. `owner`: whose it is, for prompt lookup. An error leaves the text
+        each drafter, or None for those of the batch. `owner`: whose it is, see pyfly.h. An error leaves the text
         as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)

@@ -69,7 +69,7 @@ class Request:
         self.processors = Processors(lambda: self.slot.history(), logits_processor) if logits_processor else None
         self.sampling = sampling
         self.owner = 0
-        """Whose it is: prompt lookup searches earlier answers of the same owner only."""
+        """Whose it is: nothing that was evaluated for another owner is used, nor their answers by prompt lookup."""
         self.trace = False
         """Whether each token has a record."""
         self.records: list[Record] = []

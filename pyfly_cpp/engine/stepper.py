@@ -228,7 +228,7 @@ class Stepper:
             request = step.request
             try:
                 request.require_fitting(self._n_ctx)
-                slot = self._batch.find_slot(request.history)
+                slot = self._batch.find_slot(request.history, request.owner)
                 if slot is None:
                     return
                 slot.reset_counters()

@@ -267,7 +267,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
                 for (int32_t i = random_int(0, 60); i > 0; i--) {
                     text.push_back(random_int(0, 2));
                 }
-                const int32_t slot = pyfly_batch_find_slot(batch, text.data(), text.size());
+                const int32_t slot = pyfly_batch_find_slot(batch, text.data(), text.size(), 0);
                 if (slot >= 0) {
                     const pyfly_request request = request_of(text, is_exact ? exact : loose);
                     assert(pyfly_batch_begin(batch, slot, &request, &error) == PYFLY_OK);

@@ -6,9 +6,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from heads import DFLASH, DSPARK, EAGLE3, HYBRID, LLAMA, SETTINGS, prompts, take
+from heads import DFLASH, DRAFT, DSPARK, EAGLE3, HYBRID, LLAMA, SETTINGS, prompts, take
 
-from pyfly_cpp import MTP, DFlash, DSpark, Eagle3, FlyLlama, Margin, Window
+from pyfly_cpp import MTP, CrossVocabulary, DFlash, DraftModel, DSpark, Eagle3, FlyBatch, FlyLlama, Margin, Window
 
 HEADS = {
     "eagle3": (LLAMA, lambda: Eagle3(EAGLE3, draft_max=4)),
@@ -61,3 +61,31 @@ def test_the_first_answer_of_a_loose_gate_is_the_second(llm):
         first = drafted(llm, tokens, 60)
         assert llm.stats.loose_accepted > 0
         assert drafted(llm, tokens, 60) == first
+
+
+MODELS = {
+    "draft": (LLAMA, lambda: DraftModel(DRAFT)),
+    "cross": (LLAMA, lambda: CrossVocabulary(DraftModel(DRAFT))),
+    **HEADS,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_drafters_evaluate_for_each_owner(kind):
+    """What is held for one would make the drafts of another come sooner."""
+    path, drafter = MODELS[kind]
+    with FlyBatch(path, 1, drafter=drafter(), adaptive=False, **SETTINGS) as batch:
+        prompt = batch.tokenize(" ".join(prompts(2)).encode())
+        (native,) = batch.llama.decoder.drafters
+
+        def n_evaluated(owner):
+            before = native.n_evaluated
+            request = batch.llama.new_request(
+                prompt, batch.llama.new_output(prompt, max_tokens=8), sampling={"temp": 0.0}
+            )
+            request.owner = owner
+            batch.write(request).result(60)
+            return native.n_evaluated - before
+
+        first, second, again = n_evaluated(1), n_evaluated(2), n_evaluated(2)
+        assert first == second > again

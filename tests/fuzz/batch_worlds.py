@@ -115,6 +115,7 @@ class Request:
             "keep_rows": rng.random() < 0.3,
             "resumable": rng.random() < 0.3,
             "all_rows": rng.random() < 0.2,
+            "owner": other.randrange(2),
         }
         # after so many committed tokens, behind which of the last round's, and what is sent there
         self.resumes = [
@@ -306,7 +307,7 @@ class World:
             while waiting or running:
                 while waiting and rng.random() < (0.4 if running else 1.0):
                     request = waiting[0]
-                    slot = batch.find_slot(request.prompt)
+                    slot = batch.find_slot(request.prompt, request.options["owner"])
                     if rng.random() < 0.05 and running:  # in the place of another, which is forgotten
                         run = running.pop(rng.randrange(len(running)))
                         n_rounds += run.slot.counters()["rounds"]

@@ -90,6 +90,17 @@ def test_each_key_has_a_lookup_memory(tiny_target_f32):
         assert ask("one") > 20
 
 
+def test_keys_share_no_prompt(batch):
+    def n_cached(key):
+        body = {"prompt": "Natalia sold clips to 48 of her friends in April. " * 4, "max_tokens": 2}
+        answer = one.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with running(batch, keys=("none", "one", "other")) as one:
+        assert max(n_cached("one"), n_cached("other")) < 5  # more would tell that somebody has sent the same
+        assert n_cached("one") > 40 and n_cached("other") > 40
+
+
 def test_the_page(server, guarded):
     answer = server.http.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
