@@ -251,7 +251,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         const pyfly_lookup_config looks = {3, 1, 6, 0, 500};
         assert(pyfly_drafter_lookup_new(target, &looks, nullptr, 0, nullptr, 0, &lookup, &error) == PYFLY_OK);
         assert(pyfly_batch_new(target, &batch, &error) == PYFLY_OK);
-        const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8)};
+        const pyfly_batch_config config = {random_int(0, 1), random_int(0, 8), random_int(0, 2)};
         const pyfly_batch_drafter drafters[2] = {{lookup, random_int(0, 9)}, {drafter, random_int(1, 9)}};
         assert(pyfly_batch_configure(batch, &config, drafters, 2, &error) == PYFLY_OK);
         pyfly_costs costs;
