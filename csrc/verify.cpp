@@ -163,8 +163,7 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
         return std::min(n, static_cast<size_t>(end - draft) + 1);
     };
     if (window.across_rounds) {
-        throw Error(PYFLY_STATUS_INVALID,
-                    "verification of one step cannot look across steps; set across_rounds to 0");
+        throw Error(PYFLY_STATUS_INVALID, "verification of one step cannot look across steps; set across_rounds to 0");
     }
     if (gate.needs_draft_rows() && draft_logits == nullptr && n_draft > 0) {
         throw Error(PYFLY_STATUS_INVALID,
