@@ -10,6 +10,8 @@
 
 #ifndef _WIN32
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "cpu_attention.h"
@@ -344,6 +346,20 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return can_pack(tensor) ? matrix_bytes(tensor) * static_cast<size_t>(tensor->ne[2]) : ggml_nbytes(tensor);
 }
 
+// Asks the system for large pages, where it has them: weights are read from end to end for every token.
+void prefer_huge_pages(void * data, size_t size) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / page * page;
+    if (begin < end) {
+        (void)madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+    }
+#else
+    (void)data, (void)size;
+#endif
+}
+
 ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (buffer != nullptr) {
@@ -354,6 +370,7 @@ ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
         own->functions.set_tensor_2d = nullptr;
         own->functions.get_tensor_2d = nullptr;
         own->functions.cpy_tensor = nullptr;
+        prefer_huge_pages(ggml_backend_buffer_get_base(buffer), size);
     }
     return buffer;
 }

@@ -323,3 +323,15 @@ def test_unloading_gives_memory_back(tiny_target):
             llm.eval([5, 6, 7])
         sizes.append(resident_mib())
     assert sizes[-1] - sizes[2] < 11, "a model has eleven megabytes"
+
+
+def n_mappings_that_ask_for_huge_pages():
+    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8")
+    return sum("hg" in line.split() for line in smaps.splitlines() if line.startswith("VmFlags:"))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages")
+def test_packed_weights_ask_for_huge_pages(tiny_target):
+    before = n_mappings_that_ask_for_huge_pages()
+    with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=64, verbose=False)):
+        assert n_mappings_that_ask_for_huge_pages() > before
