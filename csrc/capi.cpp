@@ -54,7 +54,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 3;
+    return 4;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
@@ -238,6 +238,7 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
         for (const auto & catch_up : costs.catch_up) {
             out->catch_up_us[catch_up.drafter] = catch_up.us;
         }
+        out->change_us = costs.change_us;
     });
 }
 
@@ -259,6 +260,7 @@ pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, 
                 expected.catch_up.push_back({drafter, costs->catch_up_us[drafter]});
             }
         }
+        expected.change_us = costs->change_us;
         batch->impl.expect_costs(expected);
     });
 }

@@ -87,6 +87,10 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     for (const auto & catch_up : costs.catch_up) {
         require(is_drafter(catch_up.drafter), catch_up.us);
     }
+    if (!(costs.change_us >= 0.0) || !std::isfinite(costs.change_us)) {
+        throw Error(PYFLY_STATUS_INVALID,
+                    "what a change of a batch's size costs must be >= 0; measure the costs again");
+    }
     governor_->expect_costs(costs);
 }
 

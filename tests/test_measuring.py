@@ -155,6 +155,8 @@ def test_what_is_expected_is_kept_as_long_as_the_drafters_are_the_same():
         {"catch_up": (0.0, 5.0, 5.0)},
         {"catch_up": (-1.0, 5.0)},
         {"catch_up": (1.0,) * 9},
+        {"change": -1.0},
+        {"change": float("nan")},
     ],
     ids=str,
 )

@@ -587,6 +587,7 @@ typedef struct pyfly_costs {
     pyfly_cost_rows rows[PYFLY_MAX_COST_ROWS];
     pyfly_cost_draft drafts[PYFLY_MAX_COST_DRAFTS];
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of evaluating a token it has missed; 0: not known */
+    double change_us; /* >= 0: more, for a batch of the target whose size is not that of the one before */
 } pyfly_costs;
 
 /* Measures, on made-up tokens: batches of the target, and the drafts of the drafters that were configured, except free

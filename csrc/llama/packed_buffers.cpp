@@ -353,10 +353,10 @@ void prefer_huge_pages(void * data, size_t size) {
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / page * page;
     if (begin < end) {
-        (void)madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+        (void) madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
     }
 #else
-    (void)data, (void)size;
+    (void) data, (void) size;
 #endif
 }
 

@@ -5,6 +5,13 @@
 
 namespace pyfly {
 
+namespace {
+
+constexpr double change_rate = 0.05; // how far one batch of another size moves what such a change is believed to cost
+constexpr double stays_rate = 0.1;   // how far one batch behind a draft moves what is believed of the next
+
+} // namespace
+
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
       texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
@@ -37,6 +44,7 @@ void Governor::expect_costs(const MeasuredCosts & costs) {
     for (const auto & rows : costs.target) {
         target_.expect(rows.n, rows.us);
     }
+    change_us_ = costs.change_us;
     for (const auto & draft : costs.drafts) {
         if (draft.n_texts == 1) {
             arm(draft.drafter).tokens.expect(draft.k, draft.us);
@@ -51,6 +59,13 @@ void Governor::expect_costs(const MeasuredCosts & costs) {
     for (const auto & catch_up : costs.catch_up) {
         arm(catch_up.drafter).us_per_caught_up = catch_up.us;
     }
+}
+
+// A batch of n_rows for n_texts, behind the last one, and what it adds to the next.
+double Governor::batch_us(int32_t n_rows, int32_t n_texts) const {
+    const double before = n_rows_last_ == 0 || n_rows == n_rows_last_ ? 0.0 : change_us_;
+    const double after = n_rows == n_texts ? 0.0 : change_us_ * (1.0 - stays_);
+    return target_.at(n_rows) + before + after;
 }
 
 // Of k tokens for one text.
@@ -95,7 +110,7 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
 
 Governor::Plan Governor::plain(size_t n_texts) const {
     return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, static_cast<double>(n_texts),
-            target_.at(static_cast<int32_t>(n_texts))};
+            batch_us(static_cast<int32_t>(n_texts), static_cast<int32_t>(n_texts))};
 }
 
 // Of each text, the drafter that earns most where a microsecond is worth `speed` tokens, as if all texts did likewise.
@@ -184,7 +199,8 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
                 }
             }
         }
-        const double all_us = target_.at(static_cast<int32_t>(n_texts + order.size())) + us_drafts;
+        const double all_us =
+            batch_us(static_cast<int32_t>(n_texts + order.size()), static_cast<int32_t>(n_texts)) + us_drafts;
         if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
             best.us = all_us;
@@ -238,7 +254,7 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
 void Governor::explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices) {
     const int32_t n_texts = static_cast<int32_t>(candidates.size());
     const int32_t n_rows = n_texts + plan.n_rows;
-    const double before = target_.at(n_rows);
+    const double before = batch_us(n_rows, n_texts);
     us_per_token_ = 1.0 / plan.speed();
     const double affordable = credit_ * target_.at(1);
     double least = 0.0, price = 0.0;
@@ -257,7 +273,7 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
             a.acceptance.reach(candidates[i].text, offer.proposal_class, k_max, reached);
             for (int32_t k = 1; k <= k_max; k++) {
                 tokens += reached[k - 1];
-                const double us = target_.at(n_rows + k) - before + draft_us(a, k) + catch_up;
+                const double us = batch_us(n_rows + k, n_texts) - before + draft_us(a, k) + catch_up;
                 const double loss = us - tokens * us_per_token_;
                 if (loss < affordable && (trial.k == 0 || k > trial.k || (k == trial.k && loss < least))) {
                     trial = {offer.drafter, k};
@@ -279,6 +295,7 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
 std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) {
     std::vector<Choice> choices(candidates.size());
     tried_text_ = -1;
+    n_texts_ = static_cast<int32_t>(candidates.size());
     if (candidates.empty()) {
         return choices;
     }
@@ -332,7 +349,16 @@ void Governor::begin_text(int32_t text) {
 }
 
 void Governor::observe_target(int32_t n_rows, double us) {
-    target_.observe(n_rows, us);
+    if (change_us_ == 0.0 || n_rows == n_rows_last_) {
+        target_.observe(n_rows, us);
+    } else {
+        const double change = std::clamp(us - target_.at(n_rows), 0.0, 2.0 * change_us_);
+        change_us_ += change_rate * (change - change_us_);
+    }
+    if (n_rows_last_ > n_texts_) {
+        stays_ += stays_rate * ((n_rows == n_rows_last_ ? 1.0 : 0.0) - stays_);
+    }
+    n_rows_last_ = n_rows;
     credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
     saved_us_ += settings_.spent * us;
 }

@@ -3,7 +3,9 @@
 //
 //     v = (n_texts + sum of A_text(i) over the drafted rows) / (C(all rows) + D), plain: n_texts / C(n_texts)
 //
-//   C(n)       microseconds of a target batch of n rows: the machine's
+//   C(n)       microseconds of a target batch of n rows: the machine's. Where a batch of another size than the one
+//              before costs more (CUDA records a graph for each size), a change is charged: one that the step itself
+//              makes, and one back if other sizes follow
 //   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
 //   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
 //
@@ -41,6 +43,7 @@ struct MeasuredCosts {
     std::vector<Rows> target;
     std::vector<Draft> drafts;
     std::vector<CatchUp> catch_up;
+    double change_us = 0.0; // more, for a target batch whose size is not that of the one before; 0: nothing
 };
 
 // What each is worth is in docs/design/governor.md.
@@ -115,6 +118,7 @@ class Governor : public Policy {
     };
 
     Arm & arm(int32_t drafter);
+    double batch_us(int32_t n_rows, int32_t n_texts) const;
     double draft_us(const Arm & arm, int32_t k) const;
     double step_us(const Arm & arm, int32_t k, int32_t n_texts) const;
     double catch_up_us(const Arm & arm, int64_t n_behind) const;
@@ -126,7 +130,11 @@ class Governor : public Policy {
     void explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices);
 
     Settings settings_;
-    CostCurve target_;
+    CostCurve target_;        // batches whose size is that of the one before
+    double change_us_ = 0.0;  // more, for any other
+    double stays_ = 0.5;      // share of drafts whose batch is followed by one of the same size
+    int32_t n_rows_last_ = 0; // of the last batch; 0: not known
+    int32_t n_texts_ = 0;     // of the step that was chosen last
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
     int32_t steps_since_plain_ = 0;

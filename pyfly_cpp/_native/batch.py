@@ -53,6 +53,8 @@ class Costs(NamedTuple):
     """(drafter, texts, tokens for each, microseconds) of drafts."""
     catch_up: tuple[float, ...]
     """Microseconds of evaluating one token that a drafter has missed; 0 if not known, or free."""
+    change: float = 0.0
+    """Microseconds more for a batch of the target whose size is not that of the one before."""
 
 
 class Progress(NamedTuple):
@@ -107,6 +109,7 @@ class Batch(Handle):
             tuple((rows.n, rows.us) for rows in costs.rows[0 : costs.n_rows]),
             tuple((d.drafter, d.n_texts, d.k, d.us) for d in costs.drafts[0 : costs.n_drafts]),
             tuple(costs.catch_up_us[0 : len(self.drafters)]),
+            costs.change_us,
         )
 
     def expect(self, costs: Costs) -> None:
@@ -114,6 +117,7 @@ class Batch(Handle):
         given = {
             "n_rows": len(costs.rows), "rows": list(costs.rows), "n_drafts": len(costs.drafts),
             "drafts": list(costs.drafts), "catch_up_us": list(costs.catch_up),
+            "change_us": costs.change,
         }  # fmt: skip
         try:
             native = ffi.new("pyfly_costs *", given)

@@ -177,21 +177,20 @@ void test_several_texts_are_close_to_the_best_fixed_length() {
     assert(std::exp(mean / n_worlds) > 0.99);
 }
 
-// Costs that were measured beside another load, or on a bad day, are put right by what steps show.
-// Prompt lookup where a batch of another size than the one before takes longer. Costs are measured as measuring.cpp
-// does: single rows in a row, other batches behind others. The slowest world is at 0.95 x plain; at 0.89 where single
-// rows, too, are measured behind others.
+// Prompt lookup where a batch of another size than the one before takes longer, measured right or not. The slowest
+// world is at 0.99 x plain; at 0.95 where drafts cost what they do behind others and no change is charged, and at 0.89
+// where single rows, too, are measured behind others. The mean is the same.
 void test_batches_that_change_their_size() {
     double mean = 0.0;
     int32_t n_worlds = 0;
-    for (const double change : {700.0, 1000.0}) {
+    for (const double change : {300.0, 700.0, 1000.0}) {
         Machine here = machine(h100, 0.0);
         here.change = change;
         MeasuredCosts costs;
         for (const int32_t n : {1, 2, 3, 4, 6, 8, 12}) {
-            costs.target.push_back({n, h100(n) + (n == 1 ? 0.0 : change)});
+            costs.target.push_back({n, h100(n)});
         }
-        for (const double found : {0.3, 0.7, 1.0}) {
+        for (const double found : {0.1, 0.3, 0.7, 1.0}) {
             for (const double acceptance : {0.1, 0.3, 0.5, 0.7, 0.9}) {
                 std::vector<Text> texts = texts_of(acceptance, 8, 128);
                 std::mt19937 rng(3);
@@ -200,17 +199,21 @@ void test_batches_that_change_their_size() {
                         place.lookup_class = std::uniform_real_distribution<double>()(rng) < found ? 0 : -1;
                     }
                 }
-                Governor governor = make(here, lookup, costs);
-                const double v = decode(here, lookup, texts, 1, governor).speed() / plain(here, texts);
-                assert(v >= 0.93);
-                mean += std::log(v);
-                n_worlds++;
+                for (const double wrong : {0.5, 1.0, 2.0}) {
+                    costs.change_us = wrong * change;
+                    Governor governor = make(here, lookup, costs);
+                    const double v = decode(here, lookup, texts, 1, governor).speed() / plain(here, texts);
+                    assert(v >= 0.98);
+                    mean += std::log(v);
+                    n_worlds++;
+                }
             }
         }
     }
-    assert(std::exp(mean / n_worlds) > 1.2);
+    assert(std::exp(mean / n_worlds) > 1.15);
 }
 
+// Costs that were measured beside another load, or on a bad day, are put right by what steps show.
 void test_wrong_costs_are_put_right() {
     for (const auto & target : {memory_bound, xeon, zen4, packed_avx512, packed_avx2}) {
         const Machine here = machine(target, 300.0);
