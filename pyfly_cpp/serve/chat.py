@@ -61,6 +61,11 @@ class Chat(Shared):
         for choice in self._choices[i].add(piece):
             yield self.chunk([choice], **self.told_times(i))
 
+    def usage(self) -> dict[str, Any]:
+        """Also how many of the tokens are thoughts."""
+        n = sum(choice.n_thought for choice in self._choices)
+        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": n}}
+
     def whole(self) -> Event:
         """All choices."""
         return {**self.response([choice.whole() for choice in self._choices]), **self._verbose}
@@ -79,6 +84,8 @@ class _Choice:
         if owner.reads_thoughts:
             self._thoughts = ThoughtReader(prompt.closing, prompt.has_ended_thoughts, prompt.continues_thoughts)
         self._thought: list[str] = []
+        self.n_thought = 0
+        """Tokens of the thoughts, with their markers."""
         self._n_told: list[int] = []  # characters of the arguments of each call
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] | None = None if owner.orders[i].n_logprobs is None else []
@@ -89,7 +96,10 @@ class _Choice:
         """The choices of events."""
         thought, text = "", piece.text
         if self._thoughts is not None:
+            was_open = self._thoughts.is_open
             thought, text = self._thoughts.add(text)
+            if was_open or thought or self._thoughts.is_open:
+                self.n_thought = piece.n_tokens
             if piece.finish is not None:
                 thought, text = (x + y for x, y in zip((thought, text), self._thoughts.end()))
         if self._reader is not None:

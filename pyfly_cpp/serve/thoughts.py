@@ -26,6 +26,11 @@ class ThoughtReader:
         self._held = ""
         self._is_at_edge = not is_within  # blanks next to a marker belong to it
 
+    @property
+    def is_open(self) -> bool:
+        """Whether thoughts have begun and not ended."""
+        return self._closing is not None
+
     def add(self, text: str) -> tuple[str, str]:
         """What is known of (thoughts, answer) with this text."""
         self._held += text

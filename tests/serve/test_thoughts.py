@@ -128,6 +128,20 @@ def test_thoughts_are_off_for_requests_that_say_nothing_of_them(thinking, tiny_t
         assert message(short, **more) == message(thinking, reasoning_budget_tokens=12, **more)
 
 
+def test_tokens_of_thoughts_are_counted(thinking):
+    def n_of(**fields):
+        usage = thinking.post(PATH, messages=MESSAGES, **fields).json()["usage"]
+        return usage["completion_tokens_details"]["reasoning_tokens"], usage["completion_tokens"]
+
+    on = no_end(thinking.service.model.batch)
+    n, n_all = n_of(max_tokens=40, reasoning_budget_tokens=12, logit_bias=on)
+    assert 12 < n < n_all == 40, "the marker that ends them is a part of them"
+    assert n_of(max_tokens=9, logit_bias=on) == (9, 9)
+    assert n_of(max_tokens=9, logit_bias=on, chat_template_kwargs={"enable_thinking": False}) == (0, 9)
+    usage = thinking.post("/v1/responses", input="Hi", max_output_tokens=9, logit_bias=on).json()["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 9}
+
+
 def test_thoughts_in_the_other_protocols(thinking):
     body = {"max_tokens": 40, "logit_bias": no_end(thinking.service.model.batch)}
     thought = message(thinking, **body)["reasoning_content"]
