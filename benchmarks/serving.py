@@ -3,8 +3,10 @@
     python benchmarks/serving.py --target MODEL --server PATH/TO/llama-server --prompts FILE... [--slots 8]
                                  [--clients 16] [--draft DRAFT --drafts 2,4] [--limit 64] [--tokens 128] [--out FILE]
 
-Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. With
---draft, both also draft with it: ours governed, llama.cpp's with each fixed length of --drafts. Way after way serves
+Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. Ours
+answers as shipped (governed prompt lookup, which remembers earlier answers) and without drafts, llama.cpp's without
+drafts and with its n-grams (--spec-type ngram-mod). With --draft, both also draft with that: ours governed,
+llama.cpp's with each fixed length of --drafts. Way after way serves
 the same prompts, and another begins each time. Tokens per second are of the whole turn, prompts included; both servers
 may keep what prompts share. A token's time is when its event arrives: tokens of one step arrive together, so times
 between tokens are given as the mean and the 95th percentile of the longest wait within an answer.
@@ -185,7 +187,12 @@ def start(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, st
     def theirs(more: Sequence[str] = ()) -> str:
         return stack.enter_context(llama_server(args, args.slots, more))
 
-    ways = {OURS: ours(), THEIRS: theirs()}
+    ways = {
+        OURS: ours(),
+        f"{OURS}, plain": ours(["--drafter", "none"]),
+        THEIRS: theirs(),
+        f"{THEIRS}, n-grams": theirs(["--spec-type", "ngram-mod"]),
+    }
     if args.draft:
         ways[f"{OURS}, drafts"] = ours(["--draft", args.draft])
         for k in args.drafts:
@@ -241,7 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, tokens=128)
     parser.add_argument("--server", required=True, help="llama-server of llama.cpp")
-    parser.add_argument("--draft", help="draft model; plain only without it")
+    parser.add_argument("--draft", help="draft model")
     parser.add_argument("--drafts", default="2,4", help="llama.cpp's draft lengths")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--clients", type=int, default=16)
