@@ -76,7 +76,7 @@ class ContextMemory(NamedTuple):
 
 
 def context_memory(context: Any) -> ContextMemory:
-    """What a llama_context as llama_cpp holds it (a ctypes pointer) takes beside the weights, or, where its model was
+    """What a llama_context as llama_cpp holds it (a ctypes pointer) takes beside the weights, or, if its model was
     loaded with no_alloc, would take."""
     memory = ffi.new("pyfly_memory *")
     check(lib.pyfly_context_memory, void_pointer(context), memory)

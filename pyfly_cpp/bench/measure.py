@@ -201,7 +201,7 @@ class Summary:
     acceptance: float
     acceptance_at_depth: tuple[float, ...]
     same_output: float | None
-    """Share of the outputs that are those of plain decoding, or of `exact` where that is left out."""
+    """Share of the outputs that are those of plain decoding, or of `exact` if that is left out."""
     split: dict[str, float]
     """Shares of decoding time."""
 

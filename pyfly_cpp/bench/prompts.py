@@ -1,6 +1,6 @@
 """Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
 
-A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). Where they are there, `id`,
+A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). If present, `id`,
 `category`, `prompt_id` (the same in rows that are forms of one prompt) and, by tuning, `answer` (a text that a right
 output contains) are used.
 """

@@ -61,7 +61,7 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
 
 
 def _in_words(gain: Interval) -> str:
-    """`1.33 (95% CI 1.15 to 1.58)`; without the parenthesis where the data do not determine one."""
+    """`1.33 (95% CI 1.15 to 1.58)`; without the parenthesis if the data do not determine one."""
     text = f"{gain.estimate:.2f}"
     return text if math.isnan(gain.low) else f"{text} (95% CI {gain.low:.2f} to {gain.high:.2f})"
 
@@ -129,7 +129,7 @@ def categories(measured: Sequence[Measured]) -> list[str]:
 
 
 def category_cells(measured: Sequence[Measured]) -> Cells:
-    """Head and body of the table of speedups by category (over plain, or over exact where plain is missing)."""
+    """Head and body of the table of speedups by category (over plain, or over exact if plain is missing)."""
     base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
     names = categories(measured)
     by_name = {name: {s.setting: s for s in summarise(measured, name)} for name in names}

@@ -2,7 +2,7 @@
 
 Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
 losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
-is a greedy search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the
+is a greedy search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the
 answer. At the end the choice is measured afresh beside plain, exact and the best lossless setting, since the best of
 many noisy measurements looks better than it is; a lossy one that is not surely faster then is not chosen.
 

@@ -89,7 +89,7 @@ _INTERRUPTED = "pyfly_cpp.interrupted"
 
 
 def if_interrupted(remedy: str) -> None:
-    """Lets the command that runs say this where Ctrl-C stops it."""
+    """Shows this if Ctrl-C stops the running command."""
     click.get_current_context().meta[_INTERRUPTED] = remedy
 
 

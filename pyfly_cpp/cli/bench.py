@@ -176,7 +176,7 @@ def _open_journal(
 def _keeping(
     journal: Journal | None, settings: Sequence[Decoding]
 ) -> tuple[dict[Key, Measured], Callable[[Measured], None]]:
-    """What earlier starts measured, and what keeps a measurement and, where stderr is no terminal, tells when a prompt
+    """What earlier starts measured, and what keeps a measurement and, if stderr is no terminal, tells when a prompt
     is through."""
     measured: dict[Key, Measured] = {} if journal is None else journal.measured
 
@@ -201,7 +201,7 @@ class Found(NamedTuple):
     tables: list[report.Cells]
     note: str
     verdict: str
-    """In one sentence; empty where nothing was compared with plain decoding."""
+    """In one sentence; empty if nothing was compared with plain decoding."""
     facts: list[str]
     record: dict[str, Any]
     """What the JSON has besides."""

@@ -37,7 +37,7 @@ from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
 
 _LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
-"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer where somebody watches."""
+"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer if somebody watches."""
 
 _MOST_BYTES = 64
 """Bytes of a token, on average: a longer file does not fit in the context, however it is read."""

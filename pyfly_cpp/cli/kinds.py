@@ -122,7 +122,7 @@ PARALLEL_COUNTS = Written("parallel", _counts)
 
 
 def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:
-    """A range for the help: nothing where there is no bound, of which click makes `x<=None`."""
+    """A range for the help: nothing if there is no bound, of which click makes `x<=None`."""
     return "" if kind.min is None and kind.max is None else described
 
 

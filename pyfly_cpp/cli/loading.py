@@ -125,7 +125,7 @@ class Models:
 
     @property
     def setting(self) -> Decoding:
-        """How to decode, whatever drafts, as the preset says; with the drafter `"none"` where nothing does."""
+        """How to decode, whatever drafts, as the preset says; with the drafter `"none"` if nothing does."""
         is_drafted = self.draft is not None or self.drafter != AUTO
         said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
         return replace(said, drafter="none") if self.drafter == "none" else said
@@ -348,7 +348,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _model_path(text: str | None) -> Path:
-    """The file of --model; the embedded model where it was not given."""
+    """The file of --model; without one the embedded model."""
     if text is not None:
         return resolve_model(text)
     path = embedded_model()

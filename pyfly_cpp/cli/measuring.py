@@ -33,7 +33,7 @@ class Session:
     """What a measuring command works with."""
 
     generator: Any
-    """A `Generator`, or a `ParallelGenerator` where there are several texts at a time."""
+    """A `Generator`, or a `ParallelGenerator` if there are several texts at a time."""
     machine: dict[str, Any]
     """Processor, load, versions."""
     models: dict[str, Any]
@@ -129,7 +129,7 @@ def require_outputs(files: Sequence[str | None], force: bool, plot: str | None =
 
 
 def terminal_width() -> int:
-    """Columns of stdout; 220 where it is no terminal."""
+    """Columns of stdout; 220 if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
 
 

@@ -140,7 +140,7 @@ class Options:
             raise ValueError(f"{str(path)!r} has a wrong setting: {error} Nothing was loaded.") from None
 
     def changed(self, text: str) -> tuple[Options, str]:
-        """These after `/set NAME VALUE`, and the new setting for people; all of them where the text is empty.
+        """These after `/set NAME VALUE`, and the new setting for people; all of them if the text is empty.
 
         Raises:
             ValueError: there is no such setting, or it cannot have that value.

@@ -144,7 +144,7 @@ def ask_for(work: str, is_allowed: bool) -> None:
 
 
 class Bar:
-    """A progress bar on stderr; nothing at all where stderr is no terminal."""
+    """A progress bar on stderr; nothing at all if stderr is no terminal."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         """`columns`: what stands behind text and bar; nothing: the `count` of `update`."""

@@ -33,7 +33,7 @@ class Drafters:
 
     given: tuple[OwnDrafter, ...] = ()
     """The drafters that are there, the first of a kind counts. A word that needs no file stands for its kind's default
-    where there is none."""
+    if there is none."""
     default: AnyDrafter | None = None
     """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Drafters:
 
 
 def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> list[OwnDrafter]:
-    """A preset's drafters with `draft` instead of their draft model's file. None of them where none has a draft model:
+    """A preset's drafters with `draft` instead of their draft model's file. None of them if none has a draft model:
     then the draft is meant instead of them."""
     parts = [part for part in drafters if isinstance(part, OwnDrafter)]  # a preset holds no callable
     if draft is None:

@@ -62,7 +62,7 @@ class Preset:
         return () if self.leaves_drafter else require_drafters(self.decoding.drafter)
 
     def setting(self, is_drafted: bool = False) -> Decoding:
-        """How to decode, whatever drafts: with the drafter `"none"` where the preset names no drafter and nobody else
+        """How to decode, whatever drafts: with the drafter `"none"` if the preset names no drafter and nobody else
         does (`is_drafted`), else with None. A drafter is without the governor, as it was measured."""
         said = Decoding(adaptive=self.leaves_drafter).but(**vars(self.decoding))
         if said.drafter != "none":

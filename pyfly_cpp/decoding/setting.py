@@ -33,7 +33,7 @@ from pyfly_cpp.errors import did_you_mean
 class Decoding:
     """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
 
-    There are three ways to write one. `parse(str(d)) == d.canonical()`, where the drafter is None or a word;
+    There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
     `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: what is given goes before what `d` says, so that
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 
@@ -79,7 +79,7 @@ class Decoding:
         return self.window or self.gate.window
 
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds, but for its window where the gate
+        """This, with what is given; None: nothing is said, so what this says holds, but for its window if the gate
         that is given has no use for one. Raises ValueError."""
         said = {name: value for name, value in given.items() if value is not None}
         if "gate" in said and require_gate(said["gate"]).draws:
@@ -87,8 +87,7 @@ class Decoding:
         return replace(self, **said)
 
     def canonical(self) -> Decoding:
-        """The same without what changes nothing: `PLAIN` where nothing is drafted; no window where the gate is lossless
-        or it is the gate's own."""
+        """The same without what changes nothing: `PLAIN` if nothing is drafted; no window if the gate is lossless or it is the gate's own."""
         if self.is_plain:
             return PLAIN
         if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
@@ -203,7 +202,7 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Decoding, ..
 
 
 def short_names(settings: Iterable[str]) -> dict[str, str]:
-    """What tables call settings (of names that read back): their files without folders, where that tells them apart."""
+    """What tables call settings (of names that read back): their files without folders, if that tells them apart."""
     short = {name: " ".join(map(_without_folders, _words(name))) for name in settings}
     times = Counter(short.values())
     return {name: text if times[text] == 1 else name for name, text in short.items()}

@@ -117,7 +117,7 @@ def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> bool:
 
 
 def _keep(costs: _native.Costs, setup: dict[str, Any]) -> None:
-    """Where it cannot be kept, it is measured again the next time."""
+    """If it cannot be kept, it is measured again the next time."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = _file(setup)
         path.parent.mkdir(parents=True, exist_ok=True)

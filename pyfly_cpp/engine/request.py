@@ -31,7 +31,7 @@ class Committed(NamedTuple):
     """Place in the sequence, 0 for the first prompt token."""
     token: int
     row: Row | None
-    """The logits [n_vocab] that it was chosen by, where rows are kept."""
+    """The logits [n_vocab] that it was chosen by, if rows are kept."""
     record: Record | None
     """How it was produced, with trace."""
 
@@ -105,7 +105,7 @@ class Request:
         return self.history[self._n_prompt :]
 
     def require_fitting(self, n_ctx: int) -> None:
-        """Raises ValueError if the prompt is empty, ContextFullError where it has more than n_ctx tokens."""
+        """Raises ValueError if the prompt is empty, ContextFullError if it has more than n_ctx tokens."""
         if not self.history:
             raise ValueError("the prompt is empty; give at least one token.")
         if len(self.history) > n_ctx:
@@ -157,7 +157,7 @@ class Request:
         self._begun_at = self._position = self.slot.n_evaluated
 
     def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:
-        """What a step that was no round has evaluated: (position, row) of the tokens, where rows are wanted."""
+        """What a step that was no round has evaluated: (position, row) of the tokens, if rows are wanted."""
         slot, was, rows = self.slot, self._position, list[tuple[int, Row]]()
         while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
             rows.append((was + len(rows), row))

@@ -21,7 +21,7 @@ class CodeTask(Task):
         self.containment: Containment = containment
 
     def require(self) -> None:
-        """Raises SandboxError where nothing contains a program."""
+        """Raises SandboxError if nothing contains a program."""
         require_containment(self.containment)
 
     @abstractmethod

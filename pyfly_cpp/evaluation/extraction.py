@@ -2,7 +2,7 @@
 
 Pure functions of text. The patterns are those of its task files (`gsm8k.yaml`, `mgsm/native_cot/*.yaml`,
 `mmlu/flan_cot_zeroshot`, `humaneval/utils.py`, `mbpp/utils.py`) and filters (`RegexFilter`, `MultiChoiceRegexFilter`).
-Where a chat model's habits need more than the harness reads, the difference is said in the function's docstring.
+If a chat model's habits need more than the harness reads, the difference is said in the function's docstring.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class SettingResult:
     """Items that every setting has answered; only these count."""
     n_correct: int
     accuracy: Interval
-    """Wilson, or by bootstrap over groups where items are not independent."""
+    """Wilson, or by bootstrap over groups if items are not independent."""
     recovery: Interval | None
     """Accuracy over the baseline's."""
     difference: Interval | None
@@ -155,12 +155,12 @@ NONE = "–"
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """`87.5%`; a dash where there is no value."""
+    """`87.5%`; a dash if there is no value."""
     return f"{100 * value:.{digits}f}%" if math.isfinite(value) else NONE
 
 
 def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, unit: str = "") -> str:
-    """`0.97 [0.91, 1.02]`; without the bracket where the data do not determine one."""
+    """`0.97 [0.91, 1.02]`; without the bracket if the data do not determine one."""
     if value is None or not math.isfinite(value.estimate):
         return NONE
     text = form.format(scale * value.estimate)

@@ -11,7 +11,7 @@ tested in its own interpreter returns an object that equals everything.
 
 For code from an adversary use a virtual machine: a hole in the kernel is a way out.
 
-Model code runs only where the caller says so: every task that needs it asks for `allow_code_execution`.
+Model code runs only if the caller says so: every task that needs it asks for `allow_code_execution`.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Task(ABC):
     max_tokens: int
     """Default limit of an answer."""
     few_shot: int = 0
-    """Worked examples in the prompt by the task's convention, where a file of examples is given."""
+    """Worked examples in the prompt by the task's convention, if a file of examples is given."""
     runs_code: bool = False
     """Whether scoring executes what the model wrote."""
     criterion: str = "correct"
@@ -186,7 +186,7 @@ class Task(ABC):
         """Judges an output, given as text (without `prefix`) and as the target's tokens. Executes it if `runs_code`."""
 
     def worked_answer(self, item: Item) -> str:
-        """What the assistant says where `item` is a worked example."""
+        """What the assistant says if `item` is a worked example."""
         raise DataError(f"the task {self.name} has no worked examples; leave out --examples.")
 
     def prefix(self, item: Item) -> str:
@@ -210,7 +210,7 @@ class Task(ABC):
         return self._read(Where(os.fspath(path), number, row) for number, row in read_jsonl(path))
 
     def read_hub(self, examples: bool = False) -> list[Item]:
-        """The same from the hub: the items, or the worked examples. Raises DataError, also where there are none."""
+        """The same from the hub: the items, or the worked examples. Raises DataError, also if there are none."""
         splits = self.hub if not examples else () if self.hub_examples is None else (self.hub_examples,)
         what, option = ("worked examples", "--examples") if examples else ("items", "--data")
         if not splits:

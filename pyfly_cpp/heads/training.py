@@ -127,7 +127,7 @@ def _require_enough(n: int) -> None:
 
 
 def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
-    """All texts, written first where they are not there."""
+    """All texts, written first if they are not there."""
     path = plan.folder / "texts.jsonl"
     if plan.texts is None:
         deadline = begun + 0.8 * SHARE_OF_TEXTS * plan.hours * 3600

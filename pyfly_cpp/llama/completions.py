@@ -113,7 +113,7 @@ class CompletingLlama(GuardedLlama):
         return Generation(self, completion.request).run()
 
     def _load_cached(self, prompt: list[int]) -> None:
-        """Loads the state of the cache, if there is one, where it serves the prompt better than the context does."""
+        """Loads the state of the cache, if there is one that serves the prompt better than the context does."""
         if self.cache:
             with contextlib.suppress(KeyError):
                 state = self.cache[prompt]

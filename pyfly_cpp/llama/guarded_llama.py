@@ -94,7 +94,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a step is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
-            rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
+            rpc_servers, devices: Where to put the model, see `Placement`; if they say something, all layers unless
                 n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
@@ -222,7 +222,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def can_speculate(self) -> bool:
-        """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
+        """Whether this model's memory can be rolled back; if it cannot, decoding is plain."""
         return self.decoder.target.can_rewind
 
     @property
@@ -237,7 +237,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def protected_texts(self) -> tuple[str, ...]:
-        """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): where a drafted token or the target's choice
+        """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): if a drafted token or the target's choice
         begins or continues one, nothing is accepted loosely."""
         return tuple(self.decoder.markers)
 

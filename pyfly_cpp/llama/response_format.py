@@ -62,7 +62,7 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
 
 def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `create_chat_completion`, a format with a schema replaced by its grammar; the schemas of tools are
-    made known to `with_strict_strings`. Raises ValueError as above, for a tool only where the call must be of it."""
+    made known to `with_strict_strings`. Raises ValueError as above, for a tool only if the call must be of it."""
     out = dict(arguments)
     schema = schema_of(out.get("response_format"))
     if schema is not None:

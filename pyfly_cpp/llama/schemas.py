@@ -371,7 +371,7 @@ def expect_schema(text: str) -> None:
     """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
 
     Raises:
-        Exception: of many kinds, where either cannot convert it: chat formats then let any JSON pass.
+        Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
     """
     loose, strict = _grammars(text)
     _strict_of.pop(loose, None)
@@ -387,7 +387,7 @@ def _grammars(text: str) -> tuple[str, str]:
 
 
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
-    """The same grammar, or where llama-cpp-python converted it from a schema, as its chat formats do with a tool's
+    """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
     parameters, ours of that schema; of one that was not expected, without control characters in strings."""
     loose = grammar._grammar
     strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)

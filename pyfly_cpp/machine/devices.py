@@ -50,7 +50,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def local_devices() -> list[Device]:
-    """This machine's devices; none where ggml's libraries cannot be asked."""
+    """This machine's devices; none if ggml's libraries cannot be asked."""
     try:
         ggml, base = _libraries()
     except (OSError, ImportError, AttributeError):
@@ -89,7 +89,7 @@ def rpc_addresses(server: str) -> list[int]:
 
 
 def default_gpus() -> list[Device]:
-    """The devices that llama.cpp puts a model on where nobody says which: all GPUs, each once though several backends
+    """The devices that llama.cpp puts a model on if nobody says which: all GPUs, each once though several backends
     may know it; without one the integrated ones, of one backend."""
     gpus: dict[object, Device] = {}
     integrated: list[Device] = []

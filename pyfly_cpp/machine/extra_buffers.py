@@ -3,7 +3,7 @@
 The one for Intel's AMX is left out of what models of this process are offered, as our kernels (`kernels.py`) are
 faster: 1.4 to 1.9 times with up to 16 tokens, 1.3 times with 512 (benchmarks/README.md). And in a llama.cpp compiled by
 a GCC with bug 114098, such as Debian 12's 12.2, it ends the process: the compiler drops stores to the tile
-configuration. Where llama.cpp's list cannot be changed, models are loaded with `llama_model_params.use_extra_bufts =
+configuration. If llama.cpp's list cannot be changed, models are loaded with `llama_model_params.use_extra_bufts =
 False`, which leaves out all of them.
 """
 
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def usable() -> bool:
-    """Whether models may be loaded with `use_extra_bufts`. Warns, once in a process, where they should but cannot.
+    """Whether models may be loaded with `use_extra_bufts`. Warns, once in a process, if they should but cannot.
 
     Raises:
         ValueError: PYFLY_EXTRA_BUFFERS is neither 0 nor 1.
@@ -110,5 +110,5 @@ def _cpu() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The name of the processor, or an empty text where the system does not tell."""
+    """The name of the processor, or an empty text if the system does not tell."""
     return _cpu().get("model name", "")

@@ -2,7 +2,7 @@
 
 For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
 as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
-graph, threads and memory: weights are packed for them while a model is loaded. Attention is ours, too, where flash
+graph, threads and memory: weights are packed for them while a model is loaded. Attention is also ours if flash
 attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
 
 "auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
@@ -258,7 +258,7 @@ def _read() -> dict[str, _Found]:
 
 
 def _keep(key: str, found: _Found) -> None:
-    """Where it cannot be kept, the next process tries again."""
+    """If it cannot be kept, the next process tries again."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = cache_folder() / "kernels.json"
         path.parent.mkdir(parents=True, exist_ok=True)

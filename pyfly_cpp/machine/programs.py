@@ -45,7 +45,7 @@ def quantize(
 
     Args:
         ftype: `llama_ftype` of llama.h.
-        failure: What the PyflyError begins with where llama.cpp fails.
+        failure: What the PyflyError begins with if llama.cpp fails.
     """
     command = [sys.executable, "-c", _QUANTIZE, os.fspath(source), os.fspath(destination), str(ftype)]
     run_quietly(command, dict(os.environ), poll, failure)

@@ -33,7 +33,7 @@ def is_automatic(n: Any) -> bool:
 
 
 def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, bool]:
-    """Whether the thread counts for one token and for batches follow the load of the machine: where neither was given
+    """Whether the thread counts for one token and for batches follow the load of the machine: if neither was given
     (`is_automatic`), both; a number holds for what it was given for, and one for single tokens for both.
 
     Raises ValueError for anything else that is no number of threads.
@@ -60,7 +60,7 @@ def physical_cores() -> int:
     """Physical cores this process may run on, >= 1.
 
     Decoding is bound by memory and by barriers between threads; hyper-threads make it slower. llama-cpp-python defaults
-    to half of the *logical* CPUs, which is right only where every core has two of them.
+    to half of the *logical* CPUs, which is right only if every core has two of them.
     """
     if sys.platform.startswith("linux"):
         return _linux_cores()

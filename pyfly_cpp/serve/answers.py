@@ -151,7 +151,7 @@ class Shared:
         raise NotImplementedError
 
     def told_times(self, i: int) -> dict[str, Any]:
-        """The field `timings` of an event, where events are to have it."""
+        """The field `timings` of an event, if events are to have it."""
         return {"timings": self.timings[i].as_dict()} if self.body.get("timings_per_token") else {}
 
     def usage(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Shared:
         return {**event, **({"usage": None} if self.with_usage else {}), **more}
 
     def end(self) -> Iterable[Event]:
-        """The usage, where it is wanted."""
+        """The usage, if a client wants it."""
         if self.with_usage:
             yield self.chunk([], usage=self.usage(), timings=self.timings[0].as_dict())
 
@@ -254,7 +254,7 @@ def read_format(body: Mapping[str, Any]) -> Constraint | None:
 
 
 def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields `pyfly` of all pieces as one; nothing where there are none."""
+    """The fields `pyfly` of all pieces as one; nothing if there are none."""
     if not told:
         return {}
     return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}

@@ -51,7 +51,7 @@ class Embedder:
         self._batch = batch
         own = _pooling(llm.metadata)
         self.pooling = own if pooling is None else pooling
-        """mean, cls, last or none; where nothing is said as the model's file says, or mean."""
+        """mean, cls, last or none; if nothing is said as the model's file says, or mean."""
         self.n_ctx = batch.n_ctx
         """Most tokens of a text."""
         self.n_embd = int(llama_cpp.llama_model_n_embd_out(llm._model.model))

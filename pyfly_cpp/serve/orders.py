@@ -62,7 +62,7 @@ class Order:
 
 
 def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:
-    """How a request decodes: as its fields say, and where they say nothing the header `X-Pyfly: gate=...;
+    """How a request decodes: as its fields say, and if they say nothing the header `X-Pyfly: gate=...;
     draft-max=...`, and else as the server does. Raises ApiError."""
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:

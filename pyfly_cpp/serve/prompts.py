@@ -60,7 +60,7 @@ class ChatPrompt:
 
 
 def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, Any], int | None]:
-    """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own where the
+    """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own if the
     request says nothing of thoughts."""
     effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
     given = (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens"))

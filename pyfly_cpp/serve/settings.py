@@ -62,7 +62,7 @@ class Settings:
     chat_template: str = ""
     """In place of the model's own: in Jinja, or the name of one that llama.cpp has."""
     reasoning_budget: int = -1
-    """Most tokens of thoughts where a request says nothing of them; 0: none; -1: no limit."""
+    """Most tokens of thoughts if a request says nothing of them; 0: none; -1: no limit."""
     seed: int | None = None
     """Seed of requests without one; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)

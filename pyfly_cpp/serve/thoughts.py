@@ -82,7 +82,7 @@ def budget_processor(
     Args:
         n_prompt: Tokens of the prompt.
         budget: Tokens of thoughts.
-        openings: Of each kind of thoughts the tokens that open it; empty where the prompt has.
+        openings: Of each kind of thoughts the tokens that open it; empty if the prompt has.
         closings: Of each kind the tokens that end it.
     """
 

@@ -100,7 +100,7 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
 
 
 def require_word(text: str) -> str:
-    """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it where the word takes one; raises ValueError."""
+    """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it if the word takes one; raises ValueError."""
     word, separator, file = text.partition(":")
     if word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, n=1)

@@ -83,7 +83,7 @@ class OwnDrafter:
     """Whether it cannot be without a file of its own."""
     takes_file: ClassVar[bool] = False
     file_field: ClassVar[str] = "model_path"
-    """The field that names the file, where it takes one."""
+    """The field that names the file, if it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
     is_head: ClassVar[bool] = False
@@ -92,7 +92,7 @@ class OwnDrafter:
     path_fields: ClassVar[tuple[str, ...]] = ()
     """Further fields that name files: a path, or several."""
     draft_max: int | None = None
-    """Tokens in a step (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
+    """Tokens in a step (K), >= 1, if a number is asked for; None: as many as save time, `draft_most` at most, or without
     the governor just as many."""
     draft_most: int
     """Default longest draft: draft models 8, heads 3, heads that draft blocks 15, prompt lookup `num_pred_tokens`."""
@@ -109,7 +109,7 @@ class OwnDrafter:
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> Any:
-        """The drafter with these fields; `file` and `draft_max` count where it has such fields."""
+        """The drafter with these fields; `file` and `draft_max` count if it has such fields."""
         if file is not None and cls.takes_file:
             fields[cls.file_field] = file
         return cls(**fields)

@@ -34,7 +34,7 @@ _SEPARATOR = np.array([-1], dtype=np.int32)
 
 
 def read_answers(path: str | os.PathLike[str], vocabulary: int) -> TokenArray:
-    """The tokens [n] that a memory file keeps; none where it is not there yet.
+    """The tokens [n] that a memory file keeps; none if it is not there yet.
 
     Args:
         vocabulary: What tells the model's vocabulary from others.
@@ -126,7 +126,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _tokenize(text: bytes, vocabulary: Any) -> TokenArray:
-    """Without control tokens, even where their names stand in the text."""
+    """Without control tokens, even if their names stand in the text."""
     capacity = len(text) + 16
     out = (llama_cpp.llama_token * capacity)()
     n = llama_cpp.llama_tokenize(vocabulary, text, len(text), out, capacity, False, False)

@@ -43,7 +43,7 @@ class Gate:
         return Window()
 
     def in_region(self, region: str) -> Gate:
-        """What it is where one of the `REGIONS` is written."""
+        """The gate while one of the `REGIONS` is written."""
         return self
 
     def windows(self, given: Window | None = None) -> tuple[Window, ...]:

@@ -157,7 +157,7 @@ def require_window_for(gate: Gate, window: Window | None) -> Window | None:
 
 def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
     """Why steps of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
-    where one can be, and where none is wanted: with a lossless gate, or without drafts."""
+    if one can be, and if none is wanted: with a lossless gate, or without drafts."""
     n, k = window.n_strict, draft_max
     if gate.is_lossless or k < 1 or n < k:
         return None
