@@ -128,7 +128,7 @@ class Batch(Handle):
         return self.slots[slot] if slot >= 0 else None
 
     def step(self) -> list[Progress]:
-        """Every running text goes on with a chunk of its prompt or with a round; ValueError if none runs."""
+        """Every running text continues with a chunk of its prompt or with a round; ValueError if none runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
             Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))

@@ -36,7 +36,8 @@ def install_kernels() -> None:
 
 
 def leave_out(buffer_type: str) -> None:
-    """Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name ("AMX"). Raises NativeError if the kernels are not installed."""
+    """Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name ("AMX"). Raises
+    NativeError if the kernels are not installed."""
     check(lib.pyfly_kernels_leave_out, buffer_type.encode())
 
 

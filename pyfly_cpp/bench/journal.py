@@ -29,7 +29,7 @@ _DAYS_KEPT = 30  # in the user's folder
 
 
 def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) -> Path:
-    """The file for a benchmark: beside its result, else one of its own in the user's folder, where old ones are
+    """The file for a benchmark: next to its result, else one of its own in the user's folder, where old ones are
     removed.
 
     Raises:

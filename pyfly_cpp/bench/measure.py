@@ -34,7 +34,7 @@ class Measured:
     """Length of the prompt, tokens."""
     result: Generated
     n_parallel: int = 1
-    """Texts that ran at once."""
+    """Texts that ran at a time."""
 
     @property
     def key(self) -> Key:

@@ -26,7 +26,7 @@ class BenchPrompt:
     category: str
     """Empty if the row names none."""
     turns: tuple[str, ...]
-    """What the user says, turn by turn."""
+    """The user's messages, turn by turn."""
     answer: str = ""
     """What a right output contains; empty if it is not known."""
     group: str = ""

@@ -262,7 +262,7 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
 
 def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
     """What candidates are worth, from how often they were right and what batches and drafts cost. The target is the
-    same beside all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
+    same with all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
     the target down then slowed the draft next to it down, too."""
     target_us: dict[int, float] = {}
     for one in measured.values():

@@ -3,7 +3,7 @@
 Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
 losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
 is a greedy search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the
-answer. At the end the choice is measured afresh beside plain, exact and the best lossless setting, since the best of
+answer. At the end the choice is measured again along with plain, exact and the best lossless setting, since the best of
 many noisy measurements looks better than it is; a lossy one that is not surely faster then is not chosen.
 
 The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
@@ -107,7 +107,7 @@ class Tuned:
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """How much two outputs have in common, 0..1: twice the tokens in matching runs, in order, over the tokens of both
-    (Ratcliff and Obershelp). Two texts that say the same in other words score low: it is a strict measure."""
+    (Ratcliff and Obershelp). Two texts with the same meaning in other words score low: it is a strict measure."""
     if not tokens and not reference:
         return 1.0
     return difflib.SequenceMatcher(None, list(tokens), list(reference), autojunk=False).ratio()

@@ -198,8 +198,8 @@ class Chat:
             self._read = ""
 
     def _answer(self, before: Conversation, text: str) -> bool:
-        """One turn. It becomes the conversation's last when it is over, with what was said before an interrupt; a turn
-        that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
+        """One turn. It becomes the conversation's last when it is over, with the text written before an interrupt; a
+        turn that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
         turn = Conversation(before.system, [*before.messages])
         turn.say("user", text)
         self._make_room(turn)
@@ -212,7 +212,7 @@ class Chat:
         return True
 
     def _continue(self) -> None:
-        """The answer that was cut off goes on where it ended."""
+        """Resumes the answer that was cut off."""
         if self._cut is None:
             raise ValueError("there is no answer to continue: the last one came to its end.")
         tokens = self._cut
@@ -272,7 +272,7 @@ class Chat:
         return answer
 
     def _make_room(self, turn: Conversation) -> None:
-        """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
+        """Forgets the oldest turns if the conversation has outgrown the context, and reports that."""
         llm = self._llm
         n_ctx = llm.n_ctx()
 

@@ -19,7 +19,7 @@ from pyfly_cpp.machine.threads import AUTO
 
 
 class Written(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What a function reads out of a text; its ValueError says what is wrong with it."""
+    """What a function reads out of a text; its ValueError names the fault."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name

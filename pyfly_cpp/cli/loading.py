@@ -1,4 +1,4 @@
-"""What a command loads: the options that all commands with a model share, and loading as they say, without llama.cpp's
+"""What a command loads: the options that all commands with a model share, and loading by them, without llama.cpp's
 log."""
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Models:
 
     @property
     def setting(self) -> Decoding:
-        """How to decode, whatever drafts, as the preset says; with the drafter `"none"` if nothing does."""
+        """How to decode by the preset, whatever drafts; with the drafter `"none"` if nothing does."""
         is_drafted = self.draft is not None or self.drafter != AUTO
         said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
         return replace(said, drafter="none") if self.drafter == "none" else said
@@ -189,7 +189,7 @@ class Models:
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
     def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
-        """Calls `load` with the model, `first`, the arguments of `FlyLlama` that the options say, and `arguments`.
+        """Calls `load` with the model, `first`, the arguments of `FlyLlama` from the options, and `arguments`.
 
         Raises:
             ValueError, PyflyError: a file is unfit, or an option does not fit the model; in the command line's words.
@@ -314,7 +314,7 @@ MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say what to load; the command gets them as one argument, `models: Models`."""
+    """Adds the options that choose the model; the command gets them as one argument, `models: Models`."""
     of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
 
     @functools.wraps(command)

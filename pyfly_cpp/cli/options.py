@@ -77,7 +77,7 @@ class Options:
 
     @property
     def decoding(self) -> Decoding:
-        """What the options say; what they do not say, the preset does. Raises ValueError: gate and window do not go
+        """The setting of the options; the preset has the rest. Raises ValueError: gate and window do not go
         together."""
         own = self.models.setting
         said = own.but(gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive)

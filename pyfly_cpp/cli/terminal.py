@@ -159,7 +159,7 @@ class Bar:
         self._task: TaskID | None = None
 
     def update(self, text: str, done: float, total: float | None, count: str = "") -> None:
-        """Shows how far we are, beginning at the first call; with the total None, that something goes on."""
+        """Shows how far we are, beginning at the first call; with the total None, that something is running."""
         if self._progress is None and not sys.stderr.isatty():
             return
         text = text.translate(_VISIBLE)

@@ -30,8 +30,8 @@ from pyfly_cpp.machine.files import is_stream, require_free, write_atomically
 
 FORMAT = 1
 SHIPPED = ("safe", "balanced", "fast", "paper")
-"""Names of presets that say what is accepted loosely and leave model and drafter alone (`paper` also says how much is
-drafted, without the governor); their claims say what that costs."""
+"""Names of presets that set what is accepted loosely and leave model and drafter alone (`paper` also sets the draft
+length, without the governor); their claims state the cost."""
 
 _FOLDER = Path(__file__).with_name("shipped_presets")
 
@@ -45,7 +45,7 @@ class Preset:
     """How to decode, and on what it rests."""
 
     decoding: Decoding = PLAIN
-    """With the drafter `"auto"`: what is chosen for the model, and the governor says how much of it."""
+    """With the drafter `"auto"`: what is chosen for the model, and the governor decides how much of it."""
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Preset:
 
     @property
     def leaves_drafter(self) -> bool:
-        """Whether it says nothing about drafting."""
+        """Whether it sets nothing about drafting."""
         return bool(self.decoding.drafter == "auto")
 
     @property
@@ -71,7 +71,7 @@ class Preset:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
-        says how many it was measured with."""
+        names the number it was measured with."""
         out = {**vars(self.setting()), "drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
         if self.model is not None:
             out["model_path"] = self.model

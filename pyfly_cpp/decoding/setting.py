@@ -6,7 +6,7 @@ and, in any order, words for what else it fixes:
 a step), `adaptive` (the governor chooses drafter and length of every step, K at most, as in `chat`) or `no-adaptive`,
 and the drafter: `lookup`, one with `[:FILE]` (`draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark`) or `both` (quotes
 around a FILE with spaces).
-What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
+The rest of the window is as in the gate's own, or else the default. `plain` drafts nothing. (The words are
 those of the tables in gates/, windows.py and drafters/.)
 """
 
@@ -34,7 +34,7 @@ class Decoding:
     """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
 
     There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
-    `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: what is given goes before what `d` says, so that
+    `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: arguments override the fields of `d`, so that
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 
     Raises:
@@ -79,15 +79,16 @@ class Decoding:
         return self.window or self.gate.window
 
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds, but for its window if the gate
-        that is given has no use for one. Raises ValueError."""
+        """This, with what is given; None: the field stays as it is, except for the window if the new gate has no
+        use for one. Raises ValueError."""
         said = {name: value for name, value in given.items() if value is not None}
         if "gate" in said and require_gate(said["gate"]).draws:
             said.setdefault("window", None)
         return replace(self, **said)
 
     def canonical(self) -> Decoding:
-        """The same without what changes nothing: `PLAIN` if nothing is drafted; no window if the gate is lossless or it is the gate's own."""
+        """The same without what changes nothing: `PLAIN` if nothing is drafted; no window if the gate is lossless or it
+        is the gate's own."""
         if self.is_plain:
             return PLAIN
         if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
@@ -132,7 +133,7 @@ class Decoding:
     # ---- Objects -----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON, as in presets: gate, window and draft_max, and of the other fields those that say something; a
+        """Fit for JSON, as in presets: gate, window and draft_max, and of the other fields those that are set; a
         null drafter is none at all. Raises ValueError for a drafter that is a callable."""
         said = {name: value for name, value in vars(self).items() if value != vars(EXACT)[name]}
         if self.drafter is not None:
@@ -189,7 +190,7 @@ def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
 
 
 def as_in_chat(temperature: float = 0.0) -> Decoding:
-    """How `chat` decodes if nobody says otherwise: losslessly, under the governor."""
+    """How `chat` decodes by default: losslessly, under the governor."""
     return Decoding(Stochastic() if temperature > 0 else Exact(), adaptive=True)
 
 

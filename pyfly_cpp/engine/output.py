@@ -10,7 +10,7 @@ An answer ends by the first of these, which `Output.cause` names:
   completes, the earliest in the text counts, wherever it stands in the list. The tokens of the stop string are counted,
   but not told.
 - `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts.
-- `"context"`, or any of them: the caller says so (`Output.end`).
+- `"context"`, or any of them: the caller ends it (`Output.end`).
 
 A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
 its tokens. What was held back is given out at the end, so that the pieces together are the answer, however they came.
@@ -104,7 +104,7 @@ class Output:
         self.n_tokens = 0
         """Tokens so far, an end-of-text token not counted."""
         self.cause: str | None = None
-        """Why the answer has ended, a key of `FINISH`; None while it goes on."""
+        """Why the answer has ended, a key of `FINISH`; None while it continues."""
 
     def add(self, token: int, row: Row | None = None, record: Record | None = None) -> Piece:
         """Takes a committed token; the piece has `finish` if the answer ends with it, and is empty if nothing can be

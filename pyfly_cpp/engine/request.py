@@ -54,7 +54,7 @@ class Request:
         """
         Args:
             prompt: Token ids.
-            output: Makes the text of the answer and says where it ends; drafts go no further than its max_tokens. None:
+            output: Makes the text of the answer and finds its end; drafts go no further than its max_tokens. None:
                 tokens are wanted, without end, and some may be sent.
             n_prompt_logprobs: Most probable tokens that are wanted at each place of the prompt; None: no
                 log-probabilities of it.
@@ -198,7 +198,7 @@ class Request:
         return committed
 
     def take(self, one: Committed) -> bool:
-        """Makes a committed token the next of the answer; False if a stopping criterion says that it is none."""
+        """Makes a committed token the next of the answer; False if a stopping criterion declares that it is none."""
         position, token, _, record = one
         if self._stopping_criteria is not None and self._is_stopped(one):
             return False

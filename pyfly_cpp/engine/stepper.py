@@ -174,7 +174,7 @@ class Stepper:
         return self._failure is not None
 
     def require_open(self) -> None:
-        """Raises ValueError if the stepper is closed, or has failed and says why; PyflyError in a fork."""
+        """Raises ValueError if the stepper is closed, or has failed, with the reason; PyflyError in a fork."""
         self.process.require_current()
         if self._failure is not None:
             raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure

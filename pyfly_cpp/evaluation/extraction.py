@@ -2,7 +2,7 @@
 
 Pure functions of text. The patterns are those of its task files (`gsm8k.yaml`, `mgsm/native_cot/*.yaml`,
 `mmlu/flan_cot_zeroshot`, `humaneval/utils.py`, `mbpp/utils.py`) and filters (`RegexFilter`, `MultiChoiceRegexFilter`).
-If a chat model's habits need more than the harness reads, the difference is said in the function's docstring.
+If a chat model's habits need more than the harness reads, the function's docstring describes the difference.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def same_without_punctuation(extracted: str, expected: str) -> bool:
 
 
 def same_value(extracted: str, expected: str) -> bool:
-    """Whether both are numbers and equal: `18.00` is `18`. Kinder than the harness; reported beside, never instead."""
+    """Whether both are numbers and equal: `18.00` is `18`. Kinder than the harness; reported in addition, never
+    instead."""
     try:
         return float(extracted) == float(normalise_number(expected))
     except ValueError:
@@ -125,7 +126,7 @@ def _first_line_letter(text: str, choices: dict[str, str]) -> str:
 
 
 def _lone_letter(line: str, choices: dict[str, str]) -> str:
-    """The letter that a line consists of, with the text of its choice or without; empty if it says more."""
+    """The letter that a line consists of, with the text of its choice or without; empty if there is more in it."""
     alone = _ALONE.search(line)
     if alone is None or alone[1] not in choices:
         return ""

@@ -32,7 +32,7 @@ _SHARE = 0.25
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
-    """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8.
+    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the free memory, 1..8.
     Raises ValueError if the model is no usable GGUF file."""
     require_gguf(model)
     params = llama_cpp.llama_model_default_params()
@@ -67,7 +67,7 @@ class ParallelGenerator(Generator):
 
     @property
     def n_parallel(self) -> int:
-        """Texts that run at once, at most."""
+        """Texts that run at a time, at most."""
         return self._batch.n_parallel
 
     @property

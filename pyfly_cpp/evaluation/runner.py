@@ -1,8 +1,8 @@
 """Runs a task with several settings on the same items, so that it can be stopped at any moment and taken up again.
 
-A run is a folder: `run.json` says what it is, `items.jsonl` has one line for each item and setting, `table.json` and
+A run is a folder: `run.json` describes it, `items.jsonl` has one line for each item and setting, `table.json` and
 `table.md` are written at the end. A line is written whole and flushed before the next generation begins; what a killed
-process left of a line is cut off when the run goes on. A folder of another run is refused.
+process left of a line is cut off when the run resumes. A folder of another run is refused.
 
 Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
 of them. All settings start an item from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so what
@@ -36,7 +36,7 @@ from pyfly_cpp.machine.files import OutputError, only_writer, require_writable, 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 
 _BLOCK = 4
-"""Items in a block, for each text that runs at once: at its end there are fewer texts than could run."""
+"""Items in a block, for each text that runs at a time: at its end there are fewer texts than could run."""
 
 Made = tuple[int, Decoding, Generated]
 """What was generated of which item with which setting."""
@@ -101,7 +101,7 @@ def run(
 
     Args:
         folder: Of the run; made if need be.
-        force: Start over if the folder holds a run. Other files are neither touched nor a reason to go on.
+        force: Start over if the folder holds a run. Other files are neither touched nor a reason to resume.
         machine: Noted in run.json with every start, for the record.
 
     Raises:

@@ -11,7 +11,7 @@ tested in its own interpreter returns an object that equals everything.
 
 For code from an adversary use a virtual machine: a hole in the kernel is a way out.
 
-Model code runs only if the caller says so: every task that needs it asks for `allow_code_execution`.
+Model code runs only if the caller permits it: every task that needs it asks for `allow_code_execution`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _INSIDE = "/tmp"
 
 
 class SandboxError(PyflyError):
-    """Nothing can contain a program here; the message says what is missing."""
+    """Nothing can contain a program here; the message names what is missing."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def _judge(report: bytes, secret: bytes, returncode: int | None, had_its_time: bool) -> tuple[str, str]:
     """Status and detail. Nobody else knows the secret; anything else that the program may have written is no pass,
-    whatever it says."""
+    whatever it contains."""
     if returncode is None:
         return "timeout", "the wall limit was reached"
     if report == secret:

@@ -105,7 +105,7 @@ class Where:
         return value
 
     def error(self, what: str) -> DataError:
-        """The error that says `what` is wrong with this row."""
+        """The error that names the fault `what` of this row."""
         return DataError(f"{self.path}, line {self.line}: {what}")
 
 
@@ -171,14 +171,14 @@ class Task(ABC):
         """One row of a data file, its fields checked. Raises DataError with file, line and field."""
 
     def require(self) -> None:  # noqa: B027 - most tasks need nothing
-        """Before any work: that outputs can be judged here. Raises an error that says what is missing."""
+        """Before any work: that outputs can be judged here. Raises an error that names what is missing."""
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """A row of the hub, in the form of a data file's. Raises DataError."""
         raise NotImplementedError(f"{self.name} names no split of the hub")
 
     def question(self, item: Item) -> str:
-        """What the user says: the field `prompt`, unless the task has other words."""
+        """The user's message: the field `prompt`, unless the task has other words."""
         return str(item.fields["prompt"])
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Task(ABC):
         """Judges an output, given as text (without `prefix`) and as the target's tokens. Executes it if `runs_code`."""
 
     def worked_answer(self, item: Item) -> str:
-        """What the assistant says if `item` is a worked example."""
+        """The assistant's answer if `item` is a worked example."""
         raise DataError(f"the task {self.name} has no worked examples; leave out --examples.")
 
     def prefix(self, item: Item) -> str:
@@ -202,7 +202,7 @@ class Task(ABC):
         return list(examples[:n])
 
     def kind(self, item: Item) -> str:
-        """What a part of the items is spread over: its group, unless the task has more to say."""
+        """What a part of the items is spread over: its group, unless the task has more."""
         return item.unit
 
     def read(self, path: str | os.PathLike[str]) -> list[Item]:

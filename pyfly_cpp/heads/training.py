@@ -53,7 +53,7 @@ def train_head(
     seed: int = 0,
     **arguments: Any,
 ) -> Trained:
-    """Trains a head as planned. Run again with the same plan, it goes on where it was interrupted; from the
+    """Trains a head as planned. Run again with the same plan, it resumes after an interruption; from the
     learning on, the output is a head that can be used.
 
     Args:

@@ -42,10 +42,10 @@ _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
-    """The base class's model and context, with the native decoder beside them.
+    """The base class's model and context, with the native decoder.
 
     Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
-    runs; two threads at once are refused.
+    runs; two threads at the same time are refused.
     """
 
     # Attributes of the (untyped) base class that are used here.
@@ -97,7 +97,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             rpc_servers, devices: Where to put the model, see `Placement`; if they say something, all layers unless
                 n_gpu_layers says otherwise.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
-            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: by the environment.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
@@ -198,7 +198,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
-        """llama_context_params of the base class, which goes on to change its sizes until it makes the context."""
+        """llama_context_params of the base class, which changes its sizes until it makes the context."""
         params = self._context_params
         # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
         n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)

@@ -17,7 +17,7 @@ _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "
 
 def schema_of(response_format: object) -> Any:
     """The JSON schema that an answer must follow: of a `json_schema` format, with the schema inside `json_schema` as
-    OpenAI's clients send it, or beside the type; or of a `json_object` format that has one beside the type. None for
+    OpenAI's clients send it, or next to the type; or of a `json_object` format that has one next to the type. None for
     the formats that llama-cpp-python serves itself.
 
     Raises:

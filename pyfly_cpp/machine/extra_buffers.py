@@ -99,7 +99,7 @@ def _library_has_amx() -> bool:
 
 
 def _cpu() -> dict[str, str]:
-    """What Linux says about the first CPU; elsewhere nothing: llama.cpp uses AMX under Windows too, but is not compiled
+    """What Linux reports of the first CPU; elsewhere nothing: llama.cpp uses AMX under Windows too, but is not compiled
     by GCC there."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

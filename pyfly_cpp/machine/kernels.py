@@ -48,7 +48,7 @@ _N_CELLS = 1024
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
-"""Trials of a type that must all say no: one alone may have met a busy moment."""
+"""Trials of a type that must all fail: one alone may have met a busy moment."""
 _SLOWER = 1.03
 """How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
 
@@ -82,7 +82,7 @@ _WHY_NOT = _install()  # before the first model is loaded: llama.cpp reads its l
 
 
 def require_choice(kernels: str | None) -> str:
-    """What was asked for, "auto" or "stock"; None: what the environment says, else "auto". Raises ValueError for
+    """What was asked for, "auto" or "stock"; None: the environment's choice, else "auto". Raises ValueError for
     another word."""
     if kernels is not None:
         if kernels not in CHOICES:

@@ -1,4 +1,4 @@
-"""Programs that are run beside this one: they heed no interrupt of ours and print nothing, so they are watched."""
+"""Programs that are run alongside this one: they heed no interrupt of ours and print nothing, so they are watched."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 size (8 bytes) and that. Numbers are little-endian."""
 
 _N_CAPABILITIES = 24
-"""Bytes that say what a side can do besides TCP."""
+"""Bytes that announce what a side can do besides TCP."""
 
 _connected: dict[str, list[Device]] = {}
 """Servers that llama.cpp in this process knows."""

@@ -1,7 +1,7 @@
 """Models of the hub: what names them, which files of a repository belong to one, and which of them are here.
 
     hf:OWNER/REPO/FILE    a file of a repository; of a split model, its first part
-    hf:OWNER/REPO:TYPE    the repository's model of this type, as the names of its files say it: Q4_K_M, UD-Q4_K_XL, F16
+    hf:OWNER/REPO:TYPE    the repository's model of this type, by the names of its files: Q4_K_M, UD-Q4_K_XL, F16
     hf:OWNER/REPO         its model of a usual type
 
 `ask` reads the hub's listing; nothing else here needs a network.
@@ -55,7 +55,7 @@ class HubModel(NamedTuple):
     """A model of a repository: the files that belong together."""
 
     type: str
-    """In capitals; empty if the name does not say it."""
+    """In capitals; empty if the name does not contain it."""
     files: tuple[HubFile, ...]
     """In their order: the first is the one to load."""
 
@@ -77,7 +77,7 @@ class Listing:
     repo: str
     models: tuple[HubModel, ...]
     licence: str
-    """As its page says it, such as `apache-2.0`; empty: not at all."""
+    """As on its page, such as `apache-2.0`; empty: not at all."""
     is_gated: bool
     """Whether its owner wants terms to be accepted first."""
 

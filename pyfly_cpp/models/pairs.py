@@ -1,8 +1,8 @@
 """Published companions: which file people draft with for the models they have.
 
 Names, sizes and licences as public code and documents gave them in November 2026; the hub itself was not asked. Which
-file a name means, its size and its licence today, the hub's listing says (hub.py); what fits for certain, the headers
-say once both files are here (companions.py).
+file a name means, its size and its licence today are in the hub's listing (hub.py); the headers show what fits for
+certain, once both files are here (companions.py).
 """
 
 from __future__ import annotations

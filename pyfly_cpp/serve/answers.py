@@ -32,8 +32,8 @@ Event = dict[str, Any]
 
 
 class Answer(Protocol):
-    """A request that was understood. It is fed with pieces; what it then says, event by event or as a whole, is the
-    same answer."""
+    """A request that was understood. It is fed with pieces; it is the same answer, event by event or as a
+    whole."""
 
     orders: list[Order]
     """The texts that it wants."""

@@ -57,7 +57,7 @@ class CallReader:
         self._is_after_call = self._has_text = False
         self._n_restarts = 0
         self.calls: list[Call] = []
-        """Those that were read. The arguments of the last one may go on."""
+        """Those that were read. The arguments of the last one may continue."""
 
     def add(self, text: str) -> str:
         """What of the text so far can be given out."""

@@ -1,4 +1,4 @@
-"""Vectors of texts, beside the texts that are written: a context of its own on the weights of a `FlyBatch`."""
+"""Vectors of texts, while others are written: a context of its own on the weights of a `FlyBatch`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Embedder:
         self._batch = batch
         own = _pooling(llm.metadata)
         self.pooling = own if pooling is None else pooling
-        """mean, cls, last or none; if nothing is said as the model's file says, or mean."""
+        """mean, cls, last or none; by default the choice of the model's file, or mean."""
         self.n_ctx = batch.n_ctx
         """Most tokens of a text."""
         self.n_embd = int(llama_cpp.llama_model_n_embd_out(llm._model.model))

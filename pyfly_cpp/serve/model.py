@@ -55,7 +55,7 @@ class Model:
         if template:
             self.template, self._handler = template, self._handler_of(template)
         self.decoding: Decoding = batch.decoding if self.drafters else batch.decoding.but(drafter="none")
-        """How texts are decoded if requests say nothing."""
+        """How texts are decoded by default."""
 
     @property
     def path(self) -> str:

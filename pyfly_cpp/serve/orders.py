@@ -62,7 +62,7 @@ class Order:
 
 
 def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:
-    """How a request decodes: as its fields say, and if they say nothing the header `X-Pyfly: gate=...;
+    """How a request decodes: by its fields, and without them by the header `X-Pyfly: gate=...;
     draft-max=...`, and else as the server does. Raises ApiError."""
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:
@@ -142,7 +142,7 @@ def read_logit_bias(
 
     Args:
         tokens_of: The tokens of a text: a bias may be that of all of them.
-        forbidden: Tokens that are not to be chosen, whatever the request says of them.
+        forbidden: Tokens that are not to be chosen, whatever the request asks of them.
 
     Raises:
         ApiError: one is no token.

@@ -51,7 +51,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 def serve(
     batch: FlyBatch, settings: Settings, bound: socket.socket, on_start: Callable[[], None] | None = None
 ) -> bool:
-    """Serves until a signal says stop (in the main thread), and then until what runs has ended.
+    """Serves until a signal stops it (in the main thread), and then until what runs has ended.
 
     Args:
         batch: Writes the texts; the caller's to close.
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Around serving: SIGINT and SIGTERM end it, a second one at once; neither is raised again afterwards."""
+        """Around serving: SIGINT and SIGTERM end it, a second one immediately; neither is raised again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

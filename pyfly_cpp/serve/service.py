@@ -97,7 +97,7 @@ class Service:
 
     async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece | Progress]]:
         """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
-        early, it gives the others up at once.
+        early, it gives the others up immediately.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.

@@ -110,7 +110,7 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def closing(pieces: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Around an iteration that may end early: what it holds is freed at once."""
+    """Around an iteration that may end early: what it holds is freed immediately."""
     try:
         yield pieces
     finally:

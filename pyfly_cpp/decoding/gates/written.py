@@ -32,7 +32,7 @@ class Form(NamedTuple):
     """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
     None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    """Fields that the word says."""
+    """Fields that the word sets."""
     names: tuple[str, ...] = ()
     """The fields of the gates in parentheses, where they are named."""
 
@@ -62,7 +62,7 @@ FORMS = (
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
-"""Every way to write a gate. A new gate is a dataclass in a file beside this one, and its words here."""
+"""Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
 THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 """The words of gates with a threshold."""
