@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class PyflyError(RuntimeError):
-    """Base of what goes wrong at run time; bad arguments are plain `ValueError`."""
+    """Base of errors at run time; bad arguments are plain `ValueError`."""
 
 
 class NativeError(PyflyError):

@@ -45,7 +45,7 @@ class GovernorState(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """`pyfly_costs` of pyfly.h: what batches and drafts cost, in microseconds; drafters by their place."""
+    """`pyfly_costs` of pyfly.h: the cost of batches and drafts, in microseconds; drafters by their place."""
 
     rows: tuple[tuple[int, float], ...]
     """(rows, microseconds) of batches of the target."""

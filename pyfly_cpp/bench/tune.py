@@ -4,7 +4,7 @@ Three stages, each measured interleaved with `exact` and `plain`, and ranked by 
 losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
 is a greedy search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the
 answer. At the end the choice is measured again along with plain, exact and the best lossless setting, since the best of
-many noisy measurements looks better than it is; a lossy one that is not surely faster then is not chosen.
+many noisy measurements looks better than it is; a lossy one that is not clearly faster then is not chosen.
 
 The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
 """
@@ -94,7 +94,8 @@ class Tuned:
     chosen: Candidate
     """As measured in the search."""
     fastest: Candidate
-    """The fastest of the search within the budget: the choice, unless it is lossy and was not surely faster afresh."""
+    """The fastest of the search within the budget: the choice, unless it is lossy and was not clearly faster when
+    measured again."""
     over_lossless: Interval | None
     """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
     candidates: tuple[Candidate, ...]

@@ -165,7 +165,7 @@ def _open_journal(
         kept = place(output, identity)
         journal = Journal(kept, identity, force)
     except (OSError, RuntimeError) as error:
-        note(f"(what is measured is not kept: {describe(error)})")
+        note(f"(measurements are not kept: {describe(error)})")
         return None
     note(f"If it is interrupted, run the same command to resume. Progress is saved in {kept}")
     if journal.restore(prompts):

@@ -52,7 +52,7 @@ HELP = {
     "/set [NAME VALUE]": "show or change temperature, seed, max-tokens, top-p, ...",
     "/gate [GATE]": f"show or set the gate; exact and stochastic are lossless, others not: {examples(combined=False)}",
     "/preset NAME": f"accept drafts as a preset does: {', '.join(SHIPPED)}",
-    "/drafter [WORD]": "show or change what drafts: none, lookup, draft:FILE, ...",
+    "/drafter [WORD]": "show or change the drafter: none, lookup, draft:FILE, ...",
     "/stats": "counters since the start",
     "/reset": "forget the conversation; /clear does the same",
     "/save FILE": "save the conversation and the settings",
@@ -73,7 +73,7 @@ _KEYS = (
 )
 @MODEL_ARGUMENT
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
+@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and rejected drafts.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.

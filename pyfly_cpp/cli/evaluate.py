@@ -43,8 +43,8 @@ If a run is interrupted, run the same command (without --force) to resume. The f
 run.json, items.jsonl (a line for each item and setting), table.json and table.md. The items of needle are generated;
 writing has no data set on the hub.
 
-humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process with limits on CPU,
-memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
+humaneval and mbpp execute code that the model writes, and only with --allow-code-execution: in a process with limits on
+CPU, memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
 bubblewrap they do not run, unless you give --containment none. This contains accidents, not adversaries; see the
 documentation."""
 

@@ -131,7 +131,7 @@ class Models:
         return replace(said, drafter="none") if self.drafter == "none" else said
 
     def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
-        """As `choose_drafters`; raises UsageError, too, if neither the default drafter nor those of these settings have
+        """As `choose_drafters`; also raises UsageError if neither the default drafter nor those of these settings have
         a use for a file that was given."""
         drafters, why = self.choose_drafters()
         parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
@@ -205,7 +205,7 @@ class Models:
                 if fraction < 1:
                     bar.update(f"loading {self.model.name}", fraction, 1.0, f"{fraction:.0%}")
                 else:
-                    bar.update("measuring what batches and drafts cost here", 0, None)
+                    bar.update("measuring the cost of batches and drafts", 0, None)
 
             on_load(0.0)
 
@@ -219,7 +219,7 @@ class Models:
         if trained is not None and n_ctx > trained:
             warn(
                 f"Warning: {self.model.name} was trained on contexts of {trained} tokens, and --n-ctx asks for "
-                f"{n_ctx}: it takes memory for all of them, and what it answers beyond is often nonsense."
+                f"{n_ctx}: it takes memory for all of them, and longer answers are often nonsense."
             )
 
 

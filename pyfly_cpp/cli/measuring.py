@@ -134,7 +134,7 @@ def terminal_width() -> int:
 
 
 def _longest_words(head: list[str], body: list[list[str]]) -> list[int]:
-    """Of each column."""
+    """For each column."""
     return [max(len(word) for cell in column for word in cell.split(" ")) for column in zip(head, *body)]
 
 

@@ -110,8 +110,8 @@ class Options:
         return {**self.sampling, "seed": seed}
 
     def for_chat(self, metadata: Mapping[str, str]) -> Options:
-        """These for talking: sampled as the model's metadata recommends, or else at 0.7, but for what was asked for. If
-        nobody asked how to verify, nor for a seed, drafts are sampled, too, which accepts more of them and changes no
+        """These for talking: sampled as the model's metadata recommends, or else at 0.7, except for what was set. If
+        nobody asked how to verify, nor for a seed, drafts are also sampled, which accepts more of them and changes no
         probability. With a seed, the answer must not depend on what is drafted."""
         wanted: dict[str, Any] = {"temperature": _CHAT_TEMPERATURE}
         for name, key in _RECOMMENDED.items():

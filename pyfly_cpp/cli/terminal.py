@@ -23,8 +23,8 @@ _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Text of a model or a file as it may go to this stream: untouched, but for a terminal with its control characters
-    made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
+    """Text of a model or a file as it may go to this stream: untouched, except that for a terminal with its control
+    characters made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
     return text.translate(_VISIBLE) if stream.isatty() else text
 
 
@@ -140,7 +140,7 @@ def ask_for(work: str, is_allowed: bool) -> None:
     elif not sys.stdin.isatty():
         raise click.UsageError(f"{work}: there is nobody to ask; allow it with --yes.")
     else:
-        click.confirm(f"{work}; go on?", abort=True, err=True)
+        click.confirm(f"{work}; continue?", abort=True, err=True)
 
 
 class Bar:

@@ -42,7 +42,7 @@ class PresetError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """How to decode, and on what it rests."""
+    """How to decode, and the measurements behind that."""
 
     decoding: Decoding = PLAIN
     """With the drafter `"auto"`: what is chosen for the model, and the governor decides how much of it."""

@@ -115,8 +115,8 @@ class Decoding:
 
     @classmethod
     def parse(cls, text: str) -> Decoding:
-        """Reads what `str` writes, in its canonical form; raises ValueError, with the nearest word, for what it does
-        not know."""
+        """Reads the text of `str`, in its canonical form; raises ValueError, with the nearest word, for an unknown
+        one."""
         words = _words(text)
         if not words:
             raise ValueError("a setting is empty; write plain, exact, or a gate such as margin:0.3.")
@@ -143,7 +143,7 @@ class Decoding:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], folder: Path | None = None) -> Decoding:
-        """Reads what `to_dict` writes; each field may be missing.
+        """Reads the result of `to_dict`; each field may be missing.
 
         Args:
             folder: What relative paths of drafters are relative to; None: they stay as they are.
@@ -203,14 +203,15 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Decoding, ..
 
 
 def short_names(settings: Iterable[str]) -> dict[str, str]:
-    """What tables call settings (of names that read back): their files without folders, if that tells them apart."""
+    """Names of settings in tables (from names that read back): their files without folders, if that tells them
+    apart."""
     short = {name: " ".join(map(_without_folders, _words(name))) for name in settings}
     times = Counter(short.values())
     return {name: text if times[text] == 1 else name for name, text in short.items()}
 
 
 def require_repeatable(settings: Iterable[Decoding]) -> None:
-    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
+    """Raises ValueError if the drafts of a setting, and so its loose accepts, depend on measured times."""
     for setting in settings:
         if setting.adaptive:
             raise ValueError(

@@ -14,7 +14,7 @@ from pyfly_cpp.ranges import is_integer, require_integer
 
 
 class WindowRule(NamedTuple):
-    """What the word of a rule stands for. The decisions are made in `csrc/window.cpp`."""
+    """The meaning of a rule's word. The decisions are made in `csrc/window.cpp`."""
 
     across_rounds: bool
     """Whether its windows outlive their step by default."""
@@ -30,7 +30,7 @@ RULES = {
 """All rules by their words."""
 
 WORDS = (*RULES, "across", "in-round", "tail=", "window=")
-"""What the words of a written window begin with; `window=W` is the size alone."""
+"""First words of a written window; `window=W` is the size alone."""
 
 
 @dataclass(frozen=True)

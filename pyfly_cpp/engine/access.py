@@ -56,7 +56,7 @@ class Access:
         self.generation = 0
         """Counts generations; an older generator finds out that it was superseded."""
         self.process: Process | None = None
-        """The only one that can use the object; None: a fork can, too."""
+        """The only one that can use the object; None: so can a fork."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -75,7 +75,7 @@ class Access:
 
     def step(self, generation: int) -> Use:
         """Around native work of a generation: this thread alone, and nobody has started another one since; entering
-        raises BusyError, too, if somebody has. May be entered again."""
+        also raises BusyError if somebody has. May be entered again."""
         return Use(self, generation)
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Decoder:
         self._accepted_earlier: dict[str, int] = {}
         self._warned_plain = False
         self.knows_costs = False
-        """Whether the governor knows what batches and drafts cost, or nobody can tell it."""
+        """Whether the governor knows the cost of batches and drafts, or nobody can tell it."""
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 

@@ -55,7 +55,7 @@ def render_chat(
 
     Args:
         behind: Text that stands behind the prompt: what the answer begins with.
-        handler: A chat handler in place of the model's own.
+        handler: A chat handler instead of the model's own.
     """
     listener = _Listener(llm, behind)
     heard = _listen(listener, handler or chat_handler(llm), messages, {"temperature": 0.0, **options})

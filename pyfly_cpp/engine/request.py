@@ -128,7 +128,7 @@ class Request:
         """Begins in a slot: the one place where a `Decoding` becomes what the core is asked for.
 
         Args:
-            decoding: How it decodes, but for drafter and adaptive, which are the batch's.
+            decoding: How it decodes, except for drafter and adaptive, which are the batch's.
             sampler: A llama_cpp `LlamaSampler`.
             n_evaluated: Tokens that the slot's memory holds; None: as many as the batch knows of.
             draft_max: Most tokens of a round, for each of the batch's drafters; None: those of the batch.

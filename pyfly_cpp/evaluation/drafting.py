@@ -31,7 +31,7 @@ def load_generator(
 
     Args:
         n_parallel: Texts at a time, on a `ParallelGenerator`; None: one after the other.
-        draft_max: A K for which there shall be room, too.
+        draft_max: A K that also needs room.
         **arguments: Of `FlyLlama`.
 
     Raises:

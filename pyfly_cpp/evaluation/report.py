@@ -240,7 +240,7 @@ def notes(table: Table) -> list[str]:
     empty = [short[row.setting] for row in table.rows if row.n and row.n_empty == row.n]
     if empty:
         out.append(
-            f"Every answer of {', '.join(empty)} is empty, so nothing is known of what the model can do: it ends its "
+            f"Every answer of {', '.join(empty)} is empty, so nothing is known of the model's abilities: it ends its "
             "answers immediately. It may be a base model, or the chat template is not its own (--chat-format)."
         )
     n_unjudged = sum(row.n_unjudged for row in table.rows)

@@ -9,8 +9,8 @@ of them. All settings start an item from one and the same cache (`Generator.shar
 comes out depends neither on who begins nor on where the run was interrupted.
 
 With a `ParallelGenerator` they take turns on blocks of items, each setting alone. The lines come as they are finished,
-so their order differs from run to run; what a text is does not depend on its neighbours, but for the rounding of
-kernels, which goes by the size of a batch.
+so their order differs from run to run; what a text is does not depend on its neighbours, except for the rounding
+of kernels, which goes by the size of a batch.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def require_permission(task: Task, allow_code_execution: bool) -> None:
     """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
-            f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (how it is "
-            "contained is in docs/tasks.md)."
+            f"the task {task.name} executes code that the model writes; allow it with --allow-code-execution (how "
+            "it is contained is in docs/tasks.md)."
         )
     task.require()
 

@@ -90,7 +90,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            has_own_head: Load the MTP head of the file, too.
+            has_own_head: Also load the MTP head of the file.
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a step is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.

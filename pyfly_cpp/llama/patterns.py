@@ -80,7 +80,7 @@ def _tokens(inner: str, pattern: str) -> Iterator[tuple[str, str]]:
     while place < len(inner):
         match = _TOKEN.match(inner, place)
         if match is None or match[0] == "[":
-            raise ValueError(f"the pattern {pattern!r} has {inner[place]!r} without what belongs to it")
+            raise ValueError(f"the pattern {pattern!r} has {inner[place]!r} without its counterpart")
         assert match.lastgroup is not None
         yield match.lastgroup, match[0]
         place = match.end()

@@ -1,7 +1,7 @@
 """JSON schemas as grammars whose texts are strict JSON.
 
 llama-cpp-python's converter gives texts that no strict reader takes, and fails on schemas that pydantic makes; so ours
-is used for the answers of chats, and in place of those that its chat formats convert themselves.
+is used for the answers of chats, and instead of those that its chat formats convert themselves.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ attention is on, the cache is in F16, and the queries are such products. A resul
 
 "auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
 once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
-`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` gives plain `llama_cpp.Llama` objects ours, too.
+`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` also gives plain `llama_cpp.Llama` objects ours.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
     types: tuple[int, ...]
     """`ggml_type`s, rising."""
     attention: bool
-    """Whether attention is ours, too."""
+    """Whether attention is also ours."""
     reason: str
     """Instruction set, or why there are none; without a full stop."""
 
@@ -82,7 +82,7 @@ _WHY_NOT = _install()  # before the first model is loaded: llama.cpp reads its l
 
 
 def require_choice(kernels: str | None) -> str:
-    """What was asked for, "auto" or "stock"; None: the environment's choice, else "auto". Raises ValueError for
+    """The choice, "auto" or "stock"; None: the environment's choice, else "auto". Raises ValueError for
     another word."""
     if kernels is not None:
         if kernels not in CHOICES:
@@ -138,8 +138,8 @@ def install() -> Verdict:
 
 @functools.lru_cache(maxsize=1)
 def verdict() -> Verdict:
-    """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds. Raises
-    ValueError as `extra_buffers.verdict` does."""
+    """The types that "auto" packs on this machine. The first call ever tries each type, which takes some seconds.
+    Raises ValueError as `extra_buffers.verdict` does."""
     if _WHY_NOT is not None:
         return Verdict((), False, _WHY_NOT)
     others = extra_buffers.verdict()

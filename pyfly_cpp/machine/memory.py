@@ -26,7 +26,7 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_texts
     Args:
         path: The GGUF file.
         model_params: llama_model_params it is loaded with.
-        context_params: llama_context_params, but for the sizes.
+        context_params: llama_context_params, except for the sizes.
         n_texts: Sequences.
         n_ctx: Cells that they share.
     """

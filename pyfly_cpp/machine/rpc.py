@@ -66,7 +66,7 @@ def devices_of(name: str) -> list[Device]:
             ) from None
         except (OSError, struct.error, IndexError):
             raise RpcError(
-                f"what listens at {name} does not answer as an rpc-server of llama.cpp does; check address and port, "
+                f"the program at {name} does not answer like an rpc-server of llama.cpp; check address and port, "
                 "and build it from the same release of llama.cpp."
             ) from None
     return [

@@ -17,7 +17,7 @@ THREAD_COUNTS = ("n_threads", "n_threads_batch")
 """Arguments of llama_cpp.Llama: threads for one token, and for batches."""
 
 AUTO = "auto"
-"""In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
+"""In place of a thread count: as many as help under the load of the machine, the physical cores at most."""
 
 
 def require_threads(n: Any, name: str = "n_threads") -> int:

@@ -37,7 +37,7 @@ class Model:
         """
         Args:
             batch: Closed by whoever made it.
-            template: A chat template in place of the model's own, see `handler_of`.
+            template: A chat template instead of the model's own, see `handler_of`.
 
         Raises:
             ValueError: the template cannot be read.
@@ -150,7 +150,7 @@ class Model:
         return [*self.own_beginning(), prefix, *texts[0], suffix, *texts[1], middle]
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What lm-eval asks of a tokenizer."""
+        """The tokenizer, for lm-eval."""
         ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
         texts = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
         return {**texts, "pad_token": None, "chat_template": self.template or None}

@@ -45,7 +45,7 @@ class Order:
     n_logprobs: int | None = None
     """Most probable tokens that are wanted at each place; None: no log-probabilities."""
     echo: bool = False
-    """Whether the log-probabilities of the prompt are wanted, too."""
+    """Whether the log-probabilities of the prompt are also wanted."""
     records: bool = False
     """Whether it is to be told how each token came."""
     decoding: Decoding = EXACT

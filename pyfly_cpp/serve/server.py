@@ -42,8 +42,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} of {host} is in use; end what listens there, or give another --port.") \
-                from error  # fmt: skip
+            raise ValueError(
+                f"port {port} of {host} is in use; stop the program that listens there, or give another --port."
+            ) from error
         raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; give another --host or --port.") from error
     return bound
 

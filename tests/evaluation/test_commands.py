@@ -327,7 +327,7 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
     (tmp_path / "state" / "pyfly-cpp" / "bench").rmdir()
     (tmp_path / "state" / "pyfly-cpp" / "bench").write_text("in the way")
     result = run(bench, *arguments)
-    assert result.exit_code == 0 and "what is measured is not kept: " in result.stderr
+    assert result.exit_code == 0 and "measurements are not kept: " in result.stderr
 
 
 def test_bench_of_several_at_once(run, tmp_path):

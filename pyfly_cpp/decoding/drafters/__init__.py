@@ -125,7 +125,7 @@ def parse_drafters(text: str) -> tuple[Drafter, ...]:
 
 
 def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
-    """One drafter, several as a tuple, or None: what `require_drafters` takes apart."""
+    """One drafter, several as a tuple, or None: as `require_drafters` takes it apart."""
     return drafters[0] if len(drafters) == 1 else tuple(drafters) or None
 
 

@@ -8,7 +8,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding.windows import Window
 
 REGIONS = tuple(_native.REGIONS)
-"""What may be written, in the order of `pyfly_region` of pyfly.h."""
+"""Kinds of text, in the order of `pyfly_region` of pyfly.h."""
 
 
 class GateNode(NamedTuple):
