@@ -38,7 +38,7 @@ Example:
   pyfly-cpp bench -m target.gguf -s "exact lookup" \\
       --prompts spec_bench.jsonl --limit 24 -o speed.json
 
-{written("adaptive (the governor, as in chat), ")}
+{written("adaptive (the governor, as in chat),")}
 
 Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
 format); by default, twelve built-in ones. With a --temperature, each prompt of each pass has its own seed, from --seed

@@ -34,7 +34,7 @@ _SAMPLING = {
     "temperature": _Sampling(
         Real(min=0),
         0.0,
-        "0 takes the most probable token; more is more varied.  "
+        "0: always the most probable token; higher: more varied.  "
         "[default: 0; in chat the model's own recommendation, or 0.7]",
     ),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
@@ -180,7 +180,10 @@ def _sampling_option(name: str) -> Declared:
     )
 
 
-TEMPERATURE_OPTION = _sampling_option("temperature")
+TEMPERATURE_OPTION = number(
+    "--temperature", "--temp", kind=_SAMPLING["temperature"].kind, default=0.0,
+    help="0: always the most probable token; higher: more varied.",
+)  # fmt: skip
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
     number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, if there are several."),

@@ -228,11 +228,12 @@ def written_drafters(and_file: str = "[:FILE]") -> str:
 
 
 def written(adaptive: str = "") -> str:
-    """How settings are written, for the help of commands; `adaptive` stands behind `k=N`."""
+    """The form of settings, for the help of commands; `adaptive` stands behind `k=N`."""
     rules = " or ".join(f"{rule}:W" for rule in windows.RULES)
     return (
-        f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
-        f"(default: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
+        f"A setting begins with a gate: {examples(combined=False)}. Words for the window may follow: {rules}, tail=N, "
+        f"across or in-round. Without them, the window is the gate's own. Further words are k=N (tokens to draft)"
+        f"{', ' + adaptive if adaptive else ''} and a drafter: {written_drafters()}."
     )
 
 
