@@ -52,7 +52,7 @@ _OPTIONS = [
                  help="A setting to measure; can be repeated."),
     click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
-                 help="Prompts, JSONL.  [default: twelve built-in ones]"),
+                 help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,

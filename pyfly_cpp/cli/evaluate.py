@@ -53,7 +53,7 @@ _OPTIONS = [
     click.option("--data", metavar="FILE",
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
     click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
-    number("--few-shot", kind=Int(0), help="Worked examples in front of each item.  [default: the task's convention with "
+    number("--few-shot", kind=Int(0), help="Worked examples before each item.  [default: the task's convention with "
            "--examples, else 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),
