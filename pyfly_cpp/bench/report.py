@@ -46,17 +46,17 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
         return ""
     times = f"{_in_words(gain)} times as fast as without drafts"
     if math.isnan(gain.low):
-        said = f"These prompts are too few for certainty; as in chat it was {times}"
+        said = f"These prompts are too few for certainty. With drafts as in chat it was {times}"
     elif gain.low > 1:
-        said = f"Drafts make this model faster here: as in chat it is {times}"
+        said = f"Drafts make this model faster here: with drafts as in chat it is {times}"
     elif gain.high < 1:
-        said = f"Drafts make this model slower here: as in chat it is {times}; --drafter none leaves them out"
+        said = f"Drafts make this model slower here: with drafts as in chat it is {times}. --drafter none leaves them out"
     else:
-        said = f"Drafts make no certain difference here: as in chat it is {times}"
+        said = f"Drafts make no certain difference here: with drafts as in chat it is {times}"
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
     best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
-        said += f", and the lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
+        said += f". The lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
 
 

@@ -234,6 +234,13 @@ def notes(table: Table) -> list[str]:
                 f"{row.flips.helpful} right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between "
                 f"{low:+.1f} and {high:+.1f} points of accuracy is consistent with that."
             )
+    same = next((row.same_output for row in table.rows if row.setting == "plain" and row.n), None)
+    n_other = 0 if same is None else round((1 - same) * table.n_complete)
+    if n_other:
+        out.append(
+            f"plain and {BASELINE} differ in {n_other} of {table.n_complete} answers. Two tokens were nearly tied, and "
+            "llama.cpp's kernels round a batch differently from a single token (docs/answers.md)."
+        )
     if any(row.n_cut for row in table.rows):
         cut = ", ".join(f"{short[row.setting]} {row.n_cut}" for row in table.rows)
         out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
