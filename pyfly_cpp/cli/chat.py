@@ -152,10 +152,10 @@ class Chat:
     def _banner(self) -> None:
         llm, options = self._llm, self._options
         click.secho(f"pyfly-cpp {__version__}", bold=True, err=True)
-        threads = options.models.arguments["n_threads"]
-        threads = (
-            f"{llm.n_threads} threads, fewer if others need the cores" if threads == AUTO else f"{threads} threads"
-        )
+        given = options.models.arguments["n_threads"]
+        threads = counted(llm.n_threads if given == AUTO else given, "thread")
+        if given == AUTO and llm.n_threads > 1:
+            threads += ", fewer if others need the cores"
         title = f"{Path(llm.model_path).name} ({quantisation(llm._model.model)})"
         note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
         self._show_drafter()

@@ -141,7 +141,7 @@ class Models:
     def choose_drafters(self) -> tuple[Drafters, str]:
         """What the drafter words of settings stand for, and why the default is what it is. Raises ValueError."""
         if self.drafter == "none":
-            raise click.UsageError("--drafter none leaves plain decoding alone, whose setting is plain; leave it out.")
+            raise click.UsageError("there is nothing to compare with --drafter none; leave it out, or name another drafter.")
         usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]

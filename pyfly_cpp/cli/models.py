@@ -108,6 +108,8 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_offers(*offers(hub.read_name(target)), as_json)
     elif models.locate(target) is None and not os.path.exists(target) and published_pair(target) is not None:
         _show_published(published_pair(target), as_json)
+        if not as_json:
+            _suggest_own_draft("FILE")
     else:
         _show_companions(models.resolve_model(target), as_json)
 
@@ -173,8 +175,12 @@ def _show_companions(path: Path, as_json: bool) -> None:
         note("* used by --drafter auto; the percentage is the share of the model's size")
     _show_published(published, as_json)
     if own is None:
-        note("A draft can be made from the model itself, if that is faster here:")
-        click.echo(f"  pyfly-cpp models draft {shlex.quote(str(path))}", err=True)
+        _suggest_own_draft(shlex.quote(str(path)))
+
+
+def _suggest_own_draft(file: str) -> None:
+    note("A draft can be made from the model itself, if that is faster here:")
+    click.echo(f"  pyfly-cpp models draft {file}", err=True)
 
 
 def _show_published(published: Pair | None, as_json: bool) -> None:
@@ -187,7 +193,7 @@ def _show_published(published: Pair | None, as_json: bool) -> None:
         note(f"{published.family}: {published.note}")
     else:
         size = in_words(published.size)
-        note(f"Published for {published.family}, {size}, {published.licence}:")
+        note(f"Published for {published.family} ({size}, {published.licence}):")
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
 
 

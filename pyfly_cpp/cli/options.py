@@ -146,13 +146,19 @@ class Options:
             ValueError: there is no such setting, or it cannot have that value.
         """
         if not text:
-            return self, ", ".join(f"{name} {value}" for name, value in self.sampling.items())
+            return self, ", ".join(map(self._shown, self.sampling))
         name, _, value = text.partition(" ")
         name, value = {"temp": "temperature"}.get(name, name.replace("-", "_")), value.strip()
         if name not in _SAMPLING:
-            raise ValueError(f"there is no setting {name!r} to change here. The settings are {', '.join(_SAMPLING)}.")
+            names = ", ".join(_SAMPLING).replace("_", "-")
+            raise ValueError(f"there is no setting {name!r} to change here. The settings are {names}.")
         options = self._with({name: _read(name, None if value == "none" else value)}) if value else self
-        return options, f"{name} {options.sampling[name]}"
+        return options, options._shown(name)
+
+    def _shown(self, name: str) -> str:
+        """A sampling setting as /set takes it."""
+        value = self.sampling[name]
+        return f"{name.replace('_', '-')} {'none' if value is None else value}"
 
     def _with(self, said: dict[str, Any]) -> Options:
         of_sampling = {name: said.pop(name) for name in _SAMPLING if name in said}
