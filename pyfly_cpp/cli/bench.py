@@ -160,7 +160,7 @@ def command(
 def _open_journal(
     output: str | None, identity: dict[str, Any], prompts: list[BenchPrompt], force: bool
 ) -> Journal | None:
-    """Where measurements are kept, with those of an earlier start; None where they cannot be. Says where."""
+    """Where measurements are kept, with those of an earlier start; None if they cannot be. Prints the place."""
     try:
         kept = place(output, identity)
         journal = Journal(kept, identity, force)

@@ -58,7 +58,7 @@ class Request:
                 tokens are wanted, without end, and some may be sent.
             n_prompt_logprobs: Most probable tokens that are wanted at each place of the prompt; None: no
                 log-probabilities of it.
-            prompt_from: Position of the first prompt token whose row is wanted: what it says of the next token.
+            prompt_from: Position of the first prompt token whose row is wanted: its scores for the next token.
             logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
             sampling: The other arguments of `Llama.generate`.
             keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.

@@ -94,8 +94,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a step is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
-            rpc_servers, devices: Where to put the model, see `Placement`; if they say something, all layers unless
-                n_gpu_layers says otherwise.
+            rpc_servers, devices: Where to put the model, see `Placement`; if they are set, all layers unless
+                n_gpu_layers is set.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
             kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: by the environment.
             on_load: Called with the loaded fraction, 0..1.

@@ -69,7 +69,7 @@ _FORMATS = {
     "ipv6": r"[\da-f]{1,4}(:[\da-f]{1,4}){7}",
     "uri": r"[a-z][a-z\d+.-]*:[\w!#$&'()*+,./:;=?@~-]+",
 }
-"""Texts that surely have a format, and not all of them."""
+"""Texts that certainly have a format, and not all of them."""
 
 _MOST_TIMES = 2000  # of llama.cpp's reader of grammars, which takes more as any number
 _MOST_NESTED = 100

@@ -47,7 +47,7 @@ def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, 
 
 
 def fill_thread_counts(arguments: dict[str, Any]) -> tuple[bool, bool]:
-    """Puts the physical cores where these arguments of llama_cpp.Llama leave a count to us. Returns, and raises, what
+    """Fills in the physical cores if these arguments of llama_cpp.Llama leave a count to us. Returns, and raises, what
     `adaptive_threads` does."""
     adapts = adaptive_threads(*(arguments.get(name) for name in THREAD_COUNTS))
     cores = physical_cores()

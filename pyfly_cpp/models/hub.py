@@ -72,7 +72,7 @@ class HubModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What the hub says of a repository."""
+    """The hub's entry of a repository."""
 
     repo: str
     models: tuple[HubModel, ...]
@@ -158,7 +158,7 @@ def choose(name: HubName, models: Iterable[HubModel]) -> HubModel:
 
 
 def ask(repo: str) -> Listing:
-    """What the hub says of a repository.
+    """The hub's entry of a repository.
 
     Raises:
         ValueError: huggingface_hub is not installed.

@@ -41,7 +41,7 @@ class Embedder:
         """Makes the context, which takes memory for one text of the batch. It is freed with the batch's model.
 
         Args:
-            pooling: mean, cls, last or none; None: as the model's file says.
+            pooling: mean, cls, last or none; None: the choice of the model's file.
 
         Raises:
             ValueError: the model makes no embeddings, or there is too little memory.
