@@ -350,6 +350,12 @@ def test_a_help_fits_80_columns(run, name):
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["bench", "eval", "tune", "explain"])
+def test_commands_that_measure_have_a_temperature_of_their_own(run, name):
+    words = " ".join(run(name, "--help").out.split())
+    assert re.search(r"--temperature, --temp X [^[]*\[default: 0", words) and "in chat the model's own" not in words
+
+
 def test_doctor_json(run):
     result = run("doctor", "--json")
     report = json.loads(result.out)
@@ -534,3 +540,5 @@ def test_the_demo_compares_texts_and_speeds(run):
     result = run("demo", TARGET, "-t", 1, "-n", 40, "--n-ctx", 1024)
     assert result.code == 0 and re.findall("--- (.*) ---", result.err) == ["prompt", "without drafts", "with drafts"]
     assert result.out.rstrip().splitlines()[-1].startswith(("Both texts are the same", "The texts differ"))
+    refused = run("demo", TARGET, "--drafter", "none")
+    assert refused.code == 2 and "nothing to compare" in refused.err
