@@ -61,6 +61,7 @@ _WORDS = {
 """What errors call things in Python, and what that is on the command line."""
 
 _INCOMPLETE = "a complete GGUF file"
+_BEYOND_END = "is not within the file bounds"  # of llama.cpp, about a tensor
 
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
@@ -100,7 +101,11 @@ def reasons_from(log: QuietLog | None) -> Iterator[None]:
         for python, words in _WORDS.items():
             message = message.replace(python, words)
         if log is not None and log.errors and ("verbose=True" in message or _INCOMPLETE in message):
-            message = f"{message.split(';')[0]}; llama.cpp reports: {log.errors[0]}"
+            told = message.split(";")[0]
+            if any(_BEYOND_END in line for line in log.errors):
+                message = f"{told.split(': the file is')[0]}: the file is truncated; download it again."
+            else:
+                message = f"{told}; llama.cpp reports: {log.errors[0]}"
         if message == str(error):
             raise
         raise type(error)(message) from error

@@ -101,8 +101,11 @@ def test_damaged_model_names_the_reason(run, tmp_path):
     path.write_bytes(TARGET.read_bytes()[:60_000])
     result = run("complete", "-m", path, "x")
     assert result.code == 1
-    assert "llama.cpp reports" in result.err
+    assert result.err.endswith("the file is truncated; download it again.\n")
     assert len(result.err.splitlines()) == 1
+    path.write_bytes(TARGET.read_bytes()[:1_000_000])
+    result = run("complete", "-m", path, "x")
+    assert result.code == 1 and result.err.endswith("damaged.gguf': the file is truncated; download it again.\n")
 
 
 # ---- complete --------------------------------------------------------------------------------------------------------
@@ -506,7 +509,7 @@ def test_a_broken_neighbour_is_not_spoken_of(run, tmp_path):
     target.write_bytes(TARGET.read_bytes()[:-100_000])
     result = run("complete", "-m", target, "-t", 1, "-n", 2, "Tom")
     assert result.code == 1 and "pointer" not in result.err and "half" not in result.err
-    assert "target.gguf" in result.err and "corrupt" in result.err
+    assert "target.gguf" in result.err and "truncated" in result.err
 
 
 @pytest.mark.parametrize("option", ["-m", "-d"])
@@ -515,7 +518,7 @@ def test_files_that_are_no_models_have_reasons(run, tmp_path, option):
     pointer.write_text(POINTER)
     half.write_bytes(DRAFT.read_bytes()[:-100_000])
     target = ("-m", TARGET) if option == "-d" else ()
-    for file, reason in ((pointer, "git lfs pull"), (half, "corrupt")):
+    for file, reason in ((pointer, "git lfs pull"), (half, "truncated")):
         result = run("complete", *target, option, file, "-t", 1, "-n", 2, "Tom")
         assert result.code == 1 and reason in result.err and file.name in result.err
 
