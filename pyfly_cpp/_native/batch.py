@@ -99,8 +99,8 @@ class Batch(Handle):
         self.drafters = list(drafters)
 
     def measure(self) -> Costs:
-        """What batches of the target and drafts cost, on made-up tokens. Not while a text runs; what the slots hold is
-        dropped, also by an error."""
+        """The costs of batches of the target and of drafts, on made-up tokens. Not while a text runs; what the slots
+        hold is dropped, also by an error."""
         costs = ffi.new("pyfly_costs *")
         check(lib.pyfly_batch_measure, self.pointer, costs)
         return Costs(
@@ -148,7 +148,7 @@ class Batch(Handle):
         return progress
 
     def governor(self) -> GovernorState:
-        """What the governor knows."""
+        """The governor's knowledge."""
         state = ffi.new("pyfly_governor_state *")
         lib.pyfly_batch_governor(self.pointer, state)
         most = lib.PYFLY_MAX_DEPTH

@@ -11,7 +11,7 @@ from pyfly_cpp._native.library import ffi, lib
 
 
 class KernelTrial(NamedTuple):
-    """What one operation gave."""
+    """The result of one operation."""
 
     error: float
     """Largest difference from the right result, as a share of the sum of magnitudes."""

@@ -64,7 +64,7 @@ def companion_word(target: Any, path: str) -> str:
 
 
 def model_vocabulary(model: Any) -> int:
-    """What tells the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer), from others."""
+    """A fingerprint of the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer)."""
     return int(lib.pyfly_model_vocabulary(void_pointer(model)))
 
 
@@ -98,7 +98,7 @@ def load_guard() -> Iterator[None]:
 
 
 class Target(Handle):
-    """What texts are verified with."""
+    """The model that verifies texts."""
 
     def protect(self, protected: Iterable[int] = (), eog: Iterable[int] = ()) -> None:
         """Marks tokens that are never accepted loosely, and tokens that end a text."""
@@ -205,7 +205,7 @@ class LlamaTarget(Target):
 
     @property
     def vocabulary(self) -> int:
-        """What tells its vocabulary from others."""
+        """A fingerprint of its vocabulary."""
         return int(lib.pyfly_target_vocabulary(self.pointer))
 
     def threads(self) -> tuple[int, int, int, int] | None:

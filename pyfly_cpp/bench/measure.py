@@ -79,7 +79,7 @@ def _brief(value: float) -> float:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a setting needs of this process's memory, MiB."""
+    """Memory of this process that a setting needs, MiB."""
 
     resident: float
     """In RAM after a short generation with target and drafter, mapped model files included."""

@@ -28,13 +28,13 @@ class BenchPrompt:
     turns: tuple[str, ...]
     """The user's messages, turn by turn."""
     answer: str = ""
-    """What a right output contains; empty if it is not known."""
+    """A text that a right output contains; empty if it is not known."""
     group: str = ""
     """Prompts of one group are forms of one prompt, and not independent; empty: this one stands alone."""
 
     @property
     def unit(self) -> str:
-        """What is independent of other units: the group, or the prompt itself."""
+        """A unit that is independent of others: the group, or the prompt itself."""
         return self.group or self.id
 
 

@@ -50,7 +50,8 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     elif gain.low > 1:
         said = f"Drafts make this model faster here: with drafts as in chat it is {times}"
     elif gain.high < 1:
-        said = f"Drafts make this model slower here: with drafts as in chat it is {times}. --drafter none leaves them out"
+        said = f"Drafts make this model slower here: with drafts as in chat it is {times}"
+        said += ". --drafter none leaves them out"
     else:
         said = f"Drafts make no certain difference here: with drafts as in chat it is {times}"
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]

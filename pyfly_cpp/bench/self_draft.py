@@ -69,16 +69,16 @@ KINDS = {
 
 
 class Plan(NamedTuple):
-    """What will be tried."""
+    """The candidates to try."""
 
     target: Path
     source: Path
-    """What is requantised: the target, or the same model in a better form."""
+    """The model to requantise: the target, or the same model in a better form."""
     kinds: tuple[Kind, ...]
     n_bytes: int
     """Most that lies on the disk meanwhile, about: the best candidate so far, and the next one."""
     output: Path | None
-    """What the draft will be called; None: next to the target, by its type."""
+    """The draft's name; None: next to the target, by its type."""
     is_quantised: bool
     """Whether the source is quantised already: the draft then has the errors of both types."""
 
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """What a candidate is worth."""
+    """The gain of a candidate."""
 
     kind: str
     n_bytes: int
@@ -114,7 +114,7 @@ class Trial:
 
 
 class Measured(NamedTuple):
-    """What was seen of a candidate."""
+    """Observations of a candidate."""
 
     n_bytes: int
     acceptance: tuple[float, ...]
@@ -122,7 +122,7 @@ class Measured(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     trials: tuple[Trial, ...]
     best: Trial

@@ -89,7 +89,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of it."""
+    """The result."""
 
     chosen: Candidate
     """As measured in the search."""

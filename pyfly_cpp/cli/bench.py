@@ -196,7 +196,7 @@ def _keeping(
 
 
 class Found(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     tables: list[report.Cells]
     note: str
@@ -204,7 +204,7 @@ class Found(NamedTuple):
     """In one sentence; empty if nothing was compared with plain decoding."""
     facts: list[str]
     record: dict[str, Any]
-    """What the JSON has besides."""
+    """Further fields of the JSON."""
 
 
 def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str) -> Found:

@@ -1,4 +1,4 @@
-"""What a command loads: the options that all commands with a model share, and loading by them, without llama.cpp's
+"""Models of a command: the options that all commands with a model share, and loading by them, without llama.cpp's
 log."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _WORDS = {
     "n_parallel, n_ctx or n_cells": "--parallel or --n-ctx",
     "n_parallel": "--parallel",
 }
-"""What errors call things in Python, and what that is on the command line."""
+"""Words of errors for things in Python, and their words on the command line."""
 
 _INCOMPLETE = "a complete GGUF file"
 _BEYOND_END = "is not within the file bounds"  # of llama.cpp, about a tensor
@@ -124,9 +124,9 @@ class Models:
     """`auto`, `none`, or a drafter's word, which may have its file."""
     preset: Preset | None
     drafting: Mapping[str, Any]
-    """What was given of the options of drafters, by their names."""
+    """The options of drafters that were set, by their names."""
     arguments: Mapping[str, Any]
-    """What was given of the arguments of `FlyLlama`, but that caches have the names of their types."""
+    """The arguments of `FlyLlama` that were set; caches have the names of their types."""
 
     @property
     def setting(self) -> Decoding:
@@ -144,9 +144,9 @@ class Models:
         return drafters, why
 
     def choose_drafters(self) -> tuple[Drafters, str]:
-        """What the drafter words of settings stand for, and why the default is what it is. Raises ValueError."""
+        """The drafters behind the words of settings, and the reason for the default. Raises ValueError."""
         if self.drafter == "none":
-            raise click.UsageError("there is nothing to compare with --drafter none; leave it out, or name another drafter.")
+            raise click.UsageError("there is nothing to compare with --drafter none; leave it out.")
         usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
@@ -184,7 +184,7 @@ class Models:
         return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
 
     def where(self) -> str:
-        """What it computes on, for people."""
+        """The devices it computes on, for people."""
         servers, named = self.arguments.get("rpc_servers", ()), self.arguments.get("devices")
         gpus = [gpu.name for gpu in default_gpus()] if self.arguments["n_gpu_layers"] else []
         return " and ".join([*servers, *gpus] if named is None else named) or "the CPU"

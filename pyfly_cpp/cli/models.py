@@ -184,7 +184,7 @@ def _suggest_own_draft(file: str) -> None:
 
 
 def _show_published(published: Pair | None, as_json: bool) -> None:
-    """What is known of a family."""
+    """The published draft of a family."""
     if as_json:
         click.echo(json.dumps({"published": published and asdict(published)}, indent=2))
     elif published is None:

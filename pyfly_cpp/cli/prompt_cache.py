@@ -55,7 +55,7 @@ def save(path: Path, llm: FlyLlama) -> None:
 
 
 def _identity(llm: FlyLlama) -> dict[str, Any]:
-    """What the state depends on, without reading the model's file."""
+    """The conditions of the state, without reading the model's file."""
     status = Path(llm.model_path).stat()
     params = llm.context_params
     return {

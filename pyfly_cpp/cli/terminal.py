@@ -1,4 +1,4 @@
-"""What people see: answers on stdout, notes and progress bars on stderr. No text of others can steer a terminal."""
+"""Output for people: answers on stdout, notes and progress bars on stderr. No text of others can steer a terminal."""
 
 from __future__ import annotations
 

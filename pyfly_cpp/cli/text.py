@@ -91,7 +91,7 @@ SOME_TEXT = _SomeTextType()
 
 
 def piped_text() -> str | None:
-    """What was piped in or redirected from a file, less one newline at its end; None if nothing was."""
+    """Text that was piped in or redirected from a file, less one newline at its end; None if nothing was."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
         is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)

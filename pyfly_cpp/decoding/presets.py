@@ -49,7 +49,7 @@ class Preset:
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
-    """What was measured, on how many prompts, on which machine."""
+    """The measurement: its result, its prompts, its machine."""
 
     @property
     def leaves_drafter(self) -> bool:

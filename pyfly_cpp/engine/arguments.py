@@ -40,7 +40,7 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
 
 
 _SETTINGS = ("decoding", *field_names(Decoding), "on_prefill", "protected", "trace")
-"""What may be set on a FlyLlama, besides the attributes of the base class."""
+"""Attributes that may be set on a FlyLlama, besides the attributes of the base class."""
 
 
 def require_attribute(kind: type, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What batches and drafts cost: measured once for each setup, before somebody waits, and kept in the cache folder.
+"""Costs of batches and drafts: measured once for each setup, before somebody waits, and kept in the cache folder.
 
 The governor begins with these and corrects them by what it sees (docs/governor.md), so that an entry that has become
 wrong, or was measured on a busy machine, does no lasting harm.

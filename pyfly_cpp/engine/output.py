@@ -32,7 +32,7 @@ Logprobs = tuple[float, list[tuple[int, float]]]
 """ln p of a token, and (token id, ln p) of the most probable tokens, by falling probability."""
 
 FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length"}
-"""What a response calls the causes of an end."""
+"""The words of a response for the causes of an end."""
 
 
 class Token(NamedTuple):
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What an answer has grown by."""
+    """A piece that an answer has grown by."""
 
     text: str
     tokens: tuple[Token, ...] = ()

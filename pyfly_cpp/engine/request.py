@@ -76,7 +76,7 @@ class Request:
         """How each token of the answer was produced, with trace."""
         self.log_rounds = False
         self.rounds: list[Round] = []
-        """What each round did, with log_rounds."""
+        """The counts of each round, with log_rounds."""
         self.begun = 0.0
         """When it began in its slot: `time.perf_counter`."""
         self.arrivals: list[float] = []

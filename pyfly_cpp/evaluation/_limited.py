@@ -1,4 +1,4 @@
-"""What runs a program under limits: `python -I -S _limited.py LIMITS FOLDER`, started by sandbox.py alone.
+"""Runs a program under limits: `python -I -S _limited.py LIMITS FOLDER`, started by sandbox.py alone.
 
 A file of its own that imports only the standard library, so that the process that runs a model's code never had numpy,
 llama.cpp or the caller's objects in it. Standard input is a secret, then the program. Standard output gets the verdict:

@@ -1,4 +1,4 @@
-"""What the multiple-choice tasks share: reason, then name a letter.
+"""Common parts of the multiple-choice tasks: reason, then name a letter.
 
 lm-evaluation-harness scores them by the log-likelihood of the letters by default, which no drafting touches. Here the
 model writes its reasoning and the letter is read from it, as in the harness's generative forms

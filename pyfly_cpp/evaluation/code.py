@@ -1,4 +1,4 @@
-"""What the tasks share whose outputs are programs: they are judged by running them."""
+"""Common parts of the tasks whose outputs are programs: these are judged by running them."""
 
 from __future__ import annotations
 

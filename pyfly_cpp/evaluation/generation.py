@@ -225,7 +225,7 @@ def request_for(llm: FlyLlama, prompt: Prompt, max_tokens: int, temperature: flo
 
 
 def generated(request: Request, pieces: Sequence[Piece], stats: Stats) -> Generated:
-    """What came of a request that has ended."""
+    """The result of a request that has ended."""
     assert request.output is not None and request.output.cause is not None
     tokens, arrivals, n_arrived = request.tokens, request.arrivals, request.n_arrived
     return Generated(

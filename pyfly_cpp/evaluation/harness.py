@@ -101,7 +101,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """The token before a text that has nothing before it."""
         bos = int(self.llm.token_bos())
         return bos if bos >= 0 else self.eot_token_id
 
@@ -163,7 +163,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         return Prompt(tuple(tokens), tuple(until)), max_tokens, temperature
 
     def _generate(self, wanted: Sequence[tuple[Prompt, int, float]]) -> Iterator[tuple[int, Generated]]:
-        """What comes of each, with its place, as they finish."""
+        """The result of each, with its place, as they finish."""
         generator = self.generator
         if isinstance(generator, ParallelGenerator):
             orders = [Order(i, *how) for i, how in enumerate(wanted)]

@@ -48,7 +48,7 @@ def choose_parallel(model: str, n_ctx: int) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be generated, for whom."""
+    """A generation to do, and for whom."""
 
     key: Any
     prompt: Prompt
@@ -165,7 +165,7 @@ class _Taken:
             self._seen, self._n_seconds = shares.prompt(self._seen, now - self._n_seconds), now
 
     def made(self) -> Generated:
-        """What came of it, with its share of the seconds."""
+        """The result, with its share of the seconds."""
         made, moments = generated(self._request, self.handle.result(), self.handle.stats), self._request.arrivals
         share = self._shares.share(moments[0], moments[-1])
         return replace(made, seconds_prompt=self._n_seconds, decode_seconds=share)

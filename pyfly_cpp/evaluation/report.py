@@ -209,11 +209,11 @@ def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list
 
 
 _ALSO = {"strict": "in the form that was asked for (strict)", "value": "as a number, 18.00 being 18 (value)"}
-"""What other scores of a task count."""
+"""The meaning of other scores of a task."""
 
 
 def notes(table: Table) -> list[str]:
-    """What can and cannot be concluded, a sentence each."""
+    """Conclusions and their limits, a sentence each."""
     out = []
     if table.n_complete < table.n_items:
         out.append(

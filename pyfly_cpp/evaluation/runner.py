@@ -39,7 +39,7 @@ _BLOCK = 4
 """Items in a block, for each text that runs at a time: at its end there are fewer texts than could run."""
 
 Made = tuple[int, Decoding, Generated]
-"""What was generated of which item with which setting."""
+"""Generations by item and setting."""
 
 Progress = Callable[[int, int, Row], None]
 """Called with (lines there are, lines there will be, the newest line)."""
@@ -51,7 +51,7 @@ class CodeExecutionError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; two runs of one plan are one run."""
+    """The plan of a run; two runs of one plan are one run."""
 
     task: Task
     items: Sequence[Item]
@@ -63,10 +63,10 @@ class Plan:
     seed: int = 0
     allow_code_execution: bool = False
     conditions: tuple[tuple[str, Any], ...] = ()
-    """What else the results depend on, by name: model files, data file, threads, versions."""
+    """Other conditions of the results, by name: model files, data file, threads, versions."""
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for lines to stand in one table, fit for JSON."""
+        """Conditions that must be equal for lines to stand in one table, fit for JSON."""
         return {
             "task": self.task.name,
             "items": [item.id for item in self.items],

@@ -36,13 +36,13 @@ from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation._limited import SECRET_BYTES
 
 Containment = Literal["bubblewrap", "none"]
-"""What contains a program."""
+"""The container of a program."""
 
 NOT_CONTAINED = (
     "Nothing contains the model's code: it can read and change your files and reach the network. Use this only in a "
     "container or a virtual machine that you can throw away."
 )
-"""What `"none"` means, for people."""
+"""The meaning of `"none"`, for people."""
 
 _PROGRAM = Path(__file__).with_name("_limited.py")
 _MAX_REPORT = 1 << 12
@@ -56,7 +56,7 @@ class SandboxError(PyflyError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use."""
+    """The limits of a program."""
 
     wall_seconds: float = 10.0
     """Then it is killed."""
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program."""
+    """The fate of a program."""
 
     status: str
     """`"passed"`: ran to its end; `"failed"`: raised, the tests' AssertionError included; `"timeout"`: wall or CPU
@@ -134,7 +134,7 @@ def run_program(source: str, limits: Limits = Limits(), containment: Containment
 
 
 def _run_command(command: list[str], given: bytes, verdict: IO[bytes], seconds: float) -> tuple[bytes, int | None]:
-    """What it wrote to standard error, and its status; None if it had to be killed after so many seconds."""
+    """Its standard error and its status; None if it had to be killed after so many seconds."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

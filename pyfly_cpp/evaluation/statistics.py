@@ -39,7 +39,7 @@ class Interval:
 
 
 def for_json(value: Any) -> Any:
-    """What JSON has for a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
+    """The JSON of a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
     finite."""
     if hasattr(value, "as_dict"):
         return value.as_dict()

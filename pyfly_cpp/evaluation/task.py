@@ -1,4 +1,4 @@
-"""What an evaluation task is: rows in, chat messages out, a verdict on an output. One file per task implements it.
+"""An evaluation task: rows in, chat messages out, a verdict on an output. One file per task implements it.
 
 A task owns no model and does no I/O beyond reading its rows; scoring an output needs nothing but the item and the text,
 so that saved outputs can be scored again.
@@ -29,13 +29,13 @@ class Item:
     id: str
     """Unique in its file."""
     fields: dict[str, Any]
-    """What the task needs of the row, checked."""
+    """The data that the task needs of the row, checked."""
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
 
     @property
     def unit(self) -> str:
-        """What is independent of other units: the group, or the item itself."""
+        """A unit that is independent of others: the group, or the item itself."""
         return self.group or self.id
 
 
@@ -116,9 +116,9 @@ class Verdict:
     correct: bool
     """By the task's main criterion."""
     extracted: str
-    """What was read out of the output and judged; empty if nothing could be."""
+    """The part of the output that was judged; empty if nothing could be."""
     expected: str
-    """What would have been right."""
+    """The right answer."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Other criteria and reasons, by name."""
 
@@ -132,7 +132,7 @@ _AnyNamed = TypeVar("_AnyNamed", bound=_Named)
 
 
 def unique(entries: Iterable[tuple[Where, _AnyNamed]]) -> list[_AnyNamed]:
-    """What was read of rows; raises DataError if two have one id."""
+    """The items read from rows; raises DataError if two have one id."""
     out: dict[str, _AnyNamed] = {}
     lines: dict[str, int] = {}
     for where, entry in entries:

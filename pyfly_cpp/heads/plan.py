@@ -1,4 +1,4 @@
-"""What a training will do and take, and whether it can: known before any work."""
+"""The work and the needs of a training, and whether it can: known before any work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """What is kept until the head is done, so that the same command resumes."""
+        """Files that are kept until the head is done, so that the same command resumes."""
         return self.output.with_name(self.output.name + ".work")
 
     @property

@@ -32,7 +32,7 @@ SHARE_OF_TEXTS = 0.5
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training."""
+    """The result of a training."""
 
     path: Path
     n_tokens: int

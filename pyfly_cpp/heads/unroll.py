@@ -1,4 +1,4 @@
-"""What heads that draft token by token (EAGLE-3, MTP) have in common: a block that continues with its own hidden
+"""Common parts of heads that draft token by token (EAGLE-3, MTP): a block that continues with its own hidden
 states.
 
 Row r of a head consumes token r and a hidden state of row r - 1, and proposes token r + 1. At step 0 the hidden state

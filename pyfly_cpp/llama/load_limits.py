@@ -1,4 +1,4 @@
-"""What a model cannot be loaded with, in sentences that name the remedy."""
+"""Arguments that a model cannot be loaded with, in sentences that name the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
 
 
 def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_servers: bool) -> str | None:
-    """What llama-cpp-python's error means; None: it explains itself.
+    """The meaning of llama-cpp-python's error; None: it explains itself.
 
     Args:
         error: What its constructor raised.

@@ -82,12 +82,12 @@ _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'
 
 
 class SchemaGrammar(NamedTuple):
-    """What came of a schema."""
+    """The result of a schema."""
 
     text: str
     """GBNF."""
     loose: tuple[str, ...]
-    """What the grammar does not enforce: keywords behind the names of the properties that they stand at."""
+    """Rules that the grammar does not enforce: keywords behind the names of the properties that they stand at."""
 
 
 class Framed(NamedTuple):

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     reason: str
     """A sentence without its full stop."""
     remedy: str | None = None
-    """What brings them back; None if they can be used or are not wanted."""
+    """The remedy; None if they can be used or are not wanted."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -248,7 +248,7 @@ class _Found(NamedTuple):
 
 
 def _read() -> dict[str, _Found]:
-    """What was found, by machine; empty if there is no readable file."""
+    """The findings, by machine; empty if there is no readable file."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
         saved: Any = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))
         known = set(_native.kernel_types())

@@ -86,7 +86,7 @@ class Listing:
         return choose(name, self.models)
 
     def name(self, model: HubModel) -> HubName:
-        """What to call one of its models: by its type, if that is enough."""
+        """The name of one of its models: by its type, if that is enough."""
         is_alone = model.type and [other.type for other in self.models].count(model.type) == 1
         return HubName(self.repo, None, model.type) if is_alone else HubName(self.repo, model.name)
 
@@ -205,7 +205,7 @@ def locate(name: HubName) -> Path | None:
 
 
 def refusal(name: str, error: Exception) -> PyflyError:
-    """What huggingface_hub raised, as one sentence."""
+    """The error of huggingface_hub, as one sentence."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -236,7 +236,7 @@ def _first_line(error: object) -> str:
 
 
 def no_hub(name: str) -> ValueError:
-    """What to raise if huggingface_hub is not installed."""
+    """The error if huggingface_hub is not installed."""
     return ValueError(f"{name!r} needs huggingface_hub; run `pip install 'pyfly-cpp[hub]'`.")
 
 

@@ -106,7 +106,7 @@ PAIRS = (
 
 
 def published_pair(model: str | os.PathLike[str]) -> Pair | None:
-    """What is published for a model, by the name of its file or of its repository."""
+    """The published draft of a model, by the name of its file or of its repository."""
     name = Path(model).name.lower().replace("_", "-")
     return next((pair for pair in PAIRS if re.search(pair.pattern, name)), None)
 

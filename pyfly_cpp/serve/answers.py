@@ -1,4 +1,4 @@
-"""What answers of all routes have in common: an `Answer` has understood a request, and makes its response of pieces."""
+"""Common parts of answers of all routes: an `Answer` has understood a request, and makes its response of pieces."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Answer(Protocol):
 
 
 class Shared:
-    """What the completions of all protocols have in common."""
+    """Common parts of the completions of all protocols."""
 
     is_named = False
     is_marked = True

@@ -1,4 +1,4 @@
-"""What goes wrong in a request, in the protocol's own shape."""
+"""Errors of a request, in the protocol's own shape."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Model:
 
     @property
     def drafters(self) -> list[str]:
-        """What proposes tokens."""
+        """The drafters."""
         return [str(drafter) for drafter in require_drafters(self._llm.drafter)]
 
     @property
@@ -128,7 +128,7 @@ class Model:
         return tuple(token for token in range(self.n_vocab) if self.vocabulary.ends_text(token))
 
     def beginning(self) -> list[int]:
-        """What stands before a text that has nothing before it. Raises ApiError: the model has no such token."""
+        """The token before a text that has nothing before it. Raises ApiError: the model has no such token."""
         bos = int(self._llm.token_bos())
         if bos < 0:
             raise bad_request("the prompt is empty, and this model has no token to begin with; give a prompt.")

@@ -1,4 +1,4 @@
-"""What a request wants of each text, whatever its route: an `Order`, out of the fields that all routes share."""
+"""The demands of a request on each text, whatever its route: an `Order`, out of the fields that all routes share."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[str, ...]:
 def read_logit_bias(
     body: Mapping[str, Any], n_vocab: int, tokens_of: Callable[[str], Sequence[int]], forbidden: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
-    """What is added to the logits of tokens.
+    """Numbers added to the logits of tokens.
 
     Args:
         tokens_of: The tokens of a text: a bias may be that of all of them.

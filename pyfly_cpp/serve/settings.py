@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may take."""
+    """Limits of one request, and of all together."""
 
     max_tokens: int = 4096
     """Tokens of one answer."""
@@ -49,7 +49,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Names besides localhost under which the server is known; `*`: all."""
     log: str = "none"
-    """What is written to stderr: none, requests (no word of prompts and answers), texts (with them)."""
+    """Lines on stderr: none, requests (no word of prompts and answers), texts (with them)."""
     grace: float = 10.0
     """Seconds that answers have to finish when the server is told to stop."""
     default_max_tokens: int = 1024

@@ -27,7 +27,7 @@ class ThoughtReader:
         self._is_at_edge = not is_within  # blanks next to a marker belong to it
 
     def add(self, text: str) -> tuple[str, str]:
-        """What is known of (thoughts, answer) with this text."""
+        """The known part of (thoughts, answer) with this text."""
         self._held += text
         if self._may_begin:
             bare = self._held.lstrip()

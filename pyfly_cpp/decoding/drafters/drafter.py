@@ -1,4 +1,4 @@
-"""What all drafters are: their base, and their fields as options of the command line."""
+"""The base of all drafters, and their fields as options of the command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What prompt lookup looks in besides the request itself: texts that the user names, and a file that keeps the answers
-of earlier runs.
+"""Texts that prompt lookup searches besides the request itself: texts that the user names, and a file that keeps the
+answers of earlier runs.
 
 The file holds a header of 64 bytes (what it is, the vocabulary, how many tokens there are, their SHA-256) and the
 tokens, each 4 bytes, all little-endian; -1 stands between two answers.

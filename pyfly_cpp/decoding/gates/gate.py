@@ -22,7 +22,7 @@ class GateNode(NamedTuple):
 
 
 TWO_DRAWS = GateNode("stochastic", 2)
-"""What makes choices by two draws from the target's distribution, either of which a draft may match."""
+"""A gate that makes choices by two draws from the target's distribution, either of which a draft may match."""
 
 
 def written(x: float) -> str:

@@ -176,7 +176,7 @@ def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
 
 
 _MOST = {"fuzzy_js": math.log(2), "fuzzy_tv": 1.0}
-"""What divergences never exceed."""
+"""A bound of divergences."""
 
 
 def why_all(gate: Gate, draft_max: int) -> str | None:
