@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class PyflyError(RuntimeError):
-    """Base of what goes wrong at run time; bad arguments are plain `ValueError`."""
+    """Base of errors at run time; bad arguments are plain `ValueError`."""
 
 
 class NativeError(PyflyError):
-    """llama.cpp refused or failed; the message has its return code where there is one."""
+    """llama.cpp refused or failed; the message has its return code if there is one."""
 
 
 class RpcError(NativeError):
@@ -42,7 +42,7 @@ class BusyError(PyflyError):
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """A number with its noun, as sentences have it: `1 answer`, `3 answers`; `many` where an s is not enough."""
+    """A number with its noun, as sentences have it: `1 answer`, `3 answers`; `many` if an s is not enough."""
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 

@@ -45,7 +45,7 @@ class GovernorState(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """`pyfly_costs` of pyfly.h: what batches and drafts cost, in microseconds; drafters by their place."""
+    """`pyfly_costs` of pyfly.h: the cost of batches and drafts, in microseconds; drafters by their place."""
 
     rows: tuple[tuple[int, float], ...]
     """(rows, microseconds) of batches of the target."""
@@ -101,8 +101,8 @@ class Batch(Handle):
         self.drafters = list(drafters)
 
     def measure(self) -> Costs:
-        """What batches of the target and drafts cost, on made-up tokens. Not while a text runs; what the slots hold is
-        dropped, also by an error."""
+        """The costs of batches of the target and of drafts, on made-up tokens. Not while a text runs; what the slots
+        hold is dropped, also by an error."""
         costs = ffi.new("pyfly_costs *")
         check(lib.pyfly_batch_measure, self.pointer, costs)
         return Costs(
@@ -132,7 +132,7 @@ class Batch(Handle):
         return self.slots[slot] if slot >= 0 else None
 
     def step(self) -> list[Progress]:
-        """Every running text goes on with a chunk of its prompt or with a round; ValueError if none runs."""
+        """Every running text continues with a chunk of its prompt or with a round; ValueError if none runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
             Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
@@ -152,7 +152,7 @@ class Batch(Handle):
         return progress
 
     def governor(self) -> GovernorState:
-        """What the governor knows."""
+        """The governor's knowledge."""
         state = ffi.new("pyfly_governor_state *")
         lib.pyfly_batch_governor(self.pointer, state)
         most = lib.PYFLY_MAX_DEPTH

@@ -38,7 +38,8 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
 
 
 class _CallbackFailure(threading.local):
-    """What a Python callback raised while C was calling it on this thread; raised again when the call has returned."""
+    """The exception of a Python callback, raised while C was calling it on this thread; raised again when the call has
+    returned."""
 
     pending: BaseException | None = None
 
@@ -113,7 +114,7 @@ def token_pointer(array: TokenArray) -> Any:
 
 
 def void_pointer(pointer: Any) -> Any:
-    """What a ctypes pointer of llama_cpp points to, for C."""
+    """The target of a ctypes pointer of llama_cpp, for C."""
     return ffi.cast("void *", ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 

@@ -19,7 +19,7 @@ _PARTS = ("prefill", "catch_up", "draft", "verify", "gate")
 
 
 class Counters:
-    """What was counted, at one moment. Nothing at first; can be added and subtracted."""
+    """Counters at one moment. Nothing at first; can be added and subtracted."""
 
     def __init__(self) -> None:
         self._raw = ffi.new("pyfly_stats *")

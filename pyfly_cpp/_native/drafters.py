@@ -42,7 +42,7 @@ class LookupDrafter(Drafter):
     Args:
         target: Of whose texts answers are remembered; None: it is not used in a batch.
         config: `pyfly_lookup_config` of pyfly.h.
-        texts: Tokens to look in, too, -1 between two texts.
+        texts: Further tokens to look in, -1 between two texts.
         answers: What is remembered at first, likewise.
         on_close: Called with what is remembered when it is closed.
     """

@@ -11,7 +11,7 @@ from pyfly_cpp._native.library import ffi, lib
 
 
 class KernelTrial(NamedTuple):
-    """What one operation gave."""
+    """The result of one operation."""
 
     error: float
     """Largest difference from the right result, as a share of the sum of magnitudes."""
@@ -37,7 +37,7 @@ def install_kernels() -> None:
 
 def leave_out(buffer_type: str) -> None:
     """Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name ("AMX"). Raises
-    NativeError where the kernels are not installed."""
+    NativeError if the kernels are not installed."""
     check(lib.pyfly_kernels_leave_out, buffer_type.encode())
 
 
@@ -57,14 +57,14 @@ def take_kernels_everywhere(types: int) -> None:
 
 
 def take_attention(is_taken: bool) -> None:
-    """Whether attention to caches in F16 is ours, too, where its queries are products of packed weights: in the whole
+    """Whether attention to caches in F16 is also ours if its queries are products of packed weights: in the whole
     process, from now on."""
     lib.pyfly_kernels_take_attention(int(is_taken))
 
 
 def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_ours: bool) -> KernelTrial:
     """Multiplies a matrix of ggml type `kind`, 512 x n_out (a multiple of 64), with n_rows rows, by these products or
-    as llama.cpp does without them. Raises ValueError for a number out of range, NativeError where ggml refuses."""
+    as llama.cpp does without them. Raises ValueError for a number out of range, NativeError if ggml refuses."""
     out = ffi.new("pyfly_kernels_trial *")
     check(lib.pyfly_kernels_try, kind, n_out, n_rows, n_threads, n_repeats, int(is_ours), out)
     return KernelTrial(out.error, out.us)

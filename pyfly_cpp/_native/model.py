@@ -1,4 +1,4 @@
-"""Models: what a GGUF file's header says, the guard around loading, and the targets that verify."""
+"""Models: what a GGUF file's header contains, the guard around loading, and the targets that verify."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelInfo(NamedTuple):
 
 
 def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
-    """What the header of a GGUF file says; ValueError if it is none, or one that would end the process as a target.
+    """The header of a GGUF file; ValueError if it is none, or one that would end the process as a target.
     With `wants_mtp` also if it has no MTP head that can be used."""
     info = ffi.new("pyfly_model_info *")
     check(lib.pyfly_model_inspect, ffi.new("char[]", path.encode("utf-8")), int(wants_mtp), info)
@@ -64,7 +64,7 @@ def companion_word(target: Any, path: str) -> str:
 
 
 def model_vocabulary(model: Any) -> int:
-    """What tells the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer), from others."""
+    """A fingerprint of the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer)."""
     return int(lib.pyfly_model_vocabulary(void_pointer(model)))
 
 
@@ -76,8 +76,8 @@ class ContextMemory(NamedTuple):
 
 
 def context_memory(context: Any) -> ContextMemory:
-    """What a llama_context as llama_cpp holds it (a ctypes pointer) takes beside the weights, or, where its model was
-    loaded with no_alloc, would take."""
+    """What a llama_context as llama_cpp holds it (a ctypes pointer) takes in addition to the weights, or, if its model
+    was loaded with no_alloc, would take."""
     memory = ffi.new("pyfly_memory *")
     check(lib.pyfly_context_memory, void_pointer(context), memory)
     return ContextMemory(int(memory.host), int(memory.device))
@@ -98,7 +98,7 @@ def load_guard() -> Iterator[None]:
 
 
 class Target(Handle):
-    """What texts are verified with."""
+    """The model that verifies texts."""
 
     def protect(self, protected: Iterable[int] = (), eog: Iterable[int] = ()) -> None:
         """Marks tokens that are never accepted loosely, and tokens that end a text."""
@@ -120,7 +120,7 @@ class Target(Handle):
 
     @property
     def n_sequences(self) -> int:
-        """Texts it can hold at once."""
+        """Texts it can hold at a time."""
         return int(lib.pyfly_target_n_sequences(self.pointer))
 
     @property
@@ -205,7 +205,7 @@ class LlamaTarget(Target):
 
     @property
     def vocabulary(self) -> int:
-        """What tells its vocabulary from others."""
+        """A fingerprint of its vocabulary."""
         return int(lib.pyfly_target_vocabulary(self.pointer))
 
     def threads(self) -> tuple[int, int, int, int] | None:

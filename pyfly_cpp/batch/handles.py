@@ -74,7 +74,7 @@ class Handle:
         return _cancel(self.feed, self.steps, self._stepper, "the request was cancelled.")
 
     def finish(self, cause: str) -> None:
-        """Ends the answer where it stands, as `Output.end` does; no more than that where it has ended."""
+        """Ends the answer where it stands, as `Output.end` does; nothing if it has ended."""
         for step in self.steps[-1:]:
             self._stepper.finish(step, cause)
 

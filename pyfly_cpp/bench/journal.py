@@ -1,6 +1,6 @@
 """Keeps measurements as they come, so that a benchmark that is stopped resumes.
 
-A file of JSON lines: what is measured, then a line for each generation. It lies next to the result, or where no result
+A file of JSON lines: what is measured, then a line for each generation. It lies next to the result, or if no result
 is written, in the user's folder of such files (`place`). What a killed process left of a line is cut off. The file goes
 when the result is there.
 """
@@ -29,7 +29,7 @@ _DAYS_KEPT = 30  # in the user's folder
 
 
 def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) -> Path:
-    """The file for a benchmark: beside its result, else one of its own in the user's folder, where old ones are
+    """The file for a benchmark: next to its result, else one of its own in the user's folder, where old ones are
     removed.
 
     Raises:

@@ -34,7 +34,7 @@ class Measured:
     """Length of the prompt, tokens."""
     result: Generated
     n_parallel: int = 1
-    """Texts that ran at once."""
+    """Texts that ran at a time."""
 
     @property
     def key(self) -> Key:
@@ -79,7 +79,7 @@ def _brief(value: float) -> float:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a setting needs of this process's memory, MiB."""
+    """Memory of this process that a setting needs, MiB."""
 
     resident: float
     """In RAM after a short generation with target and drafter, mapped model files included."""
@@ -201,7 +201,7 @@ class Summary:
     acceptance: float
     acceptance_at_depth: tuple[float, ...]
     same_output: float | None
-    """Share of the outputs that are those of plain decoding, or of `exact` where that is left out."""
+    """Share of the outputs that are those of plain decoding, or of `exact` if that is left out."""
     split: dict[str, float]
     """Shares of decoding time."""
 

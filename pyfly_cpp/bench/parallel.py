@@ -57,8 +57,8 @@ def measure_parallel(
         known, keep, sampling: As of `measure`; a block of prompts is known as a whole or measured again.
 
     Raises:
-        ValueError: there are fewer prompts than texts at once, a prompt and its answer do not fit in the context, or a
-            setting needs a drafter that is not there.
+        ValueError: there are fewer prompts than texts at a time, a prompt and its answer do not fit in the context, or
+            a setting needs a drafter that is not there.
     """
     require_enough(prompts, counts)
     generator.require(settings)

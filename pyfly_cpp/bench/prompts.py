@@ -1,6 +1,6 @@
 """Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
 
-A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). Where they are there, `id`,
+A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). If present, `id`,
 `category`, `prompt_id` (the same in rows that are forms of one prompt) and, by tuning, `answer` (a text that a right
 output contains) are used.
 """
@@ -26,15 +26,15 @@ class BenchPrompt:
     category: str
     """Empty if the row names none."""
     turns: tuple[str, ...]
-    """What the user says, turn by turn."""
+    """The user's messages, turn by turn."""
     answer: str = ""
-    """What a right output contains; empty if it is not known."""
+    """A text that a right output contains; empty if it is not known."""
     group: str = ""
     """Prompts of one group are forms of one prompt, and not independent; empty: this one stands alone."""
 
     @property
     def unit(self) -> str:
-        """What is independent of other units: the group, or the prompt itself."""
+        """A unit that is independent of others: the group, or the prompt itself."""
         return self.group or self.id
 
 

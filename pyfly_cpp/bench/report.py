@@ -46,22 +46,23 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
         return ""
     times = f"{_in_words(gain)} times as fast as without drafts"
     if math.isnan(gain.low):
-        said = f"These prompts are too few for certainty; as in chat it was {times}"
+        said = f"These prompts are too few for certainty. With drafts as in chat it was {times}"
     elif gain.low > 1:
-        said = f"Drafts make this model faster here: as in chat it is {times}"
+        said = f"Drafts make this model faster here: with drafts as in chat it is {times}"
     elif gain.high < 1:
-        said = f"Drafts make this model slower here: as in chat it is {times}; --drafter none leaves them out"
+        said = f"Drafts make this model slower here: with drafts as in chat it is {times}"
+        said += ". --drafter none leaves them out"
     else:
-        said = f"Drafts make no certain difference here: as in chat it is {times}"
+        said = f"Drafts make no certain difference here: with drafts as in chat it is {times}"
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
     best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
-        said += f", and the lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
+        said += f". The lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
 
 
 def _in_words(gain: Interval) -> str:
-    """`1.33 (95% CI 1.15 to 1.58)`; without the parenthesis where the data do not determine one."""
+    """`1.33 (95% CI 1.15 to 1.58)`; without the parenthesis if the data do not determine one."""
     text = f"{gain.estimate:.2f}"
     return text if math.isnan(gain.low) else f"{text} (95% CI {gain.low:.2f} to {gain.high:.2f})"
 
@@ -129,7 +130,7 @@ def categories(measured: Sequence[Measured]) -> list[str]:
 
 
 def category_cells(measured: Sequence[Measured]) -> Cells:
-    """Head and body of the table of speedups by category (over plain, or over exact where plain is missing)."""
+    """Head and body of the table of speedups by category (over plain, or over exact if plain is missing)."""
     base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
     names = categories(measured)
     by_name = {name: {s.setting: s for s in summarise(measured, name)} for name in names}

@@ -40,7 +40,7 @@ MAX_TOKENS = 48
 N_CTX = 2048
 
 PAYS = 1.05
-"""A draft pays from this gain on: what was measured is no more exact than that."""
+"""A draft is kept from this gain on: what was measured is no more exact than that."""
 
 _UNQUANTISED = {"0", "1", "32"}
 """`general.file_type` (llama_ftype of llama.h) of F32, F16 and BF16."""
@@ -69,16 +69,16 @@ KINDS = {
 
 
 class Plan(NamedTuple):
-    """What will be tried."""
+    """The candidates to try."""
 
     target: Path
     source: Path
-    """What is requantised: the target, or the same model in a better form."""
+    """The model to requantise: the target, or the same model in a better form."""
     kinds: tuple[Kind, ...]
     n_bytes: int
     """Most that lies on the disk meanwhile, about: the best candidate so far, and the next one."""
     output: Path | None
-    """What the draft will be called; None: next to the target, by its type."""
+    """The draft's name; None: next to the target, by its type."""
     is_quantised: bool
     """Whether the source is quantised already: the draft then has the errors of both types."""
 
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """What a candidate is worth."""
+    """The gain of a candidate."""
 
     kind: str
     n_bytes: int
@@ -114,7 +114,7 @@ class Trial:
 
 
 class Measured(NamedTuple):
-    """What was seen of a candidate."""
+    """Observations of a candidate."""
 
     n_bytes: int
     acceptance: tuple[float, ...]
@@ -122,12 +122,12 @@ class Measured(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     trials: tuple[Trial, ...]
     best: Trial
     path: Path | None
-    """The draft; None if it does not pay, and so was not kept."""
+    """The draft; None if it is not faster, and so was not kept."""
 
 
 def plan_draft(
@@ -180,7 +180,7 @@ def plan_draft(
 def make_draft(
     plan: Plan, *, keep: bool = False, on_progress: Callable[[str, float], None] | None = None, **arguments: Any
 ) -> Found:
-    """Makes and measures the candidates of a plan, and keeps the best one if it pays.
+    """Makes and measures the candidates of a plan, and keeps the best one if it is faster.
 
     Args:
         keep: Also if it does not.
@@ -256,14 +256,14 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
         messages: Any = [{"role": "user", "content": prompt.turns[0]}]
         llm.create_chat_completion(messages, max_tokens=MAX_TOKENS, temperature=0.0)
     acceptance = llm.stats.acceptance_at_depth[:DEPTH]
-    progress(f"{kind.name}: measuring what it costs", 1.0)
+    progress(f"{kind.name}: measuring its cost", 1.0)
     return Measured(path.stat().st_size, acceptance, llm.measure_costs())
 
 
 def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
-    """What candidates are worth, from how often they were right and what batches and drafts cost. The target is the
-    same beside all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
-    the target down then slowed the draft next to it down, too."""
+    """The gain of candidates, from how often they were right and the cost of batches and drafts. The target is the
+    same with all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
+    the target down then also slowed down the draft next to it."""
     target_us: dict[int, float] = {}
     for one in measured.values():
         for n, us in one.costs.rows:

@@ -2,9 +2,9 @@
 
 Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
 losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
-is a greedy search, not every combination. Plain decoding is a candidate too: where drafting does not pay, that is the
-answer. At the end the choice is measured afresh beside plain, exact and the best lossless setting, since the best of
-many noisy measurements looks better than it is; a lossy one that is not surely faster then is not chosen.
+is a greedy search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the
+answer. At the end the choice is measured again along with plain, exact and the best lossless setting, since the best of
+many noisy measurements looks better than it is; a lossy one that is not clearly faster then is not chosen.
 
 The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
 """
@@ -89,12 +89,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of it."""
+    """The result."""
 
     chosen: Candidate
     """As measured in the search."""
     fastest: Candidate
-    """The fastest of the search within the budget: the choice, unless it is lossy and was not surely faster afresh."""
+    """The fastest of the search within the budget: the choice, unless it is lossy and was not clearly faster when
+    measured again."""
     over_lossless: Interval | None
     """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
     candidates: tuple[Candidate, ...]
@@ -107,7 +108,7 @@ class Tuned:
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """How much two outputs have in common, 0..1: twice the tokens in matching runs, in order, over the tokens of both
-    (Ratcliff and Obershelp). Two texts that say the same in other words score low: it is a strict measure."""
+    (Ratcliff and Obershelp). Two texts with the same meaning in other words score low: it is a strict measure."""
     if not tokens and not reference:
         return 1.0
     return difflib.SequenceMatcher(None, list(tokens), list(reference), autojunk=False).ratio()

@@ -28,7 +28,7 @@ _COMMANDS = {
     "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
     "heads": ("heads", "Train a head that drafts for a model."),
-    "doctor": ("doctor", "Show what is installed, and whether a model and a draft fit."),
+    "doctor": ("doctor", "Show versions and devices, and whether a model and a draft fit."),
     "models": ("models", "List, fetch and pair models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
@@ -89,7 +89,7 @@ _INTERRUPTED = "pyfly_cpp.interrupted"
 
 
 def if_interrupted(remedy: str) -> None:
-    """Lets the command that runs say this where Ctrl-C stops it."""
+    """Shows this if Ctrl-C stops the running command."""
     click.get_current_context().meta[_INTERRUPTED] = remedy
 
 

@@ -38,7 +38,7 @@ Example:
   pyfly-cpp bench -m target.gguf -s "exact lookup" \\
       --prompts spec_bench.jsonl --limit 24 -o speed.json
 
-{written("adaptive (the governor, as in chat), ")}
+{written("adaptive (the governor, as in chat),")}
 
 Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
 format); by default, twelve built-in ones. With a --temperature, each prompt of each pass has its own seed, from --seed
@@ -52,7 +52,7 @@ _OPTIONS = [
                  help="A setting to measure; can be repeated."),
     click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
-                 help="Prompts, JSONL.  [default: twelve built-in ones]"),
+                 help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
@@ -160,12 +160,12 @@ def command(
 def _open_journal(
     output: str | None, identity: dict[str, Any], prompts: list[BenchPrompt], force: bool
 ) -> Journal | None:
-    """Where measurements are kept, with those of an earlier start; None where they cannot be. Says where."""
+    """Where measurements are kept, with those of an earlier start; None if they cannot be. Prints the place."""
     try:
         kept = place(output, identity)
         journal = Journal(kept, identity, force)
     except (OSError, RuntimeError) as error:
-        note(f"(what is measured is not kept: {describe(error)})")
+        note(f"(measurements are not kept: {describe(error)})")
         return None
     note(f"If it is interrupted, run the same command to resume. Progress is saved in {kept}")
     if journal.restore(prompts):
@@ -176,7 +176,7 @@ def _open_journal(
 def _keeping(
     journal: Journal | None, settings: Sequence[Decoding]
 ) -> tuple[dict[Key, Measured], Callable[[Measured], None]]:
-    """What earlier starts measured, and what keeps a measurement and, where stderr is no terminal, tells when a prompt
+    """What earlier starts measured, and what keeps a measurement and, if stderr is no terminal, tells when a prompt
     is through."""
     measured: dict[Key, Measured] = {} if journal is None else journal.measured
 
@@ -196,15 +196,15 @@ def _keeping(
 
 
 class Found(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     tables: list[report.Cells]
     note: str
     verdict: str
-    """In one sentence; empty where nothing was compared with plain decoding."""
+    """In one sentence; empty if nothing was compared with plain decoding."""
     facts: list[str]
     record: dict[str, Any]
-    """What the JSON has besides."""
+    """Further fields of the JSON."""
 
 
 def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str) -> Found:

@@ -37,7 +37,7 @@ from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
 
 _LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
-"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer where somebody watches."""
+"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer if somebody watches."""
 
 _MOST_BYTES = 64
 """Bytes of a token, on average: a longer file does not fit in the context, however it is read."""
@@ -52,7 +52,7 @@ HELP = {
     "/set [NAME VALUE]": "show or change temperature, seed, max-tokens, top-p, ...",
     "/gate [GATE]": f"show or set the gate; exact and stochastic are lossless, others not: {examples(combined=False)}",
     "/preset NAME": f"accept drafts as a preset does: {', '.join(SHIPPED)}",
-    "/drafter [WORD]": "show or change what drafts: none, lookup, draft:FILE, ...",
+    "/drafter [WORD]": "show or change the drafter: none, lookup, draft:FILE, ...",
     "/stats": "counters since the start",
     "/reset": "forget the conversation; /clear does the same",
     "/save FILE": "save the conversation and the settings",
@@ -73,7 +73,7 @@ _KEYS = (
 )
 @MODEL_ARGUMENT
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and what was rejected.")
+@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and rejected drafts.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
@@ -152,10 +152,10 @@ class Chat:
     def _banner(self) -> None:
         llm, options = self._llm, self._options
         click.secho(f"pyfly-cpp {__version__}", bold=True, err=True)
-        threads = options.models.arguments["n_threads"]
-        threads = (
-            f"{llm.n_threads} threads, fewer if others need the cores" if threads == AUTO else f"{threads} threads"
-        )
+        given = options.models.arguments["n_threads"]
+        threads = counted(llm.n_threads if given == AUTO else given, "thread")
+        if given == AUTO and llm.n_threads > 1:
+            threads += ", fewer if others need the cores"
         title = f"{Path(llm.model_path).name} ({quantisation(llm._model.model)})"
         note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
         self._show_drafter()
@@ -198,8 +198,8 @@ class Chat:
             self._read = ""
 
     def _answer(self, before: Conversation, text: str) -> bool:
-        """One turn. It becomes the conversation's last when it is over, with what was said before an interrupt; a turn
-        that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
+        """One turn. It becomes the conversation's last when it is over, with the text written before an interrupt; a
+        turn that failed, or was stopped before its first word, leaves no trace. Returns whether it was had."""
         turn = Conversation(before.system, [*before.messages])
         turn.say("user", text)
         self._make_room(turn)
@@ -212,7 +212,7 @@ class Chat:
         return True
 
     def _continue(self) -> None:
-        """The answer that was cut off goes on where it ended."""
+        """Resumes the answer that was cut off."""
         if self._cut is None:
             raise ValueError("there is no answer to continue: the last one came to its end.")
         tokens = self._cut
@@ -272,7 +272,7 @@ class Chat:
         return answer
 
     def _make_room(self, turn: Conversation) -> None:
-        """Forgets the oldest turns if the conversation has outgrown the context, and says so."""
+        """Forgets the oldest turns if the conversation has outgrown the context, and reports that."""
         llm = self._llm
         n_ctx = llm.n_ctx()
 

@@ -21,7 +21,7 @@ Message = dict[str, str]
 
 @dataclass
 class Conversation:
-    """What was said, apart from how."""
+    """The messages, apart from the settings."""
 
     system: str | None = None
     messages: list[Message] = field(default_factory=list)

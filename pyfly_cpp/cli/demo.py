@@ -44,7 +44,7 @@ def command(models: Models, max_tokens: int) -> None:
     try:
         names = " and ".join(map(str, require_drafters(drafters.default)))
         note(f"drafter: {names} ({reason})")
-        note(_PROMPT)
+        note(f"--- prompt ---\n{_PROMPT}")
         _answer(llm, PLAIN, 8)  # warms up
         answers = []
         for title, setting in (("without drafts", PLAIN), ("with drafts", as_in_chat())):

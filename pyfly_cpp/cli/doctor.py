@@ -45,7 +45,7 @@ _VOCABULARIES = {
 
 @click.command(
     "doctor",
-    short_help="Show what is installed, and whether a model and a draft fit.",
+    short_help="Show versions and devices, and whether a model and a draft fit.",
     epilog="Example: pyfly-cpp doctor -m target.gguf -d draft.gguf",
 )
 @click.option("-m", "--model", metavar="MODEL", help="Look into this model.")

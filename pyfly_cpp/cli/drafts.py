@@ -45,7 +45,7 @@ def paint(text: str, how: str, colour: bool) -> str:
 
 
 def legend(colour: bool) -> str:
-    """What the colours, or the marks, mean."""
+    """The meaning of the colours, or of the marks."""
     return "tokens: " + ", ".join(paint(words, how, colour) for how, words in _WORDS.items())
 
 

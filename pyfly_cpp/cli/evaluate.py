@@ -43,8 +43,8 @@ If a run is interrupted, run the same command (without --force) to resume. The f
 run.json, items.jsonl (a line for each item and setting), table.json and table.md. The items of needle are generated;
 writing has no data set on the hub.
 
-humaneval and mbpp execute what the model writes, and only with --allow-code-execution: in a process with limits on CPU,
-memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
+humaneval and mbpp execute code that the model writes, and only with --allow-code-execution: in a process with limits on
+CPU, memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
 bubblewrap they do not run, unless you give --containment none. This contains accidents, not adversaries; see the
 documentation."""
 
@@ -53,7 +53,7 @@ _OPTIONS = [
     click.option("--data", metavar="FILE",
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
     click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
-    number("--few-shot", kind=Int(0), help="Worked examples before an item.  [default: the task's convention with "
+    number("--few-shot", kind=Int(0), help="Worked examples before each item.  [default: the task's convention with "
            "--examples, else 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),

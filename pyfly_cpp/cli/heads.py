@@ -25,7 +25,7 @@ def command() -> None:
 @command.command("train", epilog="Example: pyfly-cpp heads train target.gguf -o head.gguf")
 @click.argument("target")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
-@click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: what TARGET answers]")
+@click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: answers of TARGET]")
 @click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built in]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
 @click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
@@ -73,7 +73,7 @@ def train(
 
 
 def _ask(plan: Plan, yes: bool) -> None:
-    texts = "what it answers to prompts" if plan.texts is None else str(plan.texts)
+    texts = "its answers to prompts" if plan.texts is None else str(plan.texts)
     what = (
         f"Up to {plan.hours:g} hours, {in_words(plan.n_bytes_disk)} in {plan.folder} and about "
         f"{in_words(plan.n_bytes_memory)} of memory, to learn from {plan.n_tokens} tokens of {texts}"

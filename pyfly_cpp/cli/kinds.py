@@ -19,7 +19,7 @@ from pyfly_cpp.machine.threads import AUTO
 
 
 class Written(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What a function reads out of a text; its ValueError says what is wrong with it."""
+    """What a function reads out of a text; its ValueError names the fault."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -122,7 +122,7 @@ PARALLEL_COUNTS = Written("parallel", _counts)
 
 
 def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:
-    """A range for the help: nothing where there is no bound, of which click makes `x<=None`."""
+    """A range for the help: nothing if there is no bound, of which click makes `x<=None`."""
     return "" if kind.min is None and kind.max is None else described
 
 

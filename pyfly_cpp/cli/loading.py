@@ -1,4 +1,4 @@
-"""What a command loads: the options that all commands with a model share, and loading as they say, without llama.cpp's
+"""Models of a command: the options that all commands with a model share, and loading by them, without llama.cpp's
 log."""
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ _WORDS = {
     "n_parallel, n_ctx or n_cells": "--parallel or --n-ctx",
     "n_parallel": "--parallel",
 }
-"""What errors call things in Python, and what that is on the command line."""
+"""Words of errors for things in Python, and their words on the command line."""
 
 _INCOMPLETE = "a complete GGUF file"
+_BEYOND_END = "is not within the file bounds"  # of llama.cpp, about a tensor
 
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
 
@@ -100,7 +101,11 @@ def reasons_from(log: QuietLog | None) -> Iterator[None]:
         for python, words in _WORDS.items():
             message = message.replace(python, words)
         if log is not None and log.errors and ("verbose=True" in message or _INCOMPLETE in message):
-            message = f"{message.split(';')[0]}; llama.cpp reports: {log.errors[0]}"
+            told = message.split(";")[0]
+            if any(_BEYOND_END in line for line in log.errors):
+                message = f"{told.split(': the file is')[0]}: the file is truncated; download it again."
+            else:
+                message = f"{told}; llama.cpp reports: {log.errors[0]}"
         if message == str(error):
             raise
         raise type(error)(message) from error
@@ -119,19 +124,19 @@ class Models:
     """`auto`, `none`, or a drafter's word, which may have its file."""
     preset: Preset | None
     drafting: Mapping[str, Any]
-    """What was given of the options of drafters, by their names."""
+    """The options of drafters that were set, by their names."""
     arguments: Mapping[str, Any]
-    """What was given of the arguments of `FlyLlama`, but that caches have the names of their types."""
+    """The arguments of `FlyLlama` that were set; caches have the names of their types."""
 
     @property
     def setting(self) -> Decoding:
-        """How to decode, whatever drafts, as the preset says; with the drafter `"none"` where nothing does."""
+        """How to decode by the preset, whatever drafts; with the drafter `"none"` if nothing does."""
         is_drafted = self.draft is not None or self.drafter != AUTO
         said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
         return replace(said, drafter="none") if self.drafter == "none" else said
 
     def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
-        """As `choose_drafters`; raises UsageError, too, if neither the default drafter nor those of these settings have
+        """As `choose_drafters`; also raises UsageError if neither the default drafter nor those of these settings have
         a use for a file that was given."""
         drafters, why = self.choose_drafters()
         parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
@@ -139,9 +144,9 @@ class Models:
         return drafters, why
 
     def choose_drafters(self) -> tuple[Drafters, str]:
-        """What the drafter words of settings stand for, and why the default is what it is. Raises ValueError."""
+        """The drafters behind the words of settings, and the reason for the default. Raises ValueError."""
         if self.drafter == "none":
-            raise click.UsageError("--drafter none leaves plain decoding alone, whose setting is plain; leave it out.")
+            raise click.UsageError("there is nothing to compare with --drafter none; leave it out.")
         usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
@@ -179,7 +184,7 @@ class Models:
         return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
 
     def where(self) -> str:
-        """What it computes on, for people."""
+        """The devices it computes on, for people."""
         servers, named = self.arguments.get("rpc_servers", ()), self.arguments.get("devices")
         gpus = [gpu.name for gpu in default_gpus()] if self.arguments["n_gpu_layers"] else []
         return " and ".join([*servers, *gpus] if named is None else named) or "the CPU"
@@ -189,7 +194,7 @@ class Models:
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
     def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
-        """Calls `load` with the model, `first`, the arguments of `FlyLlama` that the options say, and `arguments`.
+        """Calls `load` with the model, `first`, the arguments of `FlyLlama` from the options, and `arguments`.
 
         Raises:
             ValueError, PyflyError: a file is unfit, or an option does not fit the model; in the command line's words.
@@ -205,7 +210,7 @@ class Models:
                 if fraction < 1:
                     bar.update(f"loading {self.model.name}", fraction, 1.0, f"{fraction:.0%}")
                 else:
-                    bar.update("measuring what batches and drafts cost here", 0, None)
+                    bar.update("measuring the cost of batches and drafts", 0, None)
 
             on_load(0.0)
 
@@ -219,7 +224,7 @@ class Models:
         if trained is not None and n_ctx > trained:
             warn(
                 f"Warning: {self.model.name} was trained on contexts of {trained} tokens, and --n-ctx asks for "
-                f"{n_ctx}: it takes memory for all of them, and what it answers beyond is often nonsense."
+                f"{n_ctx}: it takes memory for all of them, and longer answers are often nonsense."
             )
 
 
@@ -314,7 +319,7 @@ MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say what to load; the command gets them as one argument, `models: Models`."""
+    """Adds the options that choose the model; the command gets them as one argument, `models: Models`."""
     of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
 
     @functools.wraps(command)
@@ -348,7 +353,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _model_path(text: str | None) -> Path:
-    """The file of --model; the embedded model where it was not given."""
+    """The file of --model; without one the embedded model."""
     if text is not None:
         return resolve_model(text)
     path = embedded_model()

@@ -1,4 +1,5 @@
-"""What `eval`, `bench`, `tune` and `explain` share on the command line: a loaded model, its conditions, and tables."""
+"""Common parts of `eval`, `bench`, `tune` and `explain` on the command line: a loaded model, its conditions, and
+tables."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Session:
-    """What a measuring command works with."""
+    """The tools of a measuring command."""
 
     generator: Any
-    """A `Generator`, or a `ParallelGenerator` where there are several texts at a time."""
+    """A `Generator`, or a `ParallelGenerator` if there are several texts at a time."""
     machine: dict[str, Any]
     """Processor, load, versions."""
     models: dict[str, Any]
@@ -42,7 +43,7 @@ class Session:
     """The default drafter, and why, for people."""
 
     def conditions(self) -> dict[str, Any]:
-        """What must be equal for measurements to stand in one table."""
+        """Conditions that must be equal for measurements to stand in one table."""
         names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")
         return {**self.models, **{name: self.machine[name] for name in names}}
 
@@ -81,7 +82,7 @@ def preset_settings(models: Models) -> tuple[Decoding, ...]:
 def choose_settings(
     models: Models, written: Sequence[str], without_plain: bool, more: Sequence[Decoding] = ()
 ) -> list[Decoding]:
-    """What is measured: plain and exact decoding, the preset, and what is written. Raises ValueError."""
+    """The settings to measure: plain and exact decoding, the preset, and those of --setting. Raises ValueError."""
     first = () if without_plain else (PLAIN,)
     return parse_settings(tuple(written), (*first, *more, EXACT, *preset_settings(models)))
 
@@ -129,12 +130,12 @@ def require_outputs(files: Sequence[str | None], force: bool, plot: str | None =
 
 
 def terminal_width() -> int:
-    """Columns of stdout; 220 where it is no terminal."""
+    """Columns of stdout; 220 if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
 
 
 def _longest_words(head: list[str], body: list[list[str]]) -> list[int]:
-    """Of each column."""
+    """For each column."""
     return [max(len(word) for cell in column for word in cell.split(" ")) for column in zip(head, *body)]
 
 

@@ -92,15 +92,15 @@ def path(name: str) -> None:
 @click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def pair(target: str | None, as_json: bool) -> None:
-    """List what could draft for the model TARGET.
+    """List drafts for the model TARGET.
 
-    For a file: what fits it on this machine, and what is published for its family. The search covers the model's own
-    folder and those of this program, the hub, llama.cpp, LM Studio and Ollama. For the name of a family's model, such
-    as qwen2.5-7b: what is published. For a name of the hub that is not on this machine, the hub is asked what it
-    offers, with sizes and licences. Without TARGET: the known families.
+    For a file: the files on this machine that fit it, and the published draft for its family. The search covers the
+    model's own folder and those of this program, the hub, llama.cpp, LM Studio and Ollama. For the name of a family's
+    model, such as qwen2.5-7b: its published draft. For a name of the hub that is not on this machine: the files that
+    the hub offers, with sizes and licences. Without TARGET: the known families.
 
-    Fitting does not mean faster: `bench` measures the speed, and a drafter
-    that is not faster is left out while decoding.
+    A draft that fits need not be faster: `bench` measures the speed, and the governor leaves out a drafter that is not
+    faster.
     """
     if target is None:
         _show_families(as_json)
@@ -108,6 +108,8 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_offers(*offers(hub.read_name(target)), as_json)
     elif models.locate(target) is None and not os.path.exists(target) and published_pair(target) is not None:
         _show_published(published_pair(target), as_json)
+        if not as_json:
+            _suggest_own_draft("FILE")
     else:
         _show_companions(models.resolve_model(target), as_json)
 
@@ -170,15 +172,19 @@ def _show_companions(path: Path, as_json: bool) -> None:
     if own is None and not here:
         click.echo("No file on this machine fits it as a draft.")
     if own is not None or here:
-        note("* what --drafter auto uses; the percentage is the share of the model's size")
+        note("* used by --drafter auto; the percentage is the share of the model's size")
     _show_published(published, as_json)
     if own is None:
-        note("A draft can be made from the model itself, if that is faster here:")
-        click.echo(f"  pyfly-cpp models draft {shlex.quote(str(path))}", err=True)
+        _suggest_own_draft(shlex.quote(str(path)))
+
+
+def _suggest_own_draft(file: str) -> None:
+    note("A draft can be made from the model itself, if that is faster here:")
+    click.echo(f"  pyfly-cpp models draft {file}", err=True)
 
 
 def _show_published(published: Pair | None, as_json: bool) -> None:
-    """What is known of a family."""
+    """The published draft of a family."""
     if as_json:
         click.echo(json.dumps({"published": published and asdict(published)}, indent=2))
     elif published is None:
@@ -187,7 +193,7 @@ def _show_published(published: Pair | None, as_json: bool) -> None:
         note(f"{published.family}: {published.note}")
     else:
         size = in_words(published.size)
-        note(f"Published for {published.family}, {size}, {published.licence}:")
+        note(f"Published for {published.family} ({size}, {published.licence}):")
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
 
 

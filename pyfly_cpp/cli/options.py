@@ -34,7 +34,7 @@ _SAMPLING = {
     "temperature": _Sampling(
         Real(min=0),
         0.0,
-        "0 takes the most probable token; more is more varied.  "
+        "0: always the most probable token; higher: more varied.  "
         "[default: 0; in chat the model's own recommendation, or 0.7]",
     ),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
@@ -77,7 +77,7 @@ class Options:
 
     @property
     def decoding(self) -> Decoding:
-        """What the options say; what they do not say, the preset does. Raises ValueError: gate and window do not go
+        """The setting of the options; the preset has the rest. Raises ValueError: gate and window do not go
         together."""
         own = self.models.setting
         said = own.but(gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive)
@@ -110,8 +110,8 @@ class Options:
         return {**self.sampling, "seed": seed}
 
     def for_chat(self, metadata: Mapping[str, str]) -> Options:
-        """These for talking: sampled as the model's metadata recommends, or else at 0.7, but for what was asked for. If
-        nobody asked how to verify, nor for a seed, drafts are sampled, too, which accepts more of them and changes no
+        """These for talking: sampled as the model's metadata recommends, or else at 0.7, except for what was set. If
+        nobody asked how to verify, nor for a seed, drafts are also sampled, which accepts more of them and changes no
         probability. With a seed, the answer must not depend on what is drafted."""
         wanted: dict[str, Any] = {"temperature": _CHAT_TEMPERATURE}
         for name, key in _RECOMMENDED.items():
@@ -140,19 +140,25 @@ class Options:
             raise ValueError(f"{str(path)!r} has a wrong setting: {error} Nothing was loaded.") from None
 
     def changed(self, text: str) -> tuple[Options, str]:
-        """These after `/set NAME VALUE`, and the new setting for people; all of them where the text is empty.
+        """These after `/set NAME VALUE`, and the new setting for people; all of them if the text is empty.
 
         Raises:
             ValueError: there is no such setting, or it cannot have that value.
         """
         if not text:
-            return self, ", ".join(f"{name} {value}" for name, value in self.sampling.items())
+            return self, ", ".join(map(self._shown, self.sampling))
         name, _, value = text.partition(" ")
         name, value = {"temp": "temperature"}.get(name, name.replace("-", "_")), value.strip()
         if name not in _SAMPLING:
-            raise ValueError(f"there is no setting {name!r} to change here. The settings are {', '.join(_SAMPLING)}.")
+            names = ", ".join(_SAMPLING).replace("_", "-")
+            raise ValueError(f"there is no setting {name!r} to change here. The settings are {names}.")
         options = self._with({name: _read(name, None if value == "none" else value)}) if value else self
-        return options, f"{name} {options.sampling[name]}"
+        return options, options._shown(name)
+
+    def _shown(self, name: str) -> str:
+        """A sampling setting as /set takes it."""
+        value = self.sampling[name]
+        return f"{name.replace('_', '-')} {'none' if value is None else value}"
 
     def _with(self, said: dict[str, Any]) -> Options:
         of_sampling = {name: said.pop(name) for name in _SAMPLING if name in said}
@@ -180,7 +186,10 @@ def _sampling_option(name: str) -> Declared:
     )
 
 
-TEMPERATURE_OPTION = _sampling_option("temperature")
+TEMPERATURE_OPTION = number(
+    "--temperature", "--temp", kind=_SAMPLING["temperature"].kind, default=0.0,
+    help="0: always the most probable token; higher: more varied.",
+)  # fmt: skip
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
     number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, if there are several."),

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar, or where stderr is no terminal a line now and then."""
+"""How far a long command is: a bar, or if stderr is no terminal a line now and then."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def progress_bar(n_total: int, what: str, lines: bool = True) -> Iterator[Advanc
 
     Args:
         what: Of which something is done.
-        lines: Where stderr is no terminal, how far it is stands in a line every half minute.
+        lines: If stderr is no terminal, how far it is stands in a line every half minute.
     """
     with Bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         yield Advance(bar, n_total, what, lines)

@@ -23,7 +23,7 @@ _MAX_HEADER = 64 << 20
 
 
 def load(path: Path, llm: FlyLlama) -> None:
-    """Brings back what the file keeps, if it is of this model and these settings; else a note says that it is not.
+    """Brings back what the file keeps, if it is of this model and these settings; else a note reports that it is not.
 
     Raises:
         ValueError: the file is something else, or cannot be read; nothing was changed.
@@ -55,7 +55,7 @@ def save(path: Path, llm: FlyLlama) -> None:
 
 
 def _identity(llm: FlyLlama) -> dict[str, Any]:
-    """What the state depends on, without reading the model's file."""
+    """The conditions of the state, without reading the model's file."""
     status = Path(llm.model_path).stat()
     params = llm.context_params
     return {

@@ -34,7 +34,7 @@ def make_reader() -> Reader:
 
 
 class PipeReader:
-    """One message a line; a backslash at the end goes on in the next one."""
+    """One message a line; a backslash at the end continues in the next one."""
 
     interactive = False
 

@@ -49,9 +49,9 @@ _OPTIONS = [
                  help="Also serve embeddings, at /v1/embeddings; takes the memory of one more request."),
     click.option("--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
                  help="How --embeddings makes one vector of a text; none: /embeddings has one for each token.  "
-                 "[default: as the model's file says, or mean]"),
+                 "[default: that of the model's file, or mean]"),
     click.option("--chat-template", metavar="NAME|TEXT",
-                 help="Chat template in place of the model's own: in Jinja, or the name of one of llama.cpp's."),
+                 help="Chat template instead of the model's own: in Jinja, or the name of one of llama.cpp's."),
     click.option("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
                  help="File of a chat template in Jinja."),
     number("--reasoning-budget", kind=click.IntRange(-1), default=-1,

@@ -1,4 +1,4 @@
-"""What people see: answers on stdout, notes and progress bars on stderr. No text of others can steer a terminal."""
+"""Output for people: answers on stdout, notes and progress bars on stderr. No text of others can steer a terminal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Text of a model or a file as it may go to this stream: untouched, but for a terminal with its control characters
-    made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
+    """Text of a model or a file as it may go to this stream: untouched, except that for a terminal with its control
+    characters made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
     return text.translate(_VISIBLE) if stream.isatty() else text
 
 
@@ -140,11 +140,11 @@ def ask_for(work: str, is_allowed: bool) -> None:
     elif not sys.stdin.isatty():
         raise click.UsageError(f"{work}: there is nobody to ask; allow it with --yes.")
     else:
-        click.confirm(f"{work}; go on?", abort=True, err=True)
+        click.confirm(f"{work}; continue?", abort=True, err=True)
 
 
 class Bar:
-    """A progress bar on stderr; nothing at all where stderr is no terminal."""
+    """A progress bar on stderr; nothing at all if stderr is no terminal."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         """`columns`: what stands behind text and bar; nothing: the `count` of `update`."""
@@ -159,7 +159,7 @@ class Bar:
         self._task: TaskID | None = None
 
     def update(self, text: str, done: float, total: float | None, count: str = "") -> None:
-        """Shows how far we are, beginning at the first call; with the total None, that something goes on."""
+        """Shows how far we are, beginning at the first call; with the total None, that something is running."""
         if self._progress is None and not sys.stderr.isatty():
             return
         text = text.translate(_VISIBLE)

@@ -19,7 +19,7 @@ from pyfly_cpp.machine.files import is_stream
 
 def repaired(text: str, where: str) -> str:
     """Text as UTF-8 can hold it: U+FFFD instead of what it cannot (bytes that were no UTF-8, halves of surrogate
-    pairs), and a note on stderr that says so.
+    pairs), and a note on stderr.
 
     Args:
         where: What the text is, for the note: "the message".
@@ -91,7 +91,7 @@ SOME_TEXT = _SomeTextType()
 
 
 def piped_text() -> str | None:
-    """What was piped in or redirected from a file, less one newline at its end; None if nothing was."""
+    """Text that was piped in or redirected from a file, less one newline at its end; None if nothing was."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
         is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)

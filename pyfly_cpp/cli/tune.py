@@ -145,7 +145,7 @@ def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
 
 
 def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt_file: str) -> str:
-    """What is claimed, and on what it rests."""
+    """The claim, and its evidence."""
     c = tuned.chosen
     rejected = rejection_sentence(tuned)
     if c.setting.is_plain and not rejected:

@@ -111,7 +111,7 @@ def _companion(target: Any, one: _Candidate) -> Companion | None:
 
 
 def _made_for(head: Path) -> str | None:
-    """The fingerprint of the model that a head was trained for; None where its file does not say."""
+    """The fingerprint of the model that a head was trained for; None if its file does not name it."""
     with open_metadata(head) as model:
         return metadata(model, TARGET_KEY)
 

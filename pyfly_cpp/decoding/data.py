@@ -12,7 +12,7 @@ from pyfly_cpp.errors import did_you_mean
 
 
 def drafter_as_data(drafter: Any) -> Any:
-    """What JSON has for a drafter, several, or a word; raises ValueError for a callable."""
+    """The JSON of a drafter, of several, or of a word; raises ValueError for a callable."""
     if isinstance(drafter, str):
         return None if drafter == "none" else drafter
     if isinstance(drafter, (tuple, list)):

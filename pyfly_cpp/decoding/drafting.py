@@ -1,4 +1,4 @@
-"""What the drafter words of settings stand for, and which drafter goes before which."""
+"""The drafters behind the words of settings, and their order."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Drafters:
 
     given: tuple[OwnDrafter, ...] = ()
     """The drafters that are there, the first of a kind counts. A word that needs no file stands for its kind's default
-    where there is none."""
+    if there is none."""
     default: AnyDrafter | None = None
     """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What holds of drafters that are made of words, by the names of `OwnDrafter.options`."""
+    """Options of drafters that are made of words, by the names of `OwnDrafter.options`."""
 
     def words(self) -> list[str]:
         """The words that stand for something here: heads first, what needs nothing last."""
@@ -46,7 +46,7 @@ class Drafters:
         return [*dict.fromkeys([word for word in found if word not in free]), *free]
 
     def of(self, setting: Decoding) -> AnyDrafter | None:
-        """What drafts for a setting; None for plain decoding.
+        """The drafter of a setting; None for plain decoding.
 
         Raises:
             ValueError: the setting needs a file that nobody has named.
@@ -61,7 +61,7 @@ class Drafters:
         return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
 
     def of_word(self, word: str, who: str) -> AnyDrafter | None:
-        """What a drafter's word stands for; `who` begins the message of the ValueError."""
+        """The drafter behind a word; `who` begins the message of the ValueError."""
         name, _, written = word.partition(":")
         if written:
             return as_given([_made(kind, resolve_model(written), self.options) for kind in WORDS[name]])
@@ -81,7 +81,7 @@ class Drafters:
 
 
 def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> list[OwnDrafter]:
-    """A preset's drafters with `draft` instead of their draft model's file. None of them where none has a draft model:
+    """A preset's drafters with `draft` instead of their draft model's file. None of them if none has a draft model:
     then the draft is meant instead of them."""
     parts = [part for part in drafters if isinstance(part, OwnDrafter)]  # a preset holds no callable
     if draft is None:
@@ -97,7 +97,7 @@ def choose_drafters(
     preset: Sequence[Drafter] = (),
     options: Mapping[str, Any] = {},
 ) -> tuple[Drafters, str]:
-    """What the words stand for, and a sentence without its full stop on why the default is what it is.
+    """The drafters behind the words, and the reason for the default as a sentence without its full stop.
 
     The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
     model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup.

@@ -30,8 +30,8 @@ from pyfly_cpp.machine.files import is_stream, require_free, write_atomically
 
 FORMAT = 1
 SHIPPED = ("safe", "balanced", "fast", "paper")
-"""Names of presets that say what is accepted loosely and leave model and drafter alone (`paper` also says how much is
-drafted, without the governor); their claims say what that costs."""
+"""Names of presets that set what is accepted loosely and leave model and drafter alone (`paper` also sets the draft
+length, without the governor); their claims state the cost."""
 
 _FOLDER = Path(__file__).with_name("shipped_presets")
 
@@ -42,18 +42,18 @@ class PresetError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """How to decode, and on what it rests."""
+    """How to decode, and the measurements behind that."""
 
     decoding: Decoding = PLAIN
-    """With the drafter `"auto"`: what is chosen for the model, and the governor says how much of it."""
+    """With the drafter `"auto"`: what is chosen for the model, and the governor decides how much of it."""
     model: str | None = None
     """Path of the target."""
     claim: dict[str, Any] = field(default_factory=dict)
-    """What was measured, on how many prompts, on which machine."""
+    """The measurement: its result, its prompts, its machine."""
 
     @property
     def leaves_drafter(self) -> bool:
-        """Whether it says nothing about drafting."""
+        """Whether it sets nothing about drafting."""
         return bool(self.decoding.drafter == "auto")
 
     @property
@@ -62,7 +62,7 @@ class Preset:
         return () if self.leaves_drafter else require_drafters(self.decoding.drafter)
 
     def setting(self, is_drafted: bool = False) -> Decoding:
-        """How to decode, whatever drafts: with the drafter `"none"` where the preset names no drafter and nobody else
+        """How to decode, whatever drafts: with the drafter `"none"` if the preset names no drafter and nobody else
         does (`is_drafted`), else with None. A drafter is without the governor, as it was measured."""
         said = Decoding(adaptive=self.leaves_drafter).but(**vars(self.decoding))
         if said.drafter != "none":
@@ -71,7 +71,7 @@ class Preset:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
-        says how many it was measured with."""
+        names the number it was measured with."""
         out = {**vars(self.setting()), "drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
         if self.model is not None:
             out["model_path"] = self.model

@@ -6,7 +6,7 @@ and, in any order, words for what else it fixes:
 a step), `adaptive` (the governor chooses drafter and length of every step, K at most, as in `chat`) or `no-adaptive`,
 and the drafter: `lookup`, one with `[:FILE]` (`draft`, `cross`, `mtp`, `eagle3`, `dflash`, `dspark`) or `both` (quotes
 around a FILE with spaces).
-What is not said of the window is as in the gate's own, and else the default. `plain` drafts nothing. (The words are
+The rest of the window is as in the gate's own, or else the default. `plain` drafts nothing. (The words are
 those of the tables in gates/, windows.py and drafters/.)
 """
 
@@ -33,8 +33,8 @@ from pyfly_cpp.errors import did_you_mean
 class Decoding:
     """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
 
-    There are three ways to write one. `parse(str(d)) == d.canonical()`, where the drafter is None or a word;
-    `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: what is given goes before what `d` says, so that
+    There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
+    `from_dict(d.to_dict()) == d`, always. `d.but(...)` resolves: arguments override the fields of `d`, so that
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 
     Raises:
@@ -79,16 +79,16 @@ class Decoding:
         return self.window or self.gate.window
 
     def but(self, **given: Any) -> Decoding:
-        """This, with what is given; None: nothing is said, so what this says holds, but for its window where the gate
-        that is given has no use for one. Raises ValueError."""
+        """This, with what is given; None: the field stays as it is, except for the window if the new gate has no
+        use for one. Raises ValueError."""
         said = {name: value for name, value in given.items() if value is not None}
         if "gate" in said and require_gate(said["gate"]).draws:
             said.setdefault("window", None)
         return replace(self, **said)
 
     def canonical(self) -> Decoding:
-        """The same without what changes nothing: `PLAIN` where nothing is drafted; no window where the gate is lossless
-        or it is the gate's own."""
+        """The same without what changes nothing: `PLAIN` if nothing is drafted; no window if the gate is lossless or it
+        is the gate's own."""
         if self.is_plain:
             return PLAIN
         if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
@@ -115,8 +115,8 @@ class Decoding:
 
     @classmethod
     def parse(cls, text: str) -> Decoding:
-        """Reads what `str` writes, in its canonical form; raises ValueError, with the nearest word, for what it does
-        not know."""
+        """Reads the text of `str`, in its canonical form; raises ValueError, with the nearest word, for an unknown
+        one."""
         words = _words(text)
         if not words:
             raise ValueError("a setting is empty; write plain, exact, or a gate such as margin:0.3.")
@@ -133,7 +133,7 @@ class Decoding:
     # ---- Objects -----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON, as in presets: gate, window and draft_max, and of the other fields those that say something; a
+        """Fit for JSON, as in presets: gate, window and draft_max, and of the other fields those that are set; a
         null drafter is none at all. Raises ValueError for a drafter that is a callable."""
         said = {name: value for name, value in vars(self).items() if value != vars(EXACT)[name]}
         if self.drafter is not None:
@@ -143,7 +143,7 @@ class Decoding:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], folder: Path | None = None) -> Decoding:
-        """Reads what `to_dict` writes; each field may be missing.
+        """Reads the result of `to_dict`; each field may be missing.
 
         Args:
             folder: What relative paths of drafters are relative to; None: they stay as they are.
@@ -190,7 +190,7 @@ def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
 
 
 def as_in_chat(temperature: float = 0.0) -> Decoding:
-    """How `chat` decodes if nobody says otherwise: losslessly, under the governor."""
+    """How `chat` decodes by default: losslessly, under the governor."""
     return Decoding(Stochastic() if temperature > 0 else Exact(), adaptive=True)
 
 
@@ -203,14 +203,15 @@ def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Decoding, ..
 
 
 def short_names(settings: Iterable[str]) -> dict[str, str]:
-    """What tables call settings (of names that read back): their files without folders, where that tells them apart."""
+    """Names of settings in tables (from names that read back): their files without folders, if that tells them
+    apart."""
     short = {name: " ".join(map(_without_folders, _words(name))) for name in settings}
     times = Counter(short.values())
     return {name: text if times[text] == 1 else name for name, text in short.items()}
 
 
 def require_repeatable(settings: Iterable[Decoding]) -> None:
-    """Raises ValueError if what a setting drafts, and so what it may accept loosely, depends on measured times."""
+    """Raises ValueError if the drafts of a setting, and so its loose accepts, depend on measured times."""
     for setting in settings:
         if setting.adaptive:
             raise ValueError(
@@ -227,11 +228,12 @@ def written_drafters(and_file: str = "[:FILE]") -> str:
 
 
 def written(adaptive: str = "") -> str:
-    """How settings are written, for the help of commands; `adaptive` stands behind `k=N`."""
+    """The form of settings, for the help of commands; `adaptive` stands behind `k=N`."""
     rules = " or ".join(f"{rule}:W" for rule in windows.RULES)
     return (
-        f"A setting is a gate ({examples(combined=False)}) and words: {rules}, tail=N, across or in-round "
-        f"(default: the gate's own window), k=N, {adaptive}and the drafter: {written_drafters()}."
+        f"A setting begins with a gate: {examples(combined=False)}. Words for the window may follow: {rules}, tail=N, "
+        f"across or in-round. Without them, the window is the gate's own. Further words are k=N (tokens to draft)"
+        f"{', ' + adaptive if adaptive else ''} and a drafter: {written_drafters()}."
     )
 
 

@@ -98,9 +98,9 @@ def verify(
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row, or the draws of `Stochastic`.
         draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
-            those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is what draft token i was drawn from
-            (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so divide by the
-            temperature and put -inf where tokens are cut off.
+            those that draw, `Stochastic` and rFSD: q = softmax(draft_logits[i]) is the distribution that draft token
+            i was drawn from (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so
+            divide by the temperature and give -inf to tokens that are cut off.
         n_answered: Tokens of the answer before this step, >= 0, for guards; without effect if `answered` is given.
         given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the step itself, deferred
             tokens count as given away.

@@ -14,10 +14,10 @@ from pyfly_cpp.ranges import is_integer, require_integer
 
 
 class WindowRule(NamedTuple):
-    """What the word of a rule stands for. The decisions are made in `csrc/window.cpp`."""
+    """The meaning of a rule's word. The decisions are made in `csrc/window.cpp`."""
 
     across_rounds: bool
-    """Whether its windows outlive their step, unless they say otherwise."""
+    """Whether its windows outlive their step by default."""
     needed: Callable[[int, bool], int]
     """From W, and whether the window may outlive its step: the drafts that must follow a mismatch in its step."""
 
@@ -30,7 +30,7 @@ RULES = {
 """All rules by their words."""
 
 WORDS = (*RULES, "across", "in-round", "tail=", "window=")
-"""What the words of a written window begin with; `window=W` is the size alone."""
+"""First words of a written window; `window=W` is the size alone."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Window:
         return replace(self, **fields)
 
     def with_word(self, word: str) -> Window | None:
-        """This window with what one word of a written window says; None if it is no such word.
+        """This window, changed by one word of a written window; None if it is no such word.
 
         Raises:
             ValueError: the word lacks its number.
@@ -102,7 +102,7 @@ class Window:
         return None
 
     def but_written(self, text: str) -> Window:
-        """This window with what the words of a written one say; a number alone is the size. Raises ValueError."""
+        """This window, changed by the words of a written one; a number alone is the size. Raises ValueError."""
         window = self
         for word in text.split():
             changed = window.with_word(f"window={word}" if word.isdecimal() else word)

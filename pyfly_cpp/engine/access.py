@@ -56,7 +56,7 @@ class Access:
         self.generation = 0
         """Counts generations; an older generator finds out that it was superseded."""
         self.process: Process | None = None
-        """The only one that can use the object; None: a fork can, too."""
+        """The only one that can use the object; None: so can a fork."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -75,13 +75,13 @@ class Access:
 
     def step(self, generation: int) -> Use:
         """Around native work of a generation: this thread alone, and nobody has started another one since; entering
-        raises BusyError, too, where somebody has. May be entered again."""
+        also raises BusyError if somebody has. May be entered again."""
         return Use(self, generation)
 
     @contextlib.contextmanager
     def last_step(self, generation: int) -> Iterator[bool]:
-        """Around the end of a generation: whether it is for this generation to clean up. It is not where another one
-        was started, or where the object is in use just now: whoever uses it next ends the generation."""
+        """Around the end of a generation: whether it is for this generation to clean up. It is not if another one
+        was started, or if the object is in use just now: whoever uses it next ends the generation."""
         if self.is_elsewhere or self.lock._is_owned() or not self.lock.acquire(blocking=False):
             yield False
             return

@@ -40,7 +40,7 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
 
 
 _SETTINGS = ("decoding", *field_names(Decoding), "on_prefill", "protected", "trace")
-"""What may be set on a FlyLlama, besides the attributes of the base class."""
+"""Attributes that may be set on a FlyLlama, besides the attributes of the base class."""
 
 
 def require_attribute(kind: type, name: str) -> None:
@@ -63,15 +63,15 @@ def require_fitting(draft_max: int | None, n_batch: int) -> None:
 
 
 def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:
-    """Most tokens in a step with this drafter: what was asked for, of all or of this one, or else what it says, as far
-    as a batch of n_batch holds them."""
+    """Most tokens in a step with this drafter: the number set for all or for this one, or else its own, as far as a
+    batch of n_batch holds them."""
     asked = getattr(drafter, "draft_max", None) if asked is None else asked
     k: int = getattr(drafter, "draft_most", 10) if asked is None else asked
     return min(k, n_batch - 1)
 
 
 def is_governed(adaptive: bool | None, drafters: Sequence[Drafter], draft_max: int | None) -> bool:
-    """Whether the governor chooses: where that was said, or else unless a draft length was asked for, of all drafters
+    """Whether the governor chooses: as set, or else unless a draft length was set, of all drafters
     (`draft_max`) or of one of them."""
     if adaptive is not None or draft_max is not None:
         return bool(adaptive)

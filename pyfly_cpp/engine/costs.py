@@ -1,4 +1,4 @@
-"""What batches and drafts cost: measured once for each setup, before somebody waits, and kept in the cache folder.
+"""Costs of batches and drafts: measured once for each setup, before somebody waits, and kept in the cache folder.
 
 The governor begins with these and corrects them by what it sees (docs/governor.md), so that an entry that has become
 wrong, or was measured on a busy machine, does no lasting harm.
@@ -63,7 +63,7 @@ def setup_of(
 def expect_costs(
     batch: _native.Batch, setup: dict[str, Any], *, may_measure: bool = True, verbose: bool = False
 ) -> bool:
-    """Tells the governor of a batch what batches and drafts cost: what is kept for this setup, or else what is measured
+    """Tells the governor of a batch the cost of batches and drafts: kept for this setup, or else measured
     now. Never fails: what cannot be measured the governor learns while it decodes.
 
     Args:
@@ -93,7 +93,7 @@ def expect_costs(
         return True
     if verbose:
         seconds = time.monotonic() - started
-        print(f"pyfly-cpp: measured what batches and drafts cost, in {seconds:.1f} s", file=sys.stderr)
+        print(f"pyfly-cpp: measured the cost of batches and drafts in {seconds:.1f} s", file=sys.stderr)
     if costs.rows and not wish:
         _keep(costs, setup)
     return True
@@ -118,7 +118,7 @@ def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> bool:
 
 
 def _keep(costs: _native.Costs, setup: dict[str, Any]) -> None:
-    """Where it cannot be kept, it is measured again the next time."""
+    """If it cannot be kept, it is measured again the next time."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = _file(setup)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class Decoder:
         self._accepted_earlier: dict[str, int] = {}
         self._warned_plain = False
         self.knows_costs = False
-        """Whether the governor knows what batches and drafts cost, or nobody can tell it."""
+        """Whether the governor knows the cost of batches and drafts, or nobody can tell it."""
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
@@ -70,7 +70,7 @@ class Decoder:
 
     @property
     def batch(self) -> _native.Batch:
-        """What runs the texts."""
+        """The batch that runs the texts."""
         return self._open()[1]
 
     @property
@@ -127,7 +127,7 @@ class Decoder:
 
     @property
     def drafters(self) -> list[_native.Drafter]:
-        """What proposes tokens, the cheapest first. Assigning closes those that were there; no sequence may run."""
+        """The drafters, the cheapest first. Assigning closes those that were there; no sequence may run."""
         return self._drafters
 
     @drafters.setter
@@ -159,7 +159,7 @@ class Decoder:
     # ---- Counters ----------------------------------------------------------------------------------------------------
 
     def stats(self, adaptive: bool) -> Stats:
-        """What was counted of the only slot; `adaptive`: also what the governor has learned."""
+        """The counters of the only slot; `adaptive`: also what the governor has learned."""
         if self._batch is None:
             return Stats()
         return self.with_state(self.describe(self.slot.snapshot(), self.python_seconds), adaptive)

@@ -1,6 +1,6 @@
 """Markers of a chat that a model writes with ordinary tokens: found in its chat format, and never written loosely.
 
-What is found, in the GGUF file's chat templates and, where the chat format is one of llama-cpp-python's own, in what it
+What is found, in the GGUF file's chat templates and, if the chat format is one of llama-cpp-python's own, in what it
 makes of a short conversation: tags (`<tool_call>`, `</think>`, `<function=`), capitals in brackets (`[INST]`) and
 headings of a turn (`### Response:`). The marks of tool calls that the server reads are always among them. A marker that
 is a single token of the vocabulary is left out: that token is protected itself.

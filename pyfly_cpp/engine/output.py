@@ -10,7 +10,7 @@ An answer ends by the first of these, which `Output.cause` names:
   completes, the earliest in the text counts, wherever it stands in the list. The tokens of the stop string are counted,
   but not told.
 - `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts.
-- `"context"`, or any of them: the caller says so (`Output.end`).
+- `"context"`, or any of them: the caller ends it (`Output.end`).
 
 A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
 its tokens. What was held back is given out at the end, so that the pieces together are the answer, however they came.
@@ -32,7 +32,7 @@ Logprobs = tuple[float, list[tuple[int, float]]]
 """ln p of a token, and (token id, ln p) of the most probable tokens, by falling probability."""
 
 FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length"}
-"""What a response calls the causes of an end."""
+"""The words of a response for the causes of an end."""
 
 
 class Token(NamedTuple):
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What an answer has grown by."""
+    """A piece that an answer has grown by."""
 
     text: str
     tokens: tuple[Token, ...] = ()
@@ -104,7 +104,7 @@ class Output:
         self.n_tokens = 0
         """Tokens so far, an end-of-text token not counted."""
         self.cause: str | None = None
-        """Why the answer has ended, a key of `FINISH`; None while it goes on."""
+        """Why the answer has ended, a key of `FINISH`; None while it continues."""
 
     def add(self, token: int, row: Row | None = None, record: Record | None = None) -> Piece:
         """Takes a committed token; the piece has `finish` if the answer ends with it, and is empty if nothing can be

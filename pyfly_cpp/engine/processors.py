@@ -39,7 +39,7 @@ class Processors:
             return scores
 
     def take_failure(self) -> BaseException | None:
-        """What a processor raised, once."""
+        """The exception of a processor, once."""
         failure, self._failure = self._failure, None
         return failure
 

@@ -14,7 +14,7 @@ class Rendered(NamedTuple):
 
     tokens: list[int]
     stop: list[str]
-    """Texts that end the answer, as the format says."""
+    """Texts that end the answer, by the format."""
     text: str
     """The prompt as the format has written it; empty if it made tokens."""
 
@@ -30,7 +30,7 @@ def chat_handler(llm: Any) -> Any:
 
 def hear_chat(llm: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
     """The first completion that a chat format asks for: arguments of `create_completion`, the prompt as tokens. Nothing
-    is evaluated; several threads may do it at once.
+    is evaluated; several threads may do it at the same time.
 
     Args:
         llm: A `Llama`.
@@ -55,7 +55,7 @@ def render_chat(
 
     Args:
         behind: Text that stands behind the prompt: what the answer begins with.
-        handler: A chat handler in place of the model's own.
+        handler: A chat handler instead of the model's own.
     """
     listener = _Listener(llm, behind)
     heard = _listen(listener, handler or chat_handler(llm), messages, {"temperature": 0.0, **options})
@@ -65,7 +65,7 @@ def render_chat(
 
 
 class _Heard(Exception):
-    """A chat handler has said what it would complete."""
+    """A chat handler has shown what it would complete."""
 
 
 class _Listener:

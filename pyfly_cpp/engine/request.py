@@ -31,7 +31,7 @@ class Committed(NamedTuple):
     """Place in the sequence, 0 for the first prompt token."""
     token: int
     row: Row | None
-    """The logits [n_vocab] that it was chosen by, where rows are kept."""
+    """The logits [n_vocab] that it was chosen by, if rows are kept."""
     record: Record | None
     """How it was produced, with trace."""
 
@@ -54,11 +54,11 @@ class Request:
         """
         Args:
             prompt: Token ids.
-            output: Makes the text of the answer and says where it ends; drafts go no further than its max_tokens. None:
+            output: Makes the text of the answer and finds its end; drafts go no further than its max_tokens. None:
                 tokens are wanted, without end, and some may be sent.
             n_prompt_logprobs: Most probable tokens that are wanted at each place of the prompt; None: no
                 log-probabilities of it.
-            prompt_from: Position of the first prompt token whose row is wanted: what it says of the next token.
+            prompt_from: Position of the first prompt token whose row is wanted: its scores for the next token.
             logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
             sampling: The other arguments of `Llama.generate`.
             keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.
@@ -76,7 +76,7 @@ class Request:
         """How each token of the answer was produced, with trace."""
         self.log_rounds = False
         self.rounds: list[Round] = []
-        """What each round did, with log_rounds."""
+        """The counts of each round, with log_rounds."""
         self.begun = 0.0
         """When it began in its slot: `time.perf_counter`."""
         self.arrivals: list[float] = []
@@ -105,7 +105,7 @@ class Request:
         return self.history[self._n_prompt :]
 
     def require_fitting(self, n_ctx: int) -> None:
-        """Raises ValueError if the prompt is empty, ContextFullError where it has more than n_ctx tokens."""
+        """Raises ValueError if the prompt is empty, ContextFullError if it has more than n_ctx tokens."""
         if not self.history:
             raise ValueError("the prompt is empty; give at least one token.")
         if len(self.history) > n_ctx:
@@ -128,7 +128,7 @@ class Request:
         """Begins in a slot: the one place where a `Decoding` becomes what the core is asked for.
 
         Args:
-            decoding: How it decodes, but for drafter and adaptive, which are the batch's.
+            decoding: How it decodes, except for drafter and adaptive, which are the batch's.
             sampler: A llama_cpp `LlamaSampler`.
             n_evaluated: Tokens that the slot's memory holds; None: as many as the batch knows of.
             draft_max: Most tokens of a round, for each of the batch's drafters; None: those of the batch.
@@ -157,7 +157,7 @@ class Request:
         self._begun_at = self._position = self.slot.n_evaluated
 
     def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:
-        """What a step that was no round has evaluated: (position, row) of the tokens, where rows are wanted."""
+        """What a step that was no round has evaluated: (position, row) of the tokens, if rows are wanted."""
         slot, was, rows = self.slot, self._position, list[tuple[int, Row]]()
         while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
             rows.append((was + len(rows), row))
@@ -198,7 +198,7 @@ class Request:
         return committed
 
     def take(self, one: Committed) -> bool:
-        """Makes a committed token the next of the answer; False if a stopping criterion says that it is none."""
+        """Makes a committed token the next of the answer; False if a stopping criterion declares that it is none."""
         position, token, _, record = one
         if self._stopping_criteria is not None and self._is_stopped(one):
             return False

@@ -49,7 +49,7 @@ class Stepped:
     slot: Slot | None = None
     """Where it runs; None before and afterwards."""
     stats: Stats = field(default_factory=Stats)
-    """What was counted, when it has ended."""
+    """The counters, when it has ended."""
 
     def tell(self, event: str) -> None:
         """Calls on_event."""
@@ -144,7 +144,7 @@ class Stepper:
         return threading.current_thread() is self._thread
 
     def stats(self) -> Stats:
-        """What was counted of all requests, also when it is closed."""
+        """The counters of all requests, also when it is closed."""
         try:
             return self.call(self._stats)
         except ValueError:  # closed
@@ -153,7 +153,7 @@ class Stepper:
             return self._last_stats
 
     def stats_of(self, step: Stepped) -> Stats:
-        """What was counted of this request, so far; waits for the step that runs."""
+        """The counters of this request, so far; waits for the step that runs."""
         with contextlib.suppress(ValueError):  # closed
             if step.slot is not None:
                 return self.call(lambda: step.stats if step.slot is None else self._described(step.slot.snapshot()))
@@ -174,7 +174,7 @@ class Stepper:
         return self._failure is not None
 
     def require_open(self) -> None:
-        """Raises ValueError if the stepper is closed, or has failed and says why; PyflyError in a fork."""
+        """Raises ValueError if the stepper is closed, or has failed, with the reason; PyflyError in a fork."""
         self.process.require_current()
         if self._failure is not None:
             raise ValueError(f"this FlyBatch failed ({self._failure}); load the model again.") from self._failure

@@ -1,4 +1,4 @@
-"""What runs a program under limits: `python -I -S _limited.py LIMITS FOLDER`, started by sandbox.py alone.
+"""Runs a program under limits: `python -I -S _limited.py LIMITS FOLDER`, started by sandbox.py alone.
 
 A file of its own that imports only the standard library, so that the process that runs a model's code never had numpy,
 llama.cpp or the caller's objects in it. Standard input is a secret, then the program. Standard output gets the verdict:
@@ -26,7 +26,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _run(received: list[bytes], verdict: int) -> bytes:
-    """Runs the program. Where it ends, the secret is written to `verdict`; where it raises, the report is returned."""
+    """Runs the program. When it ends, the secret is written to `verdict`; if it raises, the report is returned."""
     secret, source = [received[0][:SECRET_BYTES]], received.pop()[SECRET_BYTES:]
     try:
         code = compile(source.decode("utf-8", "surrogatepass"), "<program>", "exec")

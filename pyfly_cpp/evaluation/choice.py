@@ -1,9 +1,9 @@
-"""What the multiple-choice tasks share: reason, then name a letter.
+"""Common parts of the multiple-choice tasks: reason, then name a letter.
 
 lm-evaluation-harness scores them by the log-likelihood of the letters by default, which no drafting touches. Here the
 model writes its reasoning and the letter is read from it, as in the harness's generative forms
 (`mmlu/flan_cot_zeroshot`, release 0.4.13: `(A) ... (B) ...`, "Let's think step by step."), so that what loose
-acceptance does to reasoning can be seen. Worked examples have no reasoning; with them the model answers at once.
+acceptance does to reasoning can be seen. Worked examples have no reasoning; with them the model answers immediately.
 """
 
 from __future__ import annotations

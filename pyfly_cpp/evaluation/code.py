@@ -1,4 +1,4 @@
-"""What the tasks share whose outputs are programs: they are judged by running them."""
+"""Common parts of the tasks whose outputs are programs: these are judged by running them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CodeTask(Task):
         self.containment: Containment = containment
 
     def require(self) -> None:
-        """Raises SandboxError where nothing contains a program."""
+        """Raises SandboxError if nothing contains a program."""
         require_containment(self.containment)
 
     @abstractmethod

@@ -31,7 +31,7 @@ def load_generator(
 
     Args:
         n_parallel: Texts at a time, on a `ParallelGenerator`; None: one after the other.
-        draft_max: A K for which there shall be room, too.
+        draft_max: A K that also needs room.
         **arguments: Of `FlyLlama`.
 
     Raises:
@@ -51,7 +51,7 @@ def load_generator(
 def _first_drafter(
     model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding], draft_max: int
 ) -> Drafter | None:
-    """What a target is loaded with, so that it has its head if one is needed, and room to roll back."""
+    """Arguments to load a target with, so that it has its head if one is needed, and room to roll back."""
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
     own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
     k = max((draft_max_of(part, k or None) for parts, k in wanted for part in parts), default=0)

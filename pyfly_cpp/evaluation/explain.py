@@ -38,7 +38,7 @@ _FINISH = {
 
 
 Page = dict[str, Any]
-"""What the template shows, by the names that it has there."""
+"""The data of the template, by the names there."""
 
 
 def make_page(
@@ -104,7 +104,7 @@ def render(page: Page) -> str:
 def _tokens(
     records: tuple[Record, ...], detokenize: Callable[[list[int]], bytes], is_special: Callable[[int], bool]
 ) -> list[dict[str, Any]]:
-    """What the template shows of each token. `text`: what it adds to the answer; None if its bytes are part of a
+    """The data of each token. `text`: what it adds to the answer; None if its bytes are part of a
     character that a later token completes. `shown`: its own bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     out = []

@@ -2,7 +2,7 @@
 
 Pure functions of text. The patterns are those of its task files (`gsm8k.yaml`, `mgsm/native_cot/*.yaml`,
 `mmlu/flan_cot_zeroshot`, `humaneval/utils.py`, `mbpp/utils.py`) and filters (`RegexFilter`, `MultiChoiceRegexFilter`).
-Where a chat model's habits need more than the harness reads, the difference is said in the function's docstring.
+If a chat model's habits need more than the harness reads, the function's docstring describes the difference.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def same_without_punctuation(extracted: str, expected: str) -> bool:
 
 
 def same_value(extracted: str, expected: str) -> bool:
-    """Whether both are numbers and equal: `18.00` is `18`. Kinder than the harness; reported beside, never instead."""
+    """Whether both are numbers and equal: `18.00` is `18`. Kinder than the harness; reported in addition, never
+    instead."""
     try:
         return float(extracted) == float(normalise_number(expected))
     except ValueError:
@@ -86,8 +87,8 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     """The letter (A, B, ...) that an output chooses; empty if none can be read.
 
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
-    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models write a lone letter, or "the
-    answer is X", too. In order, the first that yields a letter in range: the last "answer is X"; the first line, if it
+    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models also write a lone letter, or
+    "the answer is X". In order, the first that yields a letter in range: the last "answer is X"; the first line, if it
     is a letter alone or with its choice's text (and the next one is not: that would be a list of the choices); the last
     `(X)`; a letter at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
     """
@@ -118,14 +119,14 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
 
 
 def _first_line_letter(text: str, choices: dict[str, str]) -> str:
-    """The letter that is all of a text's first line; empty if there is none, or the next line is one, too."""
+    """The letter that is all of a text's first line; empty if there is none, or if the next line is also one."""
     lines = [line for line in text.splitlines() if line.strip()]
     first, second = [*(_lone_letter(line, choices) for line in lines[:2]), "", ""][:2]
     return "" if second else first
 
 
 def _lone_letter(line: str, choices: dict[str, str]) -> str:
-    """The letter that a line consists of, with the text of its choice or without; empty if it says more."""
+    """The letter that a line consists of, with the text of its choice or without; empty if there is more in it."""
     alone = _ALONE.search(line)
     if alone is None or alone[1] not in choices:
         return ""

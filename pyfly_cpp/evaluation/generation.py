@@ -148,7 +148,7 @@ class Generator:
         its last token, with the target and with what drafts for the first setting that drafts. Kernels round by the
         size of a batch, and a near-tie in the prompt's end must not hang on who evaluated it.
 
-        Nothing is held where a setting has a head, which must see the target evaluate the prompt, or where the memory
+        Nothing is held if a setting has a head, which must see the target evaluate the prompt, or if the memory
         (recurrent layers) cannot go back: then every generation evaluates the prompt anew.
 
         Returns:
@@ -170,7 +170,7 @@ class Generator:
         stream.close()
 
     def forget(self, n_keep: int) -> None:
-        """Leaves at most the first `n_keep` tokens of the context; none where the model's memory (recurrent layers)
+        """Leaves at most the first `n_keep` tokens of the context; none if the model's memory (recurrent layers)
         cannot go back to them."""
         if not self.llm.can_speculate:
             n_keep = 0
@@ -225,7 +225,7 @@ def request_for(llm: FlyLlama, prompt: Prompt, max_tokens: int, temperature: flo
 
 
 def generated(request: Request, pieces: Sequence[Piece], stats: Stats) -> Generated:
-    """What came of a request that has ended."""
+    """The result of a request that has ended."""
     assert request.output is not None and request.output.cause is not None
     tokens, arrivals, n_arrived = request.tokens, request.arrivals, request.n_arrived
     return Generated(

@@ -61,8 +61,8 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
                 `draft`), `both` or `none`; else the model's MTP head, or the draft model, or prompt lookup.
             gpu_layers: Layers on the GPU, -1 for all.
             n_ctx: Context, tokens; `max_length`, the harness's usual word for it, goes before.
-            max_gen_toks: Longest answer, where a task says nothing.
-            parallel: Answers that are generated at once, each with a context of n_ctx; `auto`: as many as fit in a
+            max_gen_toks: Longest answer, if a task sets none.
+            parallel: Answers that are generated at a time, each with a context of n_ctx; `auto`: as many as fit in a
                 quarter of the free memory, 8 at most.
             **rest: What the harness adds of its own (`device`, `batch_size`, ...): only its own names are accepted.
 
@@ -101,7 +101,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """The token before a text that has nothing before it."""
         bos = int(self.llm.token_bos())
         return bos if bos >= 0 else self.eot_token_id
 
@@ -112,7 +112,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def max_gen_toks(self) -> int:
-        """Longest answer, where a task says nothing."""
+        """Longest answer, if a task sets none."""
         return self._max_gen_toks
 
     @property
@@ -163,7 +163,7 @@ class PyflyLM(TemplateLM):  # type: ignore[misc]
         return Prompt(tuple(tokens), tuple(until)), max_tokens, temperature
 
     def _generate(self, wanted: Sequence[tuple[Prompt, int, float]]) -> Iterator[tuple[int, Generated]]:
-        """What comes of each, with its place, as they finish."""
+        """The result of each, with its place, as they finish."""
         generator = self.generator
         if isinstance(generator, ParallelGenerator):
             orders = [Order(i, *how) for i, how in enumerate(wanted)]

@@ -1,4 +1,4 @@
-"""Rows of a task from the hub, by the package `datasets` (extra `data`), where no file is given."""
+"""Rows of a task from the hub, by the package `datasets` (extra `data`), if no file is given."""
 
 from __future__ import annotations
 

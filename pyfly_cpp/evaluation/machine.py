@@ -1,4 +1,4 @@
-"""What a measurement depends on: machine, versions, model files."""
+"""Conditions of a measurement: machine, versions, model files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Mbpp(CodeTask):
         return f"```python\n{item.fields['code']}\n```"
 
     def pick_examples(self, item: Item, examples: Sequence[Item], n: int) -> list[Item]:
-        """The first n of the `prompt` split, or of all where no row names its split."""
+        """The first n of the `prompt` split, or of all if no row names its split."""
         prompts = [example for example in examples if example.fields.get("original_split") == "prompt"]
         return list((prompts or examples)[:n])
 

@@ -32,7 +32,7 @@ _SHARE = 0.25
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
-    """How many texts of n_ctx tokens to run at once: as many as fit in a quarter of the free memory, 1..8.
+    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the free memory, 1..8.
     Raises ValueError if the model is no usable GGUF file."""
     require_gguf(model)
     params = llama_cpp.llama_model_default_params()
@@ -48,7 +48,7 @@ def choose_parallel(model: str, n_ctx: int) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be generated, for whom."""
+    """A generation to do, and for whom."""
 
     key: Any
     prompt: Prompt
@@ -67,7 +67,7 @@ class ParallelGenerator(Generator):
 
     @property
     def n_parallel(self) -> int:
-        """Texts that run at once, at most."""
+        """Texts that run at a time, at most."""
         return self._batch.n_parallel
 
     @property
@@ -165,7 +165,7 @@ class _Taken:
             self._seen, self._n_seconds = shares.prompt(self._seen, now - self._n_seconds), now
 
     def made(self) -> Generated:
-        """What came of it, with its share of the seconds."""
+        """The result, with its share of the seconds."""
         made, moments = generated(self._request, self.handle.result(), self.handle.stats), self._request.arrivals
         share = self._shares.share(moments[0], moments[-1])
         return replace(made, seconds_prompt=self._n_seconds, decode_seconds=share)

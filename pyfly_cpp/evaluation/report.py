@@ -41,7 +41,7 @@ class SettingResult:
     """Items that every setting has answered; only these count."""
     n_correct: int
     accuracy: Interval
-    """Wilson, or by bootstrap over groups where items are not independent."""
+    """Wilson, or by bootstrap over groups if items are not independent."""
     recovery: Interval | None
     """Accuracy over the baseline's."""
     difference: Interval | None
@@ -155,12 +155,12 @@ NONE = "–"
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """`87.5%`; a dash where there is no value."""
+    """`87.5%`; a dash if there is no value."""
     return f"{100 * value:.{digits}f}%" if math.isfinite(value) else NONE
 
 
 def interval(value: Interval | None, form: str = "{:.2f}", scale: float = 1.0, unit: str = "") -> str:
-    """`0.97 [0.91, 1.02]`; without the bracket where the data do not determine one."""
+    """`0.97 [0.91, 1.02]`; without the bracket if the data do not determine one."""
     if value is None or not math.isfinite(value.estimate):
         return NONE
     text = form.format(scale * value.estimate)
@@ -209,11 +209,11 @@ def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list
 
 
 _ALSO = {"strict": "in the form that was asked for (strict)", "value": "as a number, 18.00 being 18 (value)"}
-"""What other scores of a task count."""
+"""The meaning of other scores of a task."""
 
 
 def notes(table: Table) -> list[str]:
-    """What can and cannot be concluded, a sentence each."""
+    """Conclusions and their limits, a sentence each."""
     out = []
     if table.n_complete < table.n_items:
         out.append(
@@ -234,13 +234,20 @@ def notes(table: Table) -> list[str]:
                 f"{row.flips.helpful} right (McNemar p = {row.flips.p:.2g}); with n = {row.n} a change between "
                 f"{low:+.1f} and {high:+.1f} points of accuracy is consistent with that."
             )
+    same = next((row.same_output for row in table.rows if row.setting == "plain" and row.n), None)
+    n_other = 0 if same is None else round((1 - same) * table.n_complete)
+    if n_other:
+        out.append(
+            f"plain and {BASELINE} differ in {n_other} of {table.n_complete} answers. Two tokens were nearly tied, and "
+            "llama.cpp's kernels round a batch differently from a single token (docs/answers.md)."
+        )
     if any(row.n_cut for row in table.rows):
         cut = ", ".join(f"{short[row.setting]} {row.n_cut}" for row in table.rows)
         out.append(f"Answers cut at the limit of tokens, of {table.n_complete}: {cut}.")
     empty = [short[row.setting] for row in table.rows if row.n and row.n_empty == row.n]
     if empty:
         out.append(
-            f"Every answer of {', '.join(empty)} is empty, so nothing is known of what the model can do: it ends its "
+            f"Every answer of {', '.join(empty)} is empty, so nothing is known of the model's abilities: it ends its "
             "answers immediately. It may be a base model, or the chat template is not its own (--chat-format)."
         )
     n_unjudged = sum(row.n_unjudged for row in table.rows)

@@ -1,16 +1,16 @@
 """Runs a task with several settings on the same items, so that it can be stopped at any moment and taken up again.
 
-A run is a folder: `run.json` says what it is, `items.jsonl` has one line for each item and setting, `table.json` and
+A run is a folder: `run.json` describes it, `items.jsonl` has one line for each item and setting, `table.json` and
 `table.md` are written at the end. A line is written whole and flushed before the next generation begins; what a killed
-process left of a line is cut off when the run goes on. A folder of another run is refused.
+process left of a line is cut off when the run resumes. A folder of another run is refused.
 
 Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
 of them. All settings start an item from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so what
 comes out depends neither on who begins nor on where the run was interrupted.
 
 With a `ParallelGenerator` they take turns on blocks of items, each setting alone. The lines come as they are finished,
-so their order differs from run to run; what a text is does not depend on its neighbours, but for the rounding of
-kernels, which goes by the size of a batch.
+so their order differs from run to run; what a text is does not depend on its neighbours, except for the rounding
+of kernels, which goes by the size of a batch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pyfly_cpp.machine.files import OutputError, only_writer, require_writable, 
 RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 
 _BLOCK = 4
-"""Items in a block, for each text that runs at once: at its end there are fewer texts than could run."""
+"""Items in a block, for each text that runs at a time: at its end there are fewer texts than could run."""
 
 Made = tuple[int, Decoding, Generated]
-"""What was generated of which item with which setting."""
+"""Generations by item and setting."""
 
 Progress = Callable[[int, int, Row], None]
 """Called with (lines there are, lines there will be, the newest line)."""
@@ -51,7 +51,7 @@ class CodeExecutionError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; two runs of one plan are one run."""
+    """The plan of a run; two runs of one plan are one run."""
 
     task: Task
     items: Sequence[Item]
@@ -63,10 +63,10 @@ class Plan:
     seed: int = 0
     allow_code_execution: bool = False
     conditions: tuple[tuple[str, Any], ...] = ()
-    """What else the results depend on, by name: model files, data file, threads, versions."""
+    """Other conditions of the results, by name: model files, data file, threads, versions."""
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for lines to stand in one table, fit for JSON."""
+        """Conditions that must be equal for lines to stand in one table, fit for JSON."""
         return {
             "task": self.task.name,
             "items": [item.id for item in self.items],
@@ -83,8 +83,8 @@ def require_permission(task: Task, allow_code_execution: bool) -> None:
     """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
     if task.runs_code and not allow_code_execution:
         raise CodeExecutionError(
-            f"the task {task.name} executes what the model writes; allow it with --allow-code-execution (how it is "
-            "contained is in docs/tasks.md)."
+            f"the task {task.name} executes code that the model writes; allow it with --allow-code-execution (how "
+            "it is contained is in docs/tasks.md)."
         )
     task.require()
 
@@ -101,7 +101,7 @@ def run(
 
     Args:
         folder: Of the run; made if need be.
-        force: Start over if the folder holds a run. Other files are neither touched nor a reason to go on.
+        force: Start over if the folder holds a run. Other files are neither touched nor a reason to resume.
         machine: Noted in run.json with every start, for the record.
 
     Raises:

@@ -11,7 +11,7 @@ tested in its own interpreter returns an object that equals everything.
 
 For code from an adversary use a virtual machine: a hole in the kernel is a way out.
 
-Model code runs only where the caller says so: every task that needs it asks for `allow_code_execution`.
+Model code runs only if the caller permits it: every task that needs it asks for `allow_code_execution`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation._limited import SECRET_BYTES
 
 Containment = Literal["bubblewrap", "none"]
-"""What contains a program."""
+"""The container of a program."""
 
 NOT_CONTAINED = (
     "Nothing contains the model's code: it can read and change your files and reach the network. Use this only in a "
     "container or a virtual machine that you can throw away."
 )
-"""What `"none"` means, for people."""
+"""The meaning of `"none"`, for people."""
 
 _PROGRAM = Path(__file__).with_name("_limited.py")
 _MAX_REPORT = 1 << 12
@@ -51,12 +51,12 @@ _INSIDE = "/tmp"
 
 
 class SandboxError(PyflyError):
-    """Nothing can contain a program here; the message says what is missing."""
+    """Nothing can contain a program here; the message names what is missing."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use."""
+    """The limits of a program."""
 
     wall_seconds: float = 10.0
     """Then it is killed."""
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program."""
+    """The fate of a program."""
 
     status: str
     """`"passed"`: ran to its end; `"failed"`: raised, the tests' AssertionError included; `"timeout"`: wall or CPU
@@ -134,7 +134,7 @@ def run_program(source: str, limits: Limits = Limits(), containment: Containment
 
 
 def _run_command(command: list[str], given: bytes, verdict: IO[bytes], seconds: float) -> tuple[bytes, int | None]:
-    """What it wrote to standard error, and its status; None if it had to be killed after so many seconds."""
+    """Its standard error and its status; None if it had to be killed after so many seconds."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -195,7 +195,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def _judge(report: bytes, secret: bytes, returncode: int | None, had_its_time: bool) -> tuple[str, str]:
     """Status and detail. Nobody else knows the secret; anything else that the program may have written is no pass,
-    whatever it says."""
+    whatever it contains."""
     if returncode is None:
         return "timeout", "the wall limit was reached"
     if report == secret:

@@ -39,7 +39,7 @@ class Interval:
 
 
 def for_json(value: Any) -> Any:
-    """What JSON has for a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
+    """The JSON of a result: objects of the fields of dataclasses, or of their `as_dict`; null for what is not
     finite."""
     if hasattr(value, "as_dict"):
         return value.as_dict()
@@ -189,7 +189,7 @@ def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[s
 
 def paired_difference(counts: Flips) -> Interval:
     """Accuracy less the baseline's on the same items: the adjusted Wald interval for paired shares (Agresti and Min
-    2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty where no item flipped."""
+    2005, half a flip added to each kind). Unlike a bootstrap it does not claim certainty if no item flipped."""
     n = counts.n
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)

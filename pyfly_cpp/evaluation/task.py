@@ -1,4 +1,4 @@
-"""What an evaluation task is: rows in, chat messages out, a verdict on an output. One file per task implements it.
+"""An evaluation task: rows in, chat messages out, a verdict on an output. One file per task implements it.
 
 A task owns no model and does no I/O beyond reading its rows; scoring an output needs nothing but the item and the text,
 so that saved outputs can be scored again.
@@ -29,13 +29,13 @@ class Item:
     id: str
     """Unique in its file."""
     fields: dict[str, Any]
-    """What the task needs of the row, checked."""
+    """The data that the task needs of the row, checked."""
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
 
     @property
     def unit(self) -> str:
-        """What is independent of other units: the group, or the item itself."""
+        """A unit that is independent of others: the group, or the item itself."""
         return self.group or self.id
 
 
@@ -105,7 +105,7 @@ class Where:
         return value
 
     def error(self, what: str) -> DataError:
-        """The error that says `what` is wrong with this row."""
+        """The error that names the fault `what` of this row."""
         return DataError(f"{self.path}, line {self.line}: {what}")
 
 
@@ -116,9 +116,9 @@ class Verdict:
     correct: bool
     """By the task's main criterion."""
     extracted: str
-    """What was read out of the output and judged; empty if nothing could be."""
+    """The part of the output that was judged; empty if nothing could be."""
     expected: str
-    """What would have been right."""
+    """The right answer."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Other criteria and reasons, by name."""
 
@@ -132,7 +132,7 @@ _AnyNamed = TypeVar("_AnyNamed", bound=_Named)
 
 
 def unique(entries: Iterable[tuple[Where, _AnyNamed]]) -> list[_AnyNamed]:
-    """What was read of rows; raises DataError if two have one id."""
+    """The items read from rows; raises DataError if two have one id."""
     out: dict[str, _AnyNamed] = {}
     lines: dict[str, int] = {}
     for where, entry in entries:
@@ -156,7 +156,7 @@ class Task(ABC):
     max_tokens: int
     """Default limit of an answer."""
     few_shot: int = 0
-    """Worked examples in the prompt by the task's convention, where a file of examples is given."""
+    """Worked examples in the prompt by the task's convention, if a file of examples is given."""
     runs_code: bool = False
     """Whether scoring executes what the model wrote."""
     criterion: str = "correct"
@@ -171,14 +171,14 @@ class Task(ABC):
         """One row of a data file, its fields checked. Raises DataError with file, line and field."""
 
     def require(self) -> None:  # noqa: B027 - most tasks need nothing
-        """Before any work: that outputs can be judged here. Raises an error that says what is missing."""
+        """Before any work: that outputs can be judged here. Raises an error that names what is missing."""
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
         """A row of the hub, in the form of a data file's. Raises DataError."""
         raise NotImplementedError(f"{self.name} names no split of the hub")
 
     def question(self, item: Item) -> str:
-        """What the user says: the field `prompt`, unless the task has other words."""
+        """The user's message: the field `prompt`, unless the task has other words."""
         return str(item.fields["prompt"])
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Task(ABC):
         """Judges an output, given as text (without `prefix`) and as the target's tokens. Executes it if `runs_code`."""
 
     def worked_answer(self, item: Item) -> str:
-        """What the assistant says where `item` is a worked example."""
+        """The assistant's answer if `item` is a worked example."""
         raise DataError(f"the task {self.name} has no worked examples; leave out --examples.")
 
     def prefix(self, item: Item) -> str:
@@ -202,7 +202,7 @@ class Task(ABC):
         return list(examples[:n])
 
     def kind(self, item: Item) -> str:
-        """What a part of the items is spread over: its group, unless the task has more to say."""
+        """What a part of the items is spread over: its group, unless the task has more."""
         return item.unit
 
     def read(self, path: str | os.PathLike[str]) -> list[Item]:
@@ -210,7 +210,7 @@ class Task(ABC):
         return self._read(Where(os.fspath(path), number, row) for number, row in read_jsonl(path))
 
     def read_hub(self, examples: bool = False) -> list[Item]:
-        """The same from the hub: the items, or the worked examples. Raises DataError, also where there are none."""
+        """The same from the hub: the items, or the worked examples. Raises DataError, also if there are none."""
         splits = self.hub if not examples else () if self.hub_examples is None else (self.hub_examples,)
         what, option = ("worked examples", "--examples") if examples else ("items", "--data")
         if not splits:

@@ -1,6 +1,6 @@
 """Open-ended writing: there is no right answer, but an output can fall into a loop or apart. That is what is counted.
 
-It says nothing about taste; a text that passes here can still be dull.
+It does not judge taste; a text that passes here can still be dull.
 """
 
 from __future__ import annotations

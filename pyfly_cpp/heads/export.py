@@ -46,9 +46,9 @@ def write_gguf(
     tensors: Weights,
     kind: str = "f16",
 ) -> None:
-    """Matrices in the type `kind` ("f16", "q8_0", "q4_0"), or F16 where their rows are no multiple of its blocks; all
-    else as F32 or as it is. Under another name first, so that what is there is whole. `describe` writes what the file
-    says besides its sizes."""
+    """Matrices in the type `kind` ("f16", "q8_0", "q4_0"), or F16 if their rows are no multiple of its blocks; all
+    else as F32 or as it is. Under another name first, so that what is there is whole. `describe` writes the metadata
+    besides the sizes."""
     unfinished = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(str(unfinished), architecture)
     type_of_matrices, type_of_file = _TYPES[kind]

@@ -84,7 +84,7 @@ class Dataset:
         self._embeddings = torch.from_numpy(target.embeddings(used).astype(np.float16))
 
     def frequent(self, n: int) -> npt.NDArray[np.int64]:
-        """The n tokens that the target says most often, ascending; the first of the vocabulary where it says fewer."""
+        """The n tokens that the target writes most often, ascending; the first of the vocabulary if it writes fewer."""
         said = np.zeros(self.n_vocab)
         for span in self.training:
             rows = self.rows[span.begin : span.end]
@@ -268,7 +268,7 @@ class Fit:
         return {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
 
     def save(self, path: Path) -> None:
-        """All that `load` goes on with."""
+        """All that `load` resumes with."""
         unfinished = path.with_name(path.name + ".partial")
         torch.save(
             {
@@ -280,7 +280,7 @@ class Fit:
         unfinished.replace(path)
 
     def load(self, path: Path) -> None:
-        """Goes on where `save` was called."""
+        """Continues from the state that `save` wrote."""
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.device)
         self.head.load_state_dict(state["head"])
         self._optimiser.load_state_dict(state["optimiser"])

@@ -1,4 +1,4 @@
-"""What a training will do and take, and whether it can: known before any work."""
+"""The work and the needs of a training, and whether it can: known before any work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """What is kept until the head is done, so that the same command resumes."""
+        """Files that are kept until the head is done, so that the same command resumes."""
         return self.output.with_name(self.output.name + ".work")
 
     @property
@@ -78,7 +78,7 @@ def plan_head(
         target: The model to draft for, one GGUF file.
         output: The head to write.
         texts: A folder with UTF-8 files, or one file, to learn from; None: what the target answers to prompts.
-        prompts: JSON Lines with `prompt` and, where there are several kinds, `category`; None: built-in ones.
+        prompts: JSON Lines with `prompt` and, if there are several kinds, `category`; None: built-in ones.
         n_tokens: Tokens to learn from, at most.
         hours: Most time, for all.
         kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".

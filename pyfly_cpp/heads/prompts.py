@@ -1,4 +1,4 @@
-"""Prompts of all kinds, made of templates and topics: what a target answers itself where the user gives no texts."""
+"""Prompts of all kinds, made of templates and topics: what a target answers itself if the user gives no texts."""
 
 from __future__ import annotations
 

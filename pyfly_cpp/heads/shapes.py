@@ -15,7 +15,7 @@ ROPE_BASE = 10000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What every architecture has."""
+    """Parts of every architecture."""
 
     n_embd: int
     n_layer: int

@@ -1,5 +1,5 @@
 """The states file: for every token of the texts, the inputs of the target's chosen layers and its most probable next
-tokens. One memory-mapped file, written text by text, so that an interrupted run goes on where it was."""
+tokens. One memory-mapped file, written text by text, so that an interrupted run resumes from there."""
 
 from __future__ import annotations
 

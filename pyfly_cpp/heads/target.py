@@ -16,7 +16,7 @@ class TargetFile:
     """Sizes, vocabulary and some weights of a GGUF file that is a whole model."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header. Raises ValueError where it lacks something."""
+        """Reads the header. Raises ValueError if it lacks something."""
         self.path = path
         self._reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -52,7 +52,7 @@ class TargetFile:
         return self._rows("token_embd.weight", ids)
 
     def outputs(self, ids: npt.NDArray[np.integer[Any]]) -> FloatRows:
-        """Rows of the output matrix, which is the embedding where the file has none: [n, n_embd]."""
+        """Rows of the output matrix, which is the embedding if the file has none: [n, n_embd]."""
         return self._rows("output.weight" if "output.weight" in self._tensors else "token_embd.weight", ids)
 
     @property

@@ -25,7 +25,7 @@ N_ANSWER = 320
 """Most tokens of an answer."""
 
 N_PARALLEL = 24
-"""Answers that are written at once."""
+"""Answers that are written at a time."""
 
 Tell = Callable[[str, float], None]
 """Called with what is being done and how much of it, 0..1; what it raises stops everything."""
@@ -112,7 +112,7 @@ def write_answers(
     tell: Tell,
     **arguments: Any,
 ) -> None:
-    """Lets the target answer, many prompts at once, and appends prompts with answers to a file, in the order in which
+    """Lets the target answer, many prompts at a time, and appends prompts with answers to a file, in the order in which
     they end. Every second answer is drawn at temperature 0.7, the others are greedy.
 
     Args:

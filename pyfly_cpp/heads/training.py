@@ -32,7 +32,7 @@ SHARE_OF_TEXTS = 0.5
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training."""
+    """The result of a training."""
 
     path: Path
     n_tokens: int
@@ -53,7 +53,7 @@ def train_head(
     seed: int = 0,
     **arguments: Any,
 ) -> Trained:
-    """Trains a head as planned. Run again with the same plan, it goes on where it was interrupted; from the
+    """Trains a head as planned. Run again with the same plan, it resumes after an interruption; from the
     learning on, the output is a head that can be used.
 
     Args:
@@ -127,7 +127,7 @@ def _require_enough(n: int) -> None:
 
 
 def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
-    """All texts, written first where they are not there."""
+    """All texts, written first if they are not there."""
     path = plan.folder / "texts.jsonl"
     if plan.texts is None:
         deadline = begun + 0.8 * SHARE_OF_TEXTS * plan.hours * 3600

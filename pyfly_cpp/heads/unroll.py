@@ -1,4 +1,5 @@
-"""What heads that draft token by token (EAGLE-3, MTP) have in common: a block that goes on with its own hidden states.
+"""Common parts of heads that draft token by token (EAGLE-3, MTP): a block that continues with its own hidden
+states.
 
 Row r of a head consumes token r and a hidden state of row r - 1, and proposes token r + 1. At step 0 the hidden state
 is the target's; at a later step it is what the head itself gave at row r - 1 one step before, because the target has
@@ -32,7 +33,7 @@ class Head(Protocol):
 
 
 def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iterator[Tensor]:
-    """Logits [batch, row, vocabulary] of every step, for all rows at once. Rows < s of step s mean nothing.
+    """Logits [batch, row, vocabulary] of every step, for all rows together. Rows < s of step s mean nothing.
 
     Attention sees what the runtime's KV cache holds: of a draft that is at step s in row r, step-0 keys of the rows up
     to r - s, where it began, and the key of step j in row r - s + j.

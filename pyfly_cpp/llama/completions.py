@@ -113,7 +113,7 @@ class CompletingLlama(GuardedLlama):
         return Generation(self, completion.request).run()
 
     def _load_cached(self, prompt: list[int]) -> None:
-        """Loads the state of the cache, if there is one, where it serves the prompt better than the context does."""
+        """Loads the state of the cache, if there is one that serves the prompt better than the context does."""
         if self.cache:
             with contextlib.suppress(KeyError):
                 state = self.cache[prompt]
@@ -206,7 +206,7 @@ class Completion:
         return tell
 
     def response(self, pieces: Sequence[Piece]) -> Chunk:
-        """Tells all pieces at once."""
+        """Tells all pieces together."""
         tokens = [token for piece in pieces for token in piece.tokens]
         text = "".join(piece.text for piece in pieces)
         offset, n = len(self._given), pieces[-1].n_tokens
@@ -247,7 +247,7 @@ class Chat(Completion):
 
     @staticmethod
     def is_served(llm: Any) -> bool:
-        """Whether the chat format of a model has nothing but a prompt to say: all but chatml-function-calling,
+        """Whether the chat format of a model consists of a prompt alone: all but chatml-function-calling,
         functionary and handlers of somebody's own."""
         return getattr(chat_handler(llm), "__code__", None) is _OF_A_FORMATTER
 

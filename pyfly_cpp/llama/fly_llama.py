@@ -98,8 +98,9 @@ class FlyLlama(CompletingLlama):
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
                 head, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
                 `drafter_reason` has the reason.
-            gate: What may happen to a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
-            window: What a deferred mismatch needs to stand, or its written form ("reconverge:6"); None: the gate's own.
+            gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
+            window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
+                the gate's own.
             draft_max: Tokens in a step (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
             adaptive: Let the governor choose drafter and draft length (0 included) for every step, by their costs
                 and gains (docs/governor.md). False: the first drafter that proposes something, at full length;
@@ -264,8 +265,8 @@ class FlyLlama(CompletingLlama):
         self.decoding = replace(self._decoding, draft_max=draft_max)
 
     def prepare(self) -> None:
-        """Makes the next request draft as the settings are now; while none runs. The governor gets to know what that
-        costs."""
+        """Makes the next request draft as the settings are now; while none runs. The governor learns the
+        cost."""
         self._configure(self._drafting(), self.adaptive)
 
     def measure_costs(self) -> _native.Costs:

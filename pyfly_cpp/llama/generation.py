@@ -35,7 +35,7 @@ class Generation:
         self._number = -1
 
     def run(self) -> Generator[Any, Sequence[int] | None, None]:
-        """Yields the tokens of a request without an output, until a stopping criterion says so; what is sent is
+        """Yields the tokens of a request without an output, until a stopping criterion ends it; what is sent is
         appended to the history. Of a request with an output it yields the pieces that have text, and the last one.
 
         Raises:

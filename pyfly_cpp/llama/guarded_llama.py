@@ -42,10 +42,10 @@ _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
-    """The base class's model and context, with the native decoder beside them.
+    """The base class's model and context, with the native decoder.
 
     Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
-    runs; two threads at once are refused.
+    runs; two threads at the same time are refused.
     """
 
     # Attributes of the (untyped) base class that are used here.
@@ -90,14 +90,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Args:
             model_path: Path of the GGUF file.
-            has_own_head: Load the MTP head of the file, too.
+            has_own_head: Also load the MTP head of the file.
             n_snapshots: How many states behind the last token a recurrent model should keep, if it can: a roll-back
                 within a step is free with as many as drafts, and each costs one state in memory. Deeper drafts, and a
                 drafter that is set later, go through checkpoints. llama.cpp ignores it for other models.
-            rpc_servers, devices: Where to put the model, see `Placement`; where they say something, all layers unless
-                n_gpu_layers says otherwise.
+            rpc_servers, devices: Where to put the model, see `Placement`; if they are set, all layers unless
+                n_gpu_layers is set.
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
-            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: as the environment says.
+            kernel_choice: "auto" or "stock", see `pyfly_cpp.kernels`; None: by the environment.
             on_load: Called with the loaded fraction, 0..1.
             **kwargs: Arguments of `llama_cpp.Llama`; `n_threads` and `n_threads_batch` may be "auto".
 
@@ -198,7 +198,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
-        """llama_context_params of the base class, which goes on to change its sizes until it makes the context."""
+        """llama_context_params of the base class, which changes its sizes until it makes the context."""
         params = self._context_params
         # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
         n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
@@ -222,7 +222,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def can_speculate(self) -> bool:
-        """Whether this model's memory can be rolled back; where it cannot, decoding is plain."""
+        """Whether this model's memory can be rolled back; if it cannot, decoding is plain."""
         return self.decoder.target.can_rewind
 
     @property
@@ -237,7 +237,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def protected_texts(self) -> tuple[str, ...]:
-        """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): where a drafted token or the target's choice
+        """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): if a drafted token or the target's choice
         begins or continues one, nothing is accepted loosely."""
         return tuple(self.decoder.markers)
 

@@ -1,4 +1,4 @@
-"""What a model cannot be loaded with, in sentences that name the remedy."""
+"""Arguments that a model cannot be loaded with, in sentences that name the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import llama_cpp
 
 
 def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
-    """Most tokens of a text of n_ctx, 0: as many as there can be, where the embeddings of positions are learned; behind
+    """Most tokens of a text of n_ctx, 0: as many as there can be, if the embeddings of positions are learned; behind
     the last one llama.cpp ends the process. Raises ValueError if n_ctx is more."""
     if n_ctx > n_positions:
         raise ValueError(
@@ -19,7 +19,7 @@ def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
 
 
 def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_servers: bool) -> str | None:
-    """What llama-cpp-python's error means; None: it explains itself.
+    """The meaning of llama-cpp-python's error; None: it explains itself.
 
     Args:
         error: What its constructor raised.

@@ -80,7 +80,7 @@ def _tokens(inner: str, pattern: str) -> Iterator[tuple[str, str]]:
     while place < len(inner):
         match = _TOKEN.match(inner, place)
         if match is None or match[0] == "[":
-            raise ValueError(f"the pattern {pattern!r} has {inner[place]!r} without what belongs to it")
+            raise ValueError(f"the pattern {pattern!r} has {inner[place]!r} without its counterpart")
         assert match.lastgroup is not None
         yield match.lastgroup, match[0]
         place = match.end()
@@ -146,7 +146,7 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _rule_of(ranges: Ranges) -> str:
-    """The rule for one of these characters in a JSON string: as it is, or escaped where it must be."""
+    """The rule for one of these characters in a JSON string: as it is, or escaped if it must be."""
     raw = _complement(_united([*_complement(ranges), *_NEVER_RAW]))
     inside = {code for first, last in ranges for code in range(first, min(last, 0x5C) + 1)}
     rules = [f"[{''.join(map(_range, raw))}]"] if raw else []

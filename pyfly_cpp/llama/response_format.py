@@ -17,7 +17,7 @@ _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "
 
 def schema_of(response_format: object) -> Any:
     """The JSON schema that an answer must follow: of a `json_schema` format, with the schema inside `json_schema` as
-    OpenAI's clients send it, or beside the type; or of a `json_object` format that has one beside the type. None for
+    OpenAI's clients send it, or next to the type; or of a `json_object` format that has one next to the type. None for
     the formats that llama-cpp-python serves itself.
 
     Raises:
@@ -62,7 +62,7 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
 
 def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `create_chat_completion`, a format with a schema replaced by its grammar; the schemas of tools are
-    made known to `with_strict_strings`. Raises ValueError as above, for a tool only where the call must be of it."""
+    made known to `with_strict_strings`. Raises ValueError as above, for a tool only if the call must be of it."""
     out = dict(arguments)
     schema = schema_of(out.get("response_format"))
     if schema is not None:

@@ -1,7 +1,7 @@
 """JSON schemas as grammars whose texts are strict JSON.
 
 llama-cpp-python's converter gives texts that no strict reader takes, and fails on schemas that pydantic makes; so ours
-is used for the answers of chats, and in place of those that its chat formats convert themselves.
+is used for the answers of chats, and instead of those that its chat formats convert themselves.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FORMATS = {
     "ipv6": r"[\da-f]{1,4}(:[\da-f]{1,4}){7}",
     "uri": r"[a-z][a-z\d+.-]*:[\w!#$&'()*+,./:;=?@~-]+",
 }
-"""Texts that surely have a format, and not all of them."""
+"""Texts that certainly have a format, and not all of them."""
 
 _MOST_TIMES = 2000  # of llama.cpp's reader of grammars, which takes more as any number
 _MOST_NESTED = 100
@@ -82,12 +82,12 @@ _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'
 
 
 class SchemaGrammar(NamedTuple):
-    """What came of a schema."""
+    """The result of a schema."""
 
     text: str
     """GBNF."""
     loose: tuple[str, ...]
-    """What the grammar does not enforce: keywords behind the names of the properties that they stand at."""
+    """Rules that the grammar does not enforce: keywords behind the names of the properties that they stand at."""
 
 
 class Framed(NamedTuple):
@@ -371,7 +371,7 @@ def expect_schema(text: str) -> None:
     """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
 
     Raises:
-        Exception: of many kinds, where either cannot convert it: chat formats then let any JSON pass.
+        Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
     """
     loose, strict = _grammars(text)
     _strict_of.pop(loose, None)
@@ -387,7 +387,7 @@ def _grammars(text: str) -> tuple[str, str]:
 
 
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
-    """The same grammar, or where llama-cpp-python converted it from a schema, as its chat formats do with a tool's
+    """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
     parameters, ours of that schema; of one that was not expected, without control characters in strings."""
     loose = grammar._grammar
     strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)

@@ -22,7 +22,7 @@ class SharedLlama(FlyLlama):
     """Loads a model for several texts. It generates nothing: the stepper of a `FlyBatch` has its batch.
 
     The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
-    on the others. Unless flash_attn says otherwise llama.cpp uses flash attention where the backend has it: without it
+    on the others. Unless flash_attn is set, llama.cpp uses flash attention if the backend has it: without it
     each row goes through the cells of all texts (benchmarks/README.md).
     """
 

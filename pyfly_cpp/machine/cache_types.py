@@ -18,7 +18,7 @@ _PLAIN = ("F32", "F16", "BF16")
 
 
 def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = True) -> None:
-    """Raises ValueError unless both are None (F16) or of CACHE_TYPES, and `flash_attn` is on where the V cache is
+    """Raises ValueError unless both are None (F16) or of CACHE_TYPES, and `flash_attn` is on if the V cache is
     quantised."""
     for name, value in (("type_k", type_k), ("type_v", type_v)):
         if value is None:

@@ -50,7 +50,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def local_devices() -> list[Device]:
-    """This machine's devices; none where ggml's libraries cannot be asked."""
+    """This machine's devices; none if ggml's libraries cannot be asked."""
     try:
         ggml, base = _libraries()
     except (OSError, ImportError, AttributeError):
@@ -89,7 +89,7 @@ def rpc_addresses(server: str) -> list[int]:
 
 
 def default_gpus() -> list[Device]:
-    """The devices that llama.cpp puts a model on where nobody says which: all GPUs, each once though several backends
+    """The devices that llama.cpp puts a model on by default: all GPUs, each once though several backends
     may know it; without one the integrated ones, of one backend."""
     gpus: dict[object, Device] = {}
     integrated: list[Device] = []
@@ -102,7 +102,7 @@ def default_gpus() -> list[Device]:
 
 
 def _hardware(device: Device) -> object:
-    """Tells pieces of hardware apart, as far as the backend says which it is."""
+    """Tells pieces of hardware apart, as far as the backend identifies it."""
     properties = _Properties()
     _libraries()[1].ggml_backend_dev_get_props(ctypes.c_void_p(device.address), ctypes.byref(properties))
     return properties.device_id or device.address

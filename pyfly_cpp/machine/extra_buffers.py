@@ -3,7 +3,7 @@
 The one for Intel's AMX is left out of what models of this process are offered, as our kernels (`kernels.py`) are
 faster: 1.4 to 1.9 times with up to 16 tokens, 1.3 times with 512 (benchmarks/README.md). And in a llama.cpp compiled by
 a GCC with bug 114098, such as Debian 12's 12.2, it ends the process: the compiler drops stores to the tile
-configuration. Where llama.cpp's list cannot be changed, models are loaded with `llama_model_params.use_extra_bufts =
+configuration. If llama.cpp's list cannot be changed, models are loaded with `llama_model_params.use_extra_bufts =
 False`, which leaves out all of them.
 """
 
@@ -31,12 +31,12 @@ class Verdict(NamedTuple):
     reason: str
     """A sentence without its full stop."""
     remedy: str | None = None
-    """What brings them back; None if they can be used or are not wanted."""
+    """The remedy; None if they can be used or are not wanted."""
 
 
 @functools.lru_cache(maxsize=1)
 def usable() -> bool:
-    """Whether models may be loaded with `use_extra_bufts`. Warns, once in a process, where they should but cannot.
+    """Whether models may be loaded with `use_extra_bufts`. Warns, once in a process, if they should but cannot.
 
     Raises:
         ValueError: PYFLY_EXTRA_BUFFERS is neither 0 nor 1.
@@ -99,7 +99,7 @@ def _library_has_amx() -> bool:
 
 
 def _cpu() -> dict[str, str]:
-    """What Linux says about the first CPU; elsewhere nothing: llama.cpp uses AMX under Windows too, but is not compiled
+    """What Linux reports of the first CPU; elsewhere nothing: llama.cpp uses AMX under Windows too, but is not compiled
     by GCC there."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -110,5 +110,5 @@ def _cpu() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The name of the processor, or an empty text where the system does not tell."""
+    """The name of the processor, or an empty text if the system does not tell."""
     return _cpu().get("model name", "")

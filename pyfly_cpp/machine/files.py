@@ -33,7 +33,7 @@ def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = 
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a device or a pipe: reading it may wait, or go on, for ever."""
+    """Whether this is a device or a pipe: reading it may wait or continue for ever."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -2,12 +2,12 @@
 
 For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
 as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
-graph, threads and memory: weights are packed for them while a model is loaded. Attention is ours, too, where flash
+graph, threads and memory: weights are packed for them while a model is loaded. Attention is also ours if flash
 attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
 
 "auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
 once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
-`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` gives plain `llama_cpp.Llama` objects ours, too.
+`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` also gives plain `llama_cpp.Llama` objects ours.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _N_CELLS = 1024
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
-"""Trials of a type that must all say no: one alone may have met a busy moment."""
+"""Trials of a type that must all fail: one alone may have met a busy moment."""
 _SLOWER = 1.03
 """How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
 
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
     types: tuple[int, ...]
     """`ggml_type`s, rising."""
     attention: bool
-    """Whether attention is ours, too."""
+    """Whether attention is also ours."""
     reason: str
     """Instruction set, or why there are none; without a full stop."""
 
@@ -82,7 +82,7 @@ _WHY_NOT = _install()  # before the first model is loaded: llama.cpp reads its l
 
 
 def require_choice(kernels: str | None) -> str:
-    """What was asked for, "auto" or "stock"; None: what the environment says, else "auto". Raises ValueError for
+    """The choice, "auto" or "stock"; None: the environment's choice, else "auto". Raises ValueError for
     another word."""
     if kernels is not None:
         if kernels not in CHOICES:
@@ -138,8 +138,8 @@ def install() -> Verdict:
 
 @functools.lru_cache(maxsize=1)
 def verdict() -> Verdict:
-    """What "auto" packs on this machine. The first call ever tries each type, which takes some seconds. Raises
-    ValueError as `extra_buffers.verdict` does."""
+    """The types that "auto" packs on this machine. The first call ever tries each type, which takes some seconds.
+    Raises ValueError as `extra_buffers.verdict` does."""
     if _WHY_NOT is not None:
         return Verdict((), False, _WHY_NOT)
     others = extra_buffers.verdict()
@@ -248,7 +248,7 @@ class _Found(NamedTuple):
 
 
 def _read() -> dict[str, _Found]:
-    """What was found, by machine; empty if there is no readable file."""
+    """The findings, by machine; empty if there is no readable file."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
         saved: Any = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))
         known = set(_native.kernel_types())
@@ -258,7 +258,7 @@ def _read() -> dict[str, _Found]:
 
 
 def _keep(key: str, found: _Found) -> None:
-    """Where it cannot be kept, the next process tries again."""
+    """If it cannot be kept, the next process tries again."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = cache_folder() / "kernels.json"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,13 @@ _MOST_SIMULATED = 2**18
 
 
 def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
-    """Bytes of this computer's memory that a context of n_texts and n_ctx tokens would take beside the weights, or None
-    if llama.cpp does not say. Reads the file's header.
+    """Bytes of this computer's memory that a context of n_texts and n_ctx tokens would take in addition to the weights,
+    or None if llama.cpp does not report it. Reads the file's header.
 
     Args:
         path: The GGUF file.
         model_params: llama_model_params it is loaded with.
-        context_params: llama_context_params, but for the sizes.
+        context_params: llama_context_params, except for the sizes.
         n_texts: Sequences.
         n_ctx: Cells that they share.
     """
@@ -77,7 +77,7 @@ def bytes_of_model(path: str) -> int:
 
 
 def available() -> int | None:
-    """Bytes of memory that this process can still have, at most; None if the system does not say."""
+    """Bytes of memory that this process can still have, at most; None if the system does not report it."""
     limits = [_free_of_system(), _free_of_group(Path("/sys/fs/cgroup"))]
     return min((n for n in limits if n is not None), default=None)
 

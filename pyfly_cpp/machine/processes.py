@@ -8,7 +8,7 @@ from pyfly_cpp.errors import PyflyError
 
 
 class Process:
-    """The process that made an object with threads, or one beside a GPU. A fork has the object and none of its threads,
+    """The process that made an object with threads, or one on a GPU. A fork has the object and none of its threads,
     and whoever waited for one of them would wait for ever; what it asked of the GPU would end it."""
 
     def __init__(self, owner: str) -> None:

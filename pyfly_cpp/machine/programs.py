@@ -1,4 +1,4 @@
-"""Programs that are run beside this one: they heed no interrupt of ours and print nothing, so they are watched."""
+"""Programs that are run alongside this one: they heed no interrupt of ours and print nothing, so they are watched."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quantize(
 
     Args:
         ftype: `llama_ftype` of llama.h.
-        failure: What the PyflyError begins with where llama.cpp fails.
+        failure: What the PyflyError begins with if llama.cpp fails.
     """
     command = [sys.executable, "-c", _QUANTIZE, os.fspath(source), os.fspath(destination), str(ftype)]
     run_quietly(command, dict(os.environ), poll, failure)

@@ -24,7 +24,7 @@ _DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 size (8 bytes) and that. Numbers are little-endian."""
 
 _N_CAPABILITIES = 24
-"""Bytes that say what a side can do besides TCP."""
+"""Bytes that announce what a side can do besides TCP."""
 
 _connected: dict[str, list[Device]] = {}
 """Servers that llama.cpp in this process knows."""
@@ -66,7 +66,7 @@ def devices_of(name: str) -> list[Device]:
             ) from None
         except (OSError, struct.error, IndexError):
             raise RpcError(
-                f"what listens at {name} does not answer as an rpc-server of llama.cpp does; check address and port, "
+                f"the program at {name} does not answer like an rpc-server of llama.cpp; check address and port, "
                 "and build it from the same release of llama.cpp."
             ) from None
     return [

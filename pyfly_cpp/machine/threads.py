@@ -17,7 +17,7 @@ THREAD_COUNTS = ("n_threads", "n_threads_batch")
 """Arguments of llama_cpp.Llama: threads for one token, and for batches."""
 
 AUTO = "auto"
-"""In place of a thread count: as many as the load of the machine lets pay, the physical cores at most."""
+"""In place of a thread count: as many as help under the load of the machine, the physical cores at most."""
 
 
 def require_threads(n: Any, name: str = "n_threads") -> int:
@@ -33,7 +33,7 @@ def is_automatic(n: Any) -> bool:
 
 
 def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, bool]:
-    """Whether the thread counts for one token and for batches follow the load of the machine: where neither was given
+    """Whether the thread counts for one token and for batches follow the load of the machine: if neither was given
     (`is_automatic`), both; a number holds for what it was given for, and one for single tokens for both.
 
     Raises ValueError for anything else that is no number of threads.
@@ -47,7 +47,7 @@ def adaptive_threads(n_threads: object, n_threads_batch: object) -> tuple[bool, 
 
 
 def fill_thread_counts(arguments: dict[str, Any]) -> tuple[bool, bool]:
-    """Puts the physical cores where these arguments of llama_cpp.Llama leave a count to us. Returns, and raises, what
+    """Fills in the physical cores if these arguments of llama_cpp.Llama leave a count to us. Returns, and raises, what
     `adaptive_threads` does."""
     adapts = adaptive_threads(*(arguments.get(name) for name in THREAD_COUNTS))
     cores = physical_cores()
@@ -60,7 +60,7 @@ def physical_cores() -> int:
     """Physical cores this process may run on, >= 1.
 
     Decoding is bound by memory and by barriers between threads; hyper-threads make it slower. llama-cpp-python defaults
-    to half of the *logical* CPUs, which is right only where every core has two of them.
+    to half of the *logical* CPUs, which is right only if every core has two of them.
     """
     if sys.platform.startswith("linux"):
         return _linux_cores()

@@ -67,8 +67,8 @@ def _fetch_file(name: hub.HubName, file: hub.HubFile, progress: Progress) -> Pat
 
 
 def _check(name: str, path: Path, expected: str | None, progress: Progress) -> None:
-    """Removes a file that is not what the hub said, and raises PyflyError. The hub's cache names a large file by the
-    SHA-256 that the hub said, and looks at its size alone."""
+    """Removes a file that is not what the hub announced, and raises PyflyError. The hub's cache names a large file by
+    the SHA-256 that the hub announced, and looks at its size alone."""
     blob = Path(os.path.realpath(path))
     if expected is None and re.fullmatch("[0-9a-f]{64}", blob.name):
         expected = blob.name

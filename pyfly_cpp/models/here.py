@@ -22,7 +22,7 @@ class Here(NamedTuple):
     """A model on this machine."""
 
     name: str
-    """What --model takes."""
+    """The word for --model."""
     size: int
     """Bytes, all parts of a split model together."""
     path: Path

@@ -1,7 +1,7 @@
 """Models of the hub: what names them, which files of a repository belong to one, and which of them are here.
 
     hf:OWNER/REPO/FILE    a file of a repository; of a split model, its first part
-    hf:OWNER/REPO:TYPE    the repository's model of this type, as the names of its files say it: Q4_K_M, UD-Q4_K_XL, F16
+    hf:OWNER/REPO:TYPE    the repository's model of this type, by the names of its files: Q4_K_M, UD-Q4_K_XL, F16
     hf:OWNER/REPO         its model of a usual type
 
 `ask` reads the hub's listing; nothing else here needs a network.
@@ -55,7 +55,7 @@ class HubModel(NamedTuple):
     """A model of a repository: the files that belong together."""
 
     type: str
-    """In capitals; empty if the name does not say it."""
+    """In capitals; empty if the name does not contain it."""
     files: tuple[HubFile, ...]
     """In their order: the first is the one to load."""
 
@@ -72,12 +72,12 @@ class HubModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What the hub says of a repository."""
+    """The hub's entry of a repository."""
 
     repo: str
     models: tuple[HubModel, ...]
     licence: str
-    """As its page says it, such as `apache-2.0`; empty: not at all."""
+    """As on its page, such as `apache-2.0`; empty: not at all."""
     is_gated: bool
     """Whether its owner wants terms to be accepted first."""
 
@@ -86,7 +86,7 @@ class Listing:
         return choose(name, self.models)
 
     def name(self, model: HubModel) -> HubName:
-        """What to call one of its models: by its type, where that is enough."""
+        """The name of one of its models: by its type, if that is enough."""
         is_alone = model.type and [other.type for other in self.models].count(model.type) == 1
         return HubName(self.repo, None, model.type) if is_alone else HubName(self.repo, model.name)
 
@@ -158,7 +158,7 @@ def choose(name: HubName, models: Iterable[HubModel]) -> HubModel:
 
 
 def ask(repo: str) -> Listing:
-    """What the hub says of a repository.
+    """The hub's entry of a repository.
 
     Raises:
         ValueError: huggingface_hub is not installed.
@@ -205,7 +205,7 @@ def locate(name: HubName) -> Path | None:
 
 
 def refusal(name: str, error: Exception) -> PyflyError:
-    """What huggingface_hub raised, as one sentence."""
+    """The error of huggingface_hub, as one sentence."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -236,7 +236,7 @@ def _first_line(error: object) -> str:
 
 
 def no_hub(name: str) -> ValueError:
-    """What to raise where huggingface_hub is not installed."""
+    """The error if huggingface_hub is not installed."""
     return ValueError(f"{name!r} needs huggingface_hub; run `pip install 'pyfly-cpp[hub]'`.")
 
 

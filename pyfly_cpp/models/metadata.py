@@ -56,10 +56,17 @@ def metadata(model: Any, key: str) -> str | None:
 
 
 def quantisation(model: Any) -> str:
-    """The type of most weights of a llama_model, for people: "Q4_K - Medium"."""
+    """The type of most weights of a llama_model, as names of files have it: "Q4_K_M"."""
     described = ctypes.create_string_buffer(256)
     llama_cpp.llama_model_desc(model, described, len(described))
-    return " ".join(described.value.decode("utf-8", errors="replace").split()[2:])
+    return _as_in_names(" ".join(described.value.decode("utf-8", errors="replace").split()[2:]))
+
+
+def _as_in_names(described: str) -> str:
+    """`Q4_K_M` for llama.cpp's `Q4_K - Medium`, `IQ4_XS` for `IQ4_XS - 4.25 bpw`."""
+    name, _, more = described.partition(" - ")
+    size = {"Small": "_S", "Medium": "_M", "Large": "_L"}.get(more, "")
+    return name if name.endswith("Q2_K") and size == "_M" else name + size
 
 
 def fingerprint(path: Path) -> str:

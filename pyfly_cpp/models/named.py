@@ -54,7 +54,7 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     if text.startswith(PREFIX):
         path = locate(text)
         if path is None:
-            raise ValueError(f"Ollama has no model {text!r} here; `pyfly-cpp models list` shows what is here.")
+            raise ValueError(f"Ollama has no model {text!r} here; `pyfly-cpp models list` lists others.")
         return path
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError(f"llama.cpp takes UTF-8 file names only, and {text!r} is not UTF-8; rename the file.")
@@ -117,5 +117,5 @@ def _unknown(name: str) -> str:
     hint = did_you_mean(name, [EMBEDDED, *named_models()])
     return (
         f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "
-        "list` shows what is here."
+        "list` lists the models on this machine."
     )

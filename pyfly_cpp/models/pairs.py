@@ -1,8 +1,8 @@
 """Published companions: which file people draft with for the models they have.
 
 Names, sizes and licences as public code and documents gave them in November 2026; the hub itself was not asked. Which
-file a name means, its size and its licence today, the hub's listing says (hub.py); what fits for certain, the headers
-say once both files are here (companions.py).
+file a name means, its size and its licence today are in the hub's listing (hub.py); the headers show what fits for
+certain, once both files are here (companions.py).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ PAIRS = (
 
 
 def published_pair(model: str | os.PathLike[str]) -> Pair | None:
-    """What is published for a model, by the name of its file or of its repository."""
+    """The published draft of a model, by the name of its file or of its repository."""
     name = Path(model).name.lower().replace("_", "-")
     return next((pair for pair in PAIRS if re.search(pair.pattern, name)), None)
 

@@ -30,7 +30,7 @@ class SpecialTokens:
         Args:
             vocab: A llama_vocab.
             metadata: Of the model's file.
-            special: Whether tokens that control the model are looked for, too.
+            special: Whether tokens that control the model are also looked for.
         """
         hidden = 0 if special else llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN \
@@ -65,7 +65,7 @@ class SpecialTokens:
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)])]
 
     def _may_cut(self, text: bytes, begin: int, end: int) -> bool:
-        """Whether llama.cpp surely finds the special token that stands here, and none across its beginning."""
+        """Whether llama.cpp certainly finds the special token that stands here, and none across its beginning."""
         assert self._pattern is not None
         if self._strips and (text[begin - 1 : begin].isspace() or text[begin : begin + 1].isspace()):
             return False

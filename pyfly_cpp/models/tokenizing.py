@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def tokenized(tokenize: Callable[[], T], text: bytes, metadata: Mapping[str, str]) -> T:
-    """Calls `tokenize`, which hands the text to llama.cpp, where there is stack enough for it.
+    """Calls `tokenize`, which hands the text to llama.cpp, if there is stack enough for it.
 
     Args:
         text: What it tokenizes.

@@ -1,4 +1,4 @@
-"""What answers of all routes have in common: an `Answer` has understood a request, and makes its response of pieces."""
+"""Common parts of answers of all routes: an `Answer` has understood a request, and makes its response of pieces."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Event = dict[str, Any]
 
 
 class Answer(Protocol):
-    """A request that was understood. It is fed with pieces; what it then says, event by event or as a whole, is the
-    same answer."""
+    """A request that was understood. It is fed with pieces; it is the same answer, event by event or as a
+    whole."""
 
     orders: list[Order]
     """The texts that it wants."""
@@ -65,7 +65,7 @@ class Answer(Protocol):
 
 
 class Shared:
-    """What the completions of all protocols have in common."""
+    """Common parts of the completions of all protocols."""
 
     is_named = False
     is_marked = True
@@ -151,7 +151,7 @@ class Shared:
         raise NotImplementedError
 
     def told_times(self, i: int) -> dict[str, Any]:
-        """The field `timings` of an event, where events are to have it."""
+        """The field `timings` of an event, if events are to have it."""
         return {"timings": self.timings[i].as_dict()} if self.body.get("timings_per_token") else {}
 
     def usage(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Shared:
         return {**event, **({"usage": None} if self.with_usage else {}), **more}
 
     def end(self) -> Iterable[Event]:
-        """The usage, where it is wanted."""
+        """The usage, if a client wants it."""
         if self.with_usage:
             yield self.chunk([], usage=self.usage(), timings=self.timings[0].as_dict())
 
@@ -254,7 +254,7 @@ def read_format(body: Mapping[str, Any]) -> Constraint | None:
 
 
 def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields `pyfly` of all pieces as one; nothing where there are none."""
+    """The fields `pyfly` of all pieces as one; nothing if there are none."""
     if not told:
         return {}
     return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}

@@ -242,7 +242,7 @@ class _Embeddings(_Checked):
 
 
 class _Routes:
-    """The routes that are answered at once."""
+    """The routes that are answered immediately."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

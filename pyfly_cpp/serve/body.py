@@ -1,4 +1,4 @@
-"""The JSON of a request: read within bounds, and refused where reading it could hurt."""
+"""The JSON of a request: read within bounds, and refused if reading it could hurt."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _worded(message: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: its kind where it may be long."""
+    """A value in an error: its kind if it may be long."""
     if isinstance(value, (dict, list, str)) and len(value) > 40:
         return f"a {type(value).__name__} of {len(value)}"
     return repr(value).encode("utf-8", "replace").decode()[:80]

@@ -57,10 +57,10 @@ class CallReader:
         self._is_after_call = self._has_text = False
         self._n_restarts = 0
         self.calls: list[Call] = []
-        """Those that were read. The arguments of the last one may go on."""
+        """Those that were read. The arguments of the last one may continue."""
 
     def add(self, text: str) -> str:
-        """What of the text so far can be given out."""
+        """The part of the text so far that can be given out."""
         self._held += text
         if self._open is not None and not self._open.mark and not self._tools.may_begin(self._held):
             self._open, self._has_text = None, True
@@ -153,7 +153,7 @@ class CallReader:
 
 
 class _Open:
-    """What may be a call and has not ended."""
+    """A possible call that has not ended."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -191,7 +191,7 @@ class _Arguments:
         self._is_over = False
 
     def add(self, held: str) -> str:
-        """What there is more. `held`: the same text as before, or more."""
+        """The rest. `held`: the same text as before, or more."""
         out = []
         while self._place < len(held) and not self._is_over:
             c = held[self._place]

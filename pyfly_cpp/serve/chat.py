@@ -40,7 +40,7 @@ class Chat(Shared):
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
     def _ending(self, budget: int) -> Any:
-        """What ends thoughts after so many tokens."""
+        """The end of thoughts after so many tokens."""
 
         def tokens(text: str) -> list[int]:
             return self.model.tokenize(text, add_bos=False)

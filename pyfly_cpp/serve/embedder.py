@@ -1,4 +1,4 @@
-"""Vectors of texts, beside the texts that are written: a context of its own on the weights of a `FlyBatch`."""
+"""Vectors of texts, while others are written: a context of its own on the weights of a `FlyBatch`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Embedder:
         """Makes the context, which takes memory for one text of the batch. It is freed with the batch's model.
 
         Args:
-            pooling: mean, cls, last or none; None: as the model's file says.
+            pooling: mean, cls, last or none; None: the choice of the model's file.
 
         Raises:
             ValueError: the model makes no embeddings, or there is too little memory.
@@ -51,7 +51,7 @@ class Embedder:
         self._batch = batch
         own = _pooling(llm.metadata)
         self.pooling = own if pooling is None else pooling
-        """mean, cls, last or none; where nothing is said as the model's file says, or mean."""
+        """mean, cls, last or none; by default the choice of the model's file, or mean."""
         self.n_ctx = batch.n_ctx
         """Most tokens of a text."""
         self.n_embd = int(llama_cpp.llama_model_n_embd_out(llm._model.model))

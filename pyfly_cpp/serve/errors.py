@@ -1,4 +1,4 @@
-"""What goes wrong in a request, in the protocol's own shape."""
+"""Errors of a request, in the protocol's own shape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ApiError(Exception):
             param: The field of the request that it is about.
             code: For programs.
             headers: Of the response.
-            more: Fields of the error besides, or in place of, those of all.
+            more: Fields of the error besides, or instead of, those of all.
         """
         super().__init__(message)
         self.status = status

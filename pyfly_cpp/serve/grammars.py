@@ -19,7 +19,7 @@ _MOST_PENDING = 16
 
 
 class Constraint(NamedTuple):
-    """What a text must follow."""
+    """The grammar that a text must follow."""
 
     kind: str
     """`"gbnf"`, `"schema"` (a list of `Framed` as JSON: it follows one of them), or `"good"`: a grammar that was

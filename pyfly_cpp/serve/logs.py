@@ -1,4 +1,4 @@
-"""What a server writes to stderr. Nothing of prompts and answers, unless it is asked for."""
+"""The lines of a server on stderr. Nothing of prompts and answers, unless it is asked for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Log:
             self._write("".join(traceback.format_exception(type(failure), failure, failure.__traceback__)))
 
     def warn(self, text: str) -> None:
-        """What whoever runs the server can mend; has nothing of a request."""
+        """A fault that whoever runs the server can mend; has nothing of a request."""
         self._write(text)
 
     def _write(self, text: str) -> None:

@@ -37,7 +37,7 @@ class Model:
         """
         Args:
             batch: Closed by whoever made it.
-            template: A chat template in place of the model's own, see `handler_of`.
+            template: A chat template instead of the model's own, see `handler_of`.
 
         Raises:
             ValueError: the template cannot be read.
@@ -55,7 +55,7 @@ class Model:
         if template:
             self.template, self._handler = template, self._handler_of(template)
         self.decoding: Decoding = batch.decoding if self.drafters else batch.decoding.but(drafter="none")
-        """How texts are decoded where requests say nothing."""
+        """How texts are decoded by default."""
 
     @property
     def path(self) -> str:
@@ -64,7 +64,7 @@ class Model:
 
     @property
     def drafters(self) -> list[str]:
-        """What proposes tokens."""
+        """The drafters."""
         return [str(drafter) for drafter in require_drafters(self._llm.drafter)]
 
     @property
@@ -128,7 +128,7 @@ class Model:
         return tuple(token for token in range(self.n_vocab) if self.vocabulary.ends_text(token))
 
     def beginning(self) -> list[int]:
-        """What stands before a text that has nothing before it. Raises ApiError: the model has no such token."""
+        """The token before a text that has nothing before it. Raises ApiError: the model has no such token."""
         bos = int(self._llm.token_bos())
         if bos < 0:
             raise bad_request("the prompt is empty, and this model has no token to begin with; give a prompt.")
@@ -150,7 +150,7 @@ class Model:
         return [*self.own_beginning(), prefix, *texts[0], suffix, *texts[1], middle]
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What lm-eval asks of a tokenizer."""
+        """The tokenizer, for lm-eval."""
         ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
         texts = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
         return {**texts, "pad_token": None, "chat_template": self.template or None}

@@ -106,7 +106,7 @@ class _Text:
         return {path: _at(out, path) for path in wanted} if wanted else out
 
     def told(self, piece: Piece) -> dict[str, Any]:
-        """What an event and a response have in common."""
+        """Common fields of an event and a response."""
         return {
             "content": piece.text, "tokens": [token.id for token in piece.tokens],
             "tokens_predicted": self._owner.n_tokens[self._i], "tokens_evaluated": len(self._order.prompt),

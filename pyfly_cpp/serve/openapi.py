@@ -25,7 +25,7 @@ def describe(has_keys: bool) -> dict[str, Any]:
             requests.EmbeddingRequest,
         ),
         "/completion": ("A continuation, as llama.cpp's server tells it.", requests.NativeRequest),
-        "/infill": ("What stands between two texts.", requests.InfillRequest),
+        "/infill": ("The text between two texts.", requests.InfillRequest),
         "/apply-template": ("The prompt of a chat.", requests.ChatRequest),
         "/v1/chat/completions/input_tokens": ("The tokens of a chat's prompt.", requests.ChatRequest),
         "/tokenize": ("The tokens of a text.", requests.TokenizeRequest),
@@ -37,7 +37,7 @@ def describe(has_keys: bool) -> dict[str, Any]:
         "/slots": "Which slots are in use.",
         "/health": "Whether the server serves.",
         "/metrics": "Counters, as Prometheus reads them.",
-        "/tokenizer_info": "What lm-eval asks of a tokenizer.",
+        "/tokenizer_info": "The tokenizer, for lm-eval.",
     }
     schemas, shared = models_json_schema(
         [(model, "validation") for _, model in posts.values()], ref_template="#/components/schemas/{model}"

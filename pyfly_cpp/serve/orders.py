@@ -1,4 +1,4 @@
-"""What a request wants of each text, whatever its route: an `Order`, out of the fields that all routes share."""
+"""The demands of a request on each text, whatever its route: an `Order`, out of the fields that all routes share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Order:
     n_logprobs: int | None = None
     """Most probable tokens that are wanted at each place; None: no log-probabilities."""
     echo: bool = False
-    """Whether the log-probabilities of the prompt are wanted, too."""
+    """Whether the log-probabilities of the prompt are also wanted."""
     records: bool = False
     """Whether it is to be told how each token came."""
     decoding: Decoding = EXACT
@@ -62,7 +62,7 @@ class Order:
 
 
 def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:
-    """How a request decodes: as its fields say, and where they say nothing the header `X-Pyfly: gate=...;
+    """How a request decodes: by its fields, and without them by the header `X-Pyfly: gate=...;
     draft-max=...`, and else as the server does. Raises ApiError."""
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:
@@ -138,11 +138,11 @@ def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[str, ...]:
 def read_logit_bias(
     body: Mapping[str, Any], n_vocab: int, tokens_of: Callable[[str], Sequence[int]], forbidden: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
-    """What is added to the logits of tokens.
+    """Numbers added to the logits of tokens.
 
     Args:
         tokens_of: The tokens of a text: a bias may be that of all of them.
-        forbidden: Tokens that are not to be chosen, whatever the request says of them.
+        forbidden: Tokens that are not to be chosen, whatever the request asks of them.
 
     Raises:
         ApiError: one is no token.

@@ -44,7 +44,7 @@ class ChatPrompt:
         """Most tokens of thoughts; None: no limit."""
         rendered, begun = _render(model, self.tools, body, told)
         self.stop = rendered.stop
-        """Texts that end the answer, as the format says."""
+        """Texts that end the answer, by the format."""
         self.tokens = rendered.tokens
         self.text = rendered.text or model.text(rendered.tokens, special=True)
         self.closing = begun or opened_by(self.text)
@@ -60,8 +60,8 @@ class ChatPrompt:
 
 
 def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, Any], int | None]:
-    """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own where the
-    request says nothing of thoughts."""
+    """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own if the
+    request does not limit thoughts."""
     effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
     given = (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens"))
     budget = next((int(n) for n in given if n is not None), None)

@@ -44,7 +44,7 @@ class _Names:
     """Lets in who asks for this server by its name, and web pages of this server or of named origins alone.
 
     A web page elsewhere can make its reader's browser ask any address; by a name of its own that it lets point here
-    (DNS rebinding), it could read the answers, too.
+    (DNS rebinding), it could also read the answers.
     Starlette's TrustedHostMiddleware cannot allow all addresses, and that of 0.38 takes `127.0.0.1:attacker.example`.
     """
 

@@ -42,8 +42,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} of {host} is in use; end what listens there, or give another --port.") \
-                from error  # fmt: skip
+            raise ValueError(
+                f"port {port} of {host} is in use; stop the program that listens there, or give another --port."
+            ) from error
         raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; give another --host or --port.") from error
     return bound
 
@@ -51,7 +52,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 def serve(
     batch: FlyBatch, settings: Settings, bound: socket.socket, on_start: Callable[[], None] | None = None
 ) -> bool:
-    """Serves until a signal says stop (in the main thread), and then until what runs has ended.
+    """Serves until a signal stops it (in the main thread), and then until what runs has ended.
 
     Args:
         batch: Writes the texts; the caller's to close.
@@ -148,7 +149,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Around serving: SIGINT and SIGTERM end it, a second one at once; neither is raised again afterwards."""
+        """Around serving: SIGINT and SIGTERM end it, a second one immediately; neither is raised again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

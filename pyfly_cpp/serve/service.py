@@ -69,7 +69,7 @@ class Service:
         return any((turns.running or turns.waiting) for turns in (self.turns, self.embedding))
 
     def give_up(self) -> None:
-        """What runs ends now, and its clients are told. In the event loop."""
+        """Ends everything that runs, and tells its clients. In the event loop."""
         self.is_over = True
         self.reading.give_up()
         for handle in tuple(self._running):
@@ -86,18 +86,18 @@ class Service:
         return {slot.number for slot in (step.slot for step in steps) if slot is not None}
 
     async def body(self, request: Request, model: type[Fields]) -> Body:
-        """What a request consists of. Raises ApiError and ClientLeft."""
+        """The parts of a request. Raises ApiError and ClientLeft."""
         return await read_json(request, self.settings.limits, self.reading, model)
 
     async def understand(self, request: Request, body: Body, function: Callable[..., T], *arguments: Any) -> T:
-        """What a function makes of a request; it is called in a thread. Raises what it raises, and ApiError: the server
-        ends, ClientLeft."""
+        """The result of a function of a request; it is called in a thread. Raises what it raises, and ApiError: the
+        server ends, ClientLeft."""
         work = self.reading.run(body.n_bytes, functools.partial(function, *arguments))
         return await while_there(request.receive, work)
 
     async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece | Progress]]:
         """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
-        early, it gives the others up at once.
+        early, it gives the others up immediately.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.
@@ -193,7 +193,7 @@ class Service:
             events.put_nowait((i, self._told(failure, order)))
 
     def _told(self, failure: Exception, order: Order) -> ApiError:
-        """What the client is told of a failure."""
+        """The message to the client about a failure."""
         if isinstance(failure, ApiError):
             return failure
         if self.model.has_failed:

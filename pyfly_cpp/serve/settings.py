@@ -1,4 +1,4 @@
-"""How a server is set up: what it may be asked for, who may ask, what it says."""
+"""How a server is set up: the requests it takes, from whom, and its log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may take."""
+    """Limits of one request, and of all together."""
 
     max_tokens: int = 4096
     """Tokens of one answer."""
@@ -49,24 +49,24 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Names besides localhost under which the server is known; `*`: all."""
     log: str = "none"
-    """What is written to stderr: none, requests (no word of prompts and answers), texts (with them)."""
+    """Lines on stderr: none, requests (no word of prompts and answers), texts (with them)."""
     grace: float = 10.0
     """Seconds that answers have to finish when the server is told to stop."""
     default_max_tokens: int = 1024
     """Longest chat answer by default, tokens; 0: as the context allows."""
     embeddings: bool = False
-    """Whether vectors of texts are served, for which there is a context beside the batch's."""
+    """Whether vectors of texts are served, for which there is a context in addition to the batch's."""
     pooling: str | None = None
-    """Makes a vector of the rows of a text: mean, cls, last, or none (`POST /embeddings` then gives all rows); None: as
-    the model's file says."""
+    """Makes a vector of the rows of a text: mean, cls, last, or none (`POST /embeddings` then gives all rows); None:
+    the choice of the model's file."""
     chat_template: str = ""
     """In place of the model's own: in Jinja, or the name of one that llama.cpp has."""
     reasoning_budget: int = -1
-    """Most tokens of thoughts where a request says nothing of them; 0: none; -1: no limit."""
+    """Most tokens of thoughts if a request does not limit them; 0: none; -1: no limit."""
     seed: int | None = None
     """Seed of requests without one; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)
-    """Sampling of requests that say nothing."""
+    """Sampling of requests that do not set it."""
     limits: Limits = Limits()
 
     @property

@@ -23,7 +23,7 @@ _MOST_OF_HEADER = 2048
 
 
 def header_of(entries: Sequence[str]) -> str:
-    """A list as the value of a header, cut where it is long; characters that a header cannot have are escaped."""
+    """A list as the value of a header, cut if it is long; characters that a header cannot have are escaped."""
     return ", ".join(entries).encode("unicode_escape").decode()[:_MOST_OF_HEADER].strip()
 
 
@@ -110,7 +110,7 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def closing(pieces: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Around an iteration that may end early: what it holds is freed at once."""
+    """Around an iteration that may end early: what it holds is freed immediately."""
     try:
         yield pieces
     finally:

@@ -32,7 +32,7 @@ class ThoughtReader:
         return self._closing is not None
 
     def add(self, text: str) -> tuple[str, str]:
-        """What is known of (thoughts, answer) with this text."""
+        """The known part of (thoughts, answer) with this text."""
         self._held += text
         if self._may_begin:
             bare = self._held.lstrip()
@@ -87,7 +87,7 @@ def budget_processor(
     Args:
         n_prompt: Tokens of the prompt.
         budget: Tokens of thoughts.
-        openings: Of each kind of thoughts the tokens that open it; empty where the prompt has.
+        openings: Of each kind of thoughts the tokens that open it; empty if the prompt has.
         closings: Of each kind the tokens that end it.
     """
 

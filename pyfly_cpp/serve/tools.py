@@ -147,7 +147,7 @@ class Tools:
         return calls
 
     def _value_of(self, function: str, name: str, text: str) -> Any:
-        """A parameter's value: of what looks like JSON, what it says, unless a text is asked for."""
+        """A parameter's value: the value of what looks like JSON, unless a text is wanted."""
         properties = (self.functions.get(function, {}).get("parameters") or {}).get("properties")
         schema = properties.get(name) if isinstance(properties, dict) else None
         if not (isinstance(schema, dict) and schema.get("type") == "string"):

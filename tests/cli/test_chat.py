@@ -183,11 +183,11 @@ def test_the_system_prompt_and_settings_change_between_turns(run, tmp_path):
     talk, result = talk_of(run, tmp_path, f"{lines}{QUESTION}\n")
     assert talk["system"] == "Be brief." and "(system prompt: none)" in result.err
     assert (talk["settings"]["temperature"], talk["settings"]["seed"]) == (0.5, 7)
-    assert "cut off by --max-tokens" in result.err and "top_p 0.95" in result.err
+    assert "cut off by --max-tokens" in result.err and "top-p 0.95" in result.err
     talk, _ = talk_of(run, tmp_path, '/system ""\n/set seed none\n', "--system", "Be brief.", "--seed", 3)
     assert talk["system"] is None and talk["settings"]["seed"] is None
     for bad, message in (("temperature x", "temperature cannot be 'x'"), ("temperature -1", "cannot be '-1'"),
-                         ("n_ctx 3", "no setting 'n_ctx'"), ("seed none", "(seed None)")):  # fmt: skip
+                         ("n_ctx 3", "no setting 'n_ctx'"), ("seed none", "(seed none)")):  # fmt: skip
         assert message in chat(run, stdin=f"/set {bad}\n").err
 
 
@@ -421,7 +421,8 @@ def recommending(tmp_path, **sampling):
 def test_a_chat_is_sampled_as_the_model_recommends(run, tmp_path):
     target = recommending(tmp_path, temp=0.25, top_k=11)
     result = run("chat", target, "-t", 1, "-n", 4, stdin="/set\n")
-    assert "temperature 0.25" in result.err and "top_k 11" in result.err and "gate: stochastic." in result.err
+    assert "temperature 0.25" in result.err and "top-k 11" in result.err and "gate: stochastic." in result.err
+    assert "on the CPU, 1 thread\n" in result.err
     assert "temperature 0.5" in run("chat", target, "--temp", 0.5, "-t", 1, stdin="/set\n").err
     for asked in (["--seed", 1], ["--temp", 0], ["--preset", "safe"], ["--gate", "exact"], ["--window", "3"]):
         assert "gate: exact." in run("chat", target, *asked, "-t", 1, stdin="").err, "as the user wants it"

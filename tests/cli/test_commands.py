@@ -101,8 +101,11 @@ def test_damaged_model_names_the_reason(run, tmp_path):
     path.write_bytes(TARGET.read_bytes()[:60_000])
     result = run("complete", "-m", path, "x")
     assert result.code == 1
-    assert "llama.cpp reports" in result.err
+    assert result.err.endswith("the file is truncated; download it again.\n")
     assert len(result.err.splitlines()) == 1
+    path.write_bytes(TARGET.read_bytes()[:1_000_000])
+    result = run("complete", "-m", path, "x")
+    assert result.code == 1 and result.err.endswith("damaged.gguf': the file is truncated; download it again.\n")
 
 
 # ---- complete --------------------------------------------------------------------------------------------------------
@@ -350,6 +353,12 @@ def test_a_help_fits_80_columns(run, name):
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["bench", "eval", "tune", "explain"])
+def test_commands_that_measure_have_a_temperature_of_their_own(run, name):
+    words = " ".join(run(name, "--help").out.split())
+    assert re.search(r"--temperature, --temp X [^[]*\[default: 0", words) and "in chat the model's own" not in words
+
+
 def test_doctor_json(run):
     result = run("doctor", "--json")
     report = json.loads(result.out)
@@ -500,7 +509,7 @@ def test_a_broken_neighbour_is_not_spoken_of(run, tmp_path):
     target.write_bytes(TARGET.read_bytes()[:-100_000])
     result = run("complete", "-m", target, "-t", 1, "-n", 2, "Tom")
     assert result.code == 1 and "pointer" not in result.err and "half" not in result.err
-    assert "target.gguf" in result.err and "corrupt" in result.err
+    assert "target.gguf" in result.err and "truncated" in result.err
 
 
 @pytest.mark.parametrize("option", ["-m", "-d"])
@@ -509,7 +518,7 @@ def test_files_that_are_no_models_have_reasons(run, tmp_path, option):
     pointer.write_text(POINTER)
     half.write_bytes(DRAFT.read_bytes()[:-100_000])
     target = ("-m", TARGET) if option == "-d" else ()
-    for file, reason in ((pointer, "git lfs pull"), (half, "corrupt")):
+    for file, reason in ((pointer, "git lfs pull"), (half, "truncated")):
         result = run("complete", *target, option, file, "-t", 1, "-n", 2, "Tom")
         assert result.code == 1 and reason in result.err and file.name in result.err
 
@@ -532,5 +541,7 @@ def test_doctor_does_not_take_used_memory_for_free(run):
 
 def test_the_demo_compares_texts_and_speeds(run):
     result = run("demo", TARGET, "-t", 1, "-n", 40, "--n-ctx", 1024)
-    assert result.code == 0 and "without drafts" in result.err and "with drafts" in result.err
+    assert result.code == 0 and re.findall("--- (.*) ---", result.err) == ["prompt", "without drafts", "with drafts"]
     assert result.out.rstrip().splitlines()[-1].startswith(("Both texts are the same", "The texts differ"))
+    refused = run("demo", TARGET, "--drafter", "none")
+    assert refused.code == 2 and "nothing to compare" in refused.err

@@ -145,6 +145,7 @@ def test_models_of_ollama(run, home, monkeypatch):
 def test_pair_of_a_name(run, home):
     named = run("models", "pair", "qwen2.5-7b")
     assert named.code == 0 and "models fetch hf:Qwen/Qwen2.5-0.5B" in named.err
+    assert "models draft FILE" in named.err
     assert "Qwen2.5-0.5B" in json.loads(run("models", "pair", "qwen2.5-7b", "--json").out)["published"]["draft"]
     assert run("models", "pair", "nobody-knows-7b").code == 1
     put(TARGET, home / "models" / "tiny.gguf")

@@ -284,6 +284,6 @@ def test_what_cannot_be_measured_is_no_error(load, monkeypatch):
 
 def test_verbose_says_a_line(load, measured, capfd):
     load(verbose=True)
-    assert capfd.readouterr().err.count("pyfly-cpp: measured what batches and drafts cost, in ") == 1
+    assert capfd.readouterr().err.count("pyfly-cpp: measured the cost of batches and drafts in ") == 1
     load(verbose=True)
     assert "measured what" not in capfd.readouterr().err

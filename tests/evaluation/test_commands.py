@@ -327,7 +327,7 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
     (tmp_path / "state" / "pyfly-cpp" / "bench").rmdir()
     (tmp_path / "state" / "pyfly-cpp" / "bench").write_text("in the way")
     result = run(bench, *arguments)
-    assert result.exit_code == 0 and "what is measured is not kept: " in result.stderr
+    assert result.exit_code == 0 and "measurements are not kept: " in result.stderr
 
 
 def test_bench_of_several_at_once(run, tmp_path):
@@ -462,7 +462,7 @@ def test_a_draft_that_nothing_drafts_with_is_refused(run, data, tmp_path):
         refused(run(*command, "--drafter", "draft", "--lookup-texts", "x"), "--lookup-texts is for prompt lookup")
     result = run(bench, "-n", 4, "--limit", 1, "--drafter", "lookup", "-s", "exact draft")
     assert result.exit_code == 0, "a setting drafts with it"
-    refused(run(bench, "--drafter", "none"), "whose setting is plain")
+    refused(run(bench, "--drafter", "none"), "nothing to compare")
     result = run(explain, "One.", "-n", 4, "--drafter", "draft", "-s", "exact lookup", "-o", tmp_path / "e.html")
     assert result.exit_code == 0, "the default drafter would draft with it"
 

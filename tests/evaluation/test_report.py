@@ -56,6 +56,12 @@ def test_cut_answers_are_told():
     assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.notes(table))
 
 
+def test_exact_answers_that_differ_from_plain_ones_are_explained():
+    table = report.summarise([line("1", name, True, own=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    assert any("plain and exact differ in 1 of 1 answers" in note for note in report.notes(table))
+    assert not any("differ in" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20)))
+
+
 def test_halves_hold_everything():
     head, body = report.cells(report.summarise(lines(), SETTINGS, 20))
     (quality, _), (speed, _) = report.halves(head, body)

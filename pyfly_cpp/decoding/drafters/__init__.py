@@ -100,7 +100,7 @@ def require_drafters(drafter: object) -> tuple[Drafter, ...]:
 
 
 def require_word(text: str) -> str:
-    """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it where the word takes one; raises ValueError."""
+    """Returns `text` if it is a word of `WORDS`, with `:FILE` behind it if the word takes one; raises ValueError."""
     word, separator, file = text.partition(":")
     if word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, n=1)
@@ -125,7 +125,7 @@ def parse_drafters(text: str) -> tuple[Drafter, ...]:
 
 
 def as_given(drafters: Sequence[Drafter]) -> AnyDrafter | None:
-    """One drafter, several as a tuple, or None: what `require_drafters` takes apart."""
+    """One drafter, several as a tuple, or None: as `require_drafters` takes it apart."""
     return drafters[0] if len(drafters) == 1 else tuple(drafters) or None
 
 

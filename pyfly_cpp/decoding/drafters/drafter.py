@@ -1,4 +1,4 @@
-"""What all drafters are: their base, and their fields as options of the command line."""
+"""The base of all drafters, and their fields as options of the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Option(NamedTuple):
     high: float | None = None
     """Largest value; None: 2**31 - 1."""
     default: float | None = None
-    """None: the drafter's own; the help says what that is. A float makes it an option that takes fractions."""
+    """None: the drafter's own; the help describes that. A float makes it an option that takes fractions."""
 
 
 class PathOption(NamedTuple):
@@ -83,7 +83,7 @@ class OwnDrafter:
     """Whether it cannot be without a file of its own."""
     takes_file: ClassVar[bool] = False
     file_field: ClassVar[str] = "model_path"
-    """The field that names the file, where it takes one."""
+    """The field that names the file, if it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
     is_head: ClassVar[bool] = False
@@ -92,8 +92,8 @@ class OwnDrafter:
     path_fields: ClassVar[tuple[str, ...]] = ()
     """Further fields that name files: a path, or several."""
     draft_max: int | None = None
-    """Tokens in a step (K), >= 1, where a number is asked for; None: as many as pay, `draft_most` at most, or without
-    the governor just as many."""
+    """Tokens in a step (K), >= 1, if a number is asked for; None: as many as save time, `draft_most` at most, or
+    without the governor just as many."""
     draft_most: int
     """Default longest draft: draft models 8, heads 3, heads that draft blocks 15, prompt lookup `num_pred_tokens`."""
 
@@ -109,14 +109,14 @@ class OwnDrafter:
 
     @classmethod
     def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> Any:
-        """The drafter with these fields; `file` and `draft_max` count where it has such fields."""
+        """The drafter with these fields; `file` and `draft_max` count if it has such fields."""
         if file is not None and cls.takes_file:
             fields[cls.file_field] = file
         return cls(**fields)
 
     @classmethod
     def fields_of(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that these values say, by the names of its `options`; others are none of its business."""
+        """The fields of these values, by the names of its `options`; others are none of its business."""
         return {option.field: options[option.name] for option in cls.options if option.name in options}
 
     def but(self, **changes: Any) -> Any:

@@ -104,7 +104,7 @@ class DFlash(WithModel):
 @dataclass(frozen=True)
 class DSpark(DFlash):
     """A DSpark head: a DFlash head with a Markov head, which lets each token of a block follow the one before. Most
-    files have a confidence head as well: with `p_min` above 0 a draft ends where its confidence falls below.
+    files have a confidence head as well: with `p_min` above 0 a draft ends as soon as its confidence is lower.
     """
 
     word = "dspark"

@@ -1,5 +1,5 @@
-"""What prompt lookup looks in besides the request itself: texts that the user names, and a file that keeps the answers
-of earlier runs.
+"""Texts that prompt lookup searches besides the request itself: texts that the user names, and a file that keeps the
+answers of earlier runs.
 
 The file holds a header of 64 bytes (what it is, the vocabulary, how many tokens there are, their SHA-256) and the
 tokens, each 4 bytes, all little-endian; -1 stands between two answers.
@@ -34,7 +34,7 @@ _SEPARATOR = np.array([-1], dtype=np.int32)
 
 
 def read_answers(path: str | os.PathLike[str], vocabulary: int) -> TokenArray:
-    """The tokens [n] that a memory file keeps; none where it is not there yet.
+    """The tokens [n] that a memory file keeps; none if it is not there yet.
 
     Args:
         vocabulary: What tells the model's vocabulary from others.
@@ -126,7 +126,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _tokenize(text: bytes, vocabulary: Any) -> TokenArray:
-    """Without control tokens, even where their names stand in the text."""
+    """Without control tokens, even if their names stand in the text."""
     capacity = len(text) + 16
     out = (llama_cpp.llama_token * capacity)()
     n = llama_cpp.llama_tokenize(vocabulary, text, len(text), out, capacity, False, False)

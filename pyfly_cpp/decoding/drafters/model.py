@@ -26,7 +26,7 @@ class WithModel(OwnDrafter):
     options: ClassVar[tuple[AnyOption, ...]] = (P_MIN,)
     model_path: str | os.PathLike[str] | None
     p_min: float
-    """Stop drafting where its top probability falls under this, in [0, 1]. 0 never stops early."""
+    """Stop drafting when its top probability falls under this, in [0, 1]. 0 never stops early."""
 
     def __post_init__(self) -> None:
         if self.model_path is not None:

@@ -54,7 +54,7 @@ class AllOf(_Combined):
         for i, gate in enumerate(gates):
             if gate.draws and not all(other.is_guard for other in gates[:i] + gates[i + 1 :]):
                 raise ValueError(
-                    f"{gate} decides by what it draws, which other gates do not; in an all(...) it takes guards only, "
+                    f"{gate} decides by random draws, which other gates do not; in an all(...) it takes guards only, "
                     f"such as all({gate},exact-first:8)."
                 )
 
@@ -92,7 +92,7 @@ class AnyOf(_Combined):
             if gate.is_guard:
                 raise ValueError(f"{gate} only restricts other gates; write it in an all(...), not in an any(...).")
             if gate.draws:
-                raise ValueError(f"{gate} accepts what other gates do not judge; use it alone, not in an any(...).")
+                raise ValueError(f"{gate} accepts more than other gates judge; use it alone, not in an any(...).")
 
     def nodes(self) -> tuple[GateNode, ...]:
         return self._combined("any")

@@ -8,7 +8,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding.windows import Window
 
 REGIONS = tuple(_native.REGIONS)
-"""What may be written, in the order of `pyfly_region` of pyfly.h."""
+"""Kinds of text, in the order of `pyfly_region` of pyfly.h."""
 
 
 class GateNode(NamedTuple):
@@ -22,7 +22,7 @@ class GateNode(NamedTuple):
 
 
 TWO_DRAWS = GateNode("stochastic", 2)
-"""What makes choices by two draws from the target's distribution, either of which a draft may match."""
+"""A gate that makes choices by two draws from the target's distribution, either of which a draft may match."""
 
 
 def written(x: float) -> str:
@@ -43,7 +43,7 @@ class Gate:
         return Window()
 
     def in_region(self, region: str) -> Gate:
-        """What it is where one of the `REGIONS` is written."""
+        """The gate while one of the `REGIONS` is written."""
         return self
 
     def windows(self, given: Window | None = None) -> tuple[Window, ...]:

@@ -32,7 +32,7 @@ class Form(NamedTuple):
     """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
     None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    """Fields that the word says."""
+    """Fields that the word sets."""
     names: tuple[str, ...] = ()
     """The fields of the gates in parentheses, where they are named."""
 
@@ -62,7 +62,7 @@ FORMS = (
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )
-"""Every way to write a gate. A new gate is a dataclass in a file beside this one, and its words here."""
+"""Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
 THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 """The words of gates with a threshold."""
@@ -157,7 +157,7 @@ def require_window_for(gate: Gate, window: Window | None) -> Window | None:
 
 def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
     """Why steps of at most `draft_max` drafts can never hold a loose accept, and what to change, in one sentence. None
-    where one can be, and where none is wanted: with a lossless gate, or without drafts."""
+    if one can be, and if none is wanted: with a lossless gate, or without drafts."""
     n, k = window.n_strict, draft_max
     if gate.is_lossless or k < 1 or n < k:
         return None
@@ -176,7 +176,7 @@ def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
 
 
 _MOST = {"fuzzy_js": math.log(2), "fuzzy_tv": 1.0}
-"""What divergences never exceed."""
+"""A bound of divergences."""
 
 
 def why_all(gate: Gate, draft_max: int) -> str | None:
