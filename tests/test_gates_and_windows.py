@@ -30,6 +30,7 @@ from pyfly_cpp.decoding.gates import (
     parse_gate,
     require_gate,
     why_all,
+    why_beyond,
     why_strict,
 )
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
@@ -269,6 +270,14 @@ def test_a_threshold_that_lets_everything_pass_is_known(written):
 @pytest.mark.parametrize("written", ["fuzzy-js:0.69", "fuzzy-tv:0.99", "fuzzy-js-code:1.5", "fuzzy-kl:9", "margin:9"])
 def test_thresholds_that_may_be_meant(written):
     assert why_all(parse_gate(written), 4) is None
+
+
+def test_a_margin_larger_than_advised_is_known():
+    for written in ("margin:0.3", "all(margin:1,budget:2)", "entropy:2", "exact"):
+        assert why_beyond(parse_gate(written), 4) is None
+    why = why_beyond(Margin(1.0), 4)
+    assert why is not None and "margin:1 " in why and "37%" in why and "0.3" in why
+    assert why_beyond(Margin(1.0), 0) is None, "nothing is drafted"
 
 
 def test_latest_and_earliest_lookup():

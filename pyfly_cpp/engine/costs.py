@@ -111,8 +111,9 @@ def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> bool:
     """Whether there are costs of this setup, which the governor then expects; a damaged file is none."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, KeyError, TypeError):
         kept = json.loads(_file(setup).read_text(encoding="utf-8"))["costs"]
-        values = [kept[name] for name in _native.Costs._fields]
-        batch.expect(_native.Costs(*(tuple(value) if isinstance(value, list) else value for value in values)))
+        values: list[Any] = [kept[name] for name in _native.Costs._fields]
+        values = [tuple(value) if isinstance(value, list) else value for value in values]
+        batch.expect(_native.Costs(*values))
         return True
     return False
 

@@ -25,7 +25,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file
 from pyfly_cpp.decoding.drafters import WORDS, Drafter, OwnDrafter, as_given, has_own_head, require_drafters
-from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_strict
+from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_beyond, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
 from pyfly_cpp.engine.output import Output, Piece
@@ -302,9 +302,10 @@ class FlyLlama(CompletingLlama):
         }
 
     def warn_of_gate(self) -> None:
-        """Warns, once of each, of a gate that with this window and draft length can accept nothing loosely, and of one
-        whose threshold lets everything pass."""
-        for why in (why_strict(self.gate, self.window, self.draft_max), why_all(self.gate, self.draft_max)):
+        """Warns, once of each, of a gate that with this window and draft length can accept nothing loosely, of one
+        whose threshold lets everything pass, and of a margin larger than advised."""
+        gate, n = self.gate, self.draft_max
+        for why in (why_strict(gate, self.window, n), why_all(gate, n), why_beyond(gate, n)):
             if why is not None and why not in self._warned:
                 self._warned.add(why)
                 warnings.warn(why, stacklevel=3)

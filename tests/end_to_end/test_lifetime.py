@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -101,6 +102,33 @@ def test_a_state_that_does_not_fit(target, expected):
         assert text(fly(PROMPT + before[0], max_tokens=20, temperature=0)) == text(
             big(PROMPT + before[0], max_tokens=20, temperature=0)
         )
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
+def test_steps_that_are_interrupted_do_not_count(target):
+    """Whenever a text is interrupted, each step that counts has a token."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
+    n_interrupted = 0
+    try:
+        for milliseconds in range(2, 60, 2):
+            fly.reset_stats()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, milliseconds / 1000)
+                fly(PROMPT, max_tokens=150, temperature=0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                n_interrupted += 1
+            assert fly.stats.rounds <= fly.stats.committed
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        fly.close()
+    assert n_interrupted > 5
 
 
 # ---- Samplers that Python wrote --------------------------------------------------------------------------------------

@@ -526,6 +526,8 @@ def test_explain(run, tmp_path):
     assert "How many &lt;b&gt;apples&lt;/b&gt;?" in page and "margin:0.5" in page and result.stdout.strip()
     assert run(explain, "Tell.", "-n", 4, "--force", "-o", path, "--gate", "margin:0.7").exit_code == 0
     assert "margin:0.7" in path.read_text(encoding="utf-8")
+    assert run(explain, "Tell.", "-n", 4, "--force", "-o", path).exit_code == 0
+    assert "Lossless" in path.read_text(encoding="utf-8"), "no gate was asked for"
     refused(run(explain, "x", "-o", path), "exists already")
     refused(run(explain, " ", "-o", tmp_path / "f.html"), "the prompt is empty")
     refused(run(explain, "x", "-s", "margn:1", "-o", tmp_path / "f.html"), "Did you mean 'margin'")

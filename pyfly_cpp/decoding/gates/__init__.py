@@ -29,6 +29,7 @@ from pyfly_cpp.decoding.gates.written import (
     require_gate,
     require_window_for,
     why_all,
+    why_beyond,
     why_strict,
 )
 
@@ -58,5 +59,6 @@ __all__ = [
     "require_gate",
     "require_window_for",
     "why_all",
+    "why_beyond",
     "why_strict",
 ]
