@@ -5,13 +5,6 @@
 
 namespace pyfly {
 
-namespace {
-
-constexpr double change_rate = 0.05; // how far one batch of another size moves what such a change is believed to cost
-constexpr double stays_rate = 0.1;   // how far one batch behind a draft moves what is believed of the next
-
-} // namespace
-
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
       texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
@@ -353,12 +346,13 @@ void Governor::observe_target(int32_t n_rows, double us) {
         target_.observe(n_rows, us);
     } else {
         const double change = std::clamp(us - target_.at(n_rows), 0.0, 2.0 * change_us_);
-        change_us_ += change_rate * (change - change_us_);
+        change_us_ += settings_.change * (change - change_us_);
     }
-    if (n_rows_last_ > n_texts_) {
-        stays_ += stays_rate * ((n_rows == n_rows_last_ ? 1.0 : 0.0) - stays_);
+    if (was_draft_) {
+        stays_ += settings_.stays * ((n_rows == n_rows_last_ ? 1.0 : 0.0) - stays_);
     }
     n_rows_last_ = n_rows;
+    was_draft_ = n_rows > n_texts_;
     credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
     saved_us_ += settings_.spent * us;
 }

@@ -3,9 +3,9 @@
 //
 //     v = (n_texts + sum of A_text(i) over the drafted rows) / (C(all rows) + D), plain: n_texts / C(n_texts)
 //
-//   C(n)       microseconds of a target batch of n rows: the machine's. Where a batch of another size than the one
-//              before costs more (CUDA records a graph for each size), a change is charged: one that the step itself
-//              makes, and one back if other sizes follow
+//   C(n)       microseconds of a target batch of n rows: the machine's. If a batch of another size than the one before
+//              costs more (CUDA records a graph for each size), a change is charged: one that the step itself makes,
+//              and one back as often as other sizes follow
 //   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
 //   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
 //
@@ -58,6 +58,8 @@ struct GovernorSettings {
     double hope = 0.95;       // acceptance of a drafter that follows a text on trial
     int32_t plain_every = 64; // steps between two measurements of plain decoding
     double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
+    double change = 0.05;     // how far the price of a change follows a batch of another size
+    double stays = 0.1;       // how far the share of drafts behind which the size stays follows one of them
     CostCurve::Rates costs;
     Acceptance::Rates acceptance;
 };
@@ -134,6 +136,7 @@ class Governor : public Policy {
     double change_us_ = 0.0;  // more, for any other
     double stays_ = 0.5;      // share of drafts whose batch is followed by one of the same size
     int32_t n_rows_last_ = 0; // of the last batch; 0: not known
+    bool was_draft_ = false;  // whether it had drafts
     int32_t n_texts_ = 0;     // of the step that was chosen last
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};

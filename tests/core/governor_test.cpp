@@ -181,8 +181,8 @@ void test_several_texts_are_close_to_the_best_fixed_length() {
 // world is at 0.99 x plain; at 0.95 where drafts cost what they do behind others and no change is charged, and at 0.89
 // where single rows, too, are measured behind others. The mean is the same.
 void test_batches_that_change_their_size() {
-    double mean = 0.0;
-    int32_t n_worlds = 0;
+    double mean = 0.0, mean_of_large = 0.0; // changes that are measured right, and lookup that finds something often
+    int32_t n_worlds = 0, n_large = 0;
     for (const double change : {300.0, 700.0, 1000.0}) {
         Machine here = machine(h100, 0.0);
         here.change = change;
@@ -206,11 +206,45 @@ void test_batches_that_change_their_size() {
                     assert(v >= 0.98);
                     mean += std::log(v);
                     n_worlds++;
+                    if (change > 300.0 && found > 0.1 && wrong == 1.0) {
+                        mean_of_large += std::log(v);
+                        n_large++;
+                    }
                 }
             }
         }
     }
-    assert(std::exp(mean / n_worlds) > 1.15);
+    assert(std::exp(mean / n_worlds) > 1.15 && std::exp(mean_of_large / n_large) > 1.2);
+}
+
+// A batch that is smaller because a text has ended is no sign that sizes change behind drafts.
+void test_texts_that_leave_are_no_drafts() {
+    const Machine here = machine(h100, 0.0);
+    MeasuredCosts costs;
+    for (const int32_t n : {1, 2, 3, 4, 6, 8, 12}) {
+        costs.target.push_back({n, h100(n)});
+    }
+    costs.change_us = 1000.0;
+    const auto length_at = [&](int32_t n_accepted, bool has_left) {
+        Governor governor = make(here, lookup, costs);
+        for (int32_t i = 0; i < 40; i++) {
+            for (int32_t n_texts = has_left ? 2 : 1; n_texts > 0; n_texts--) {
+                std::vector<Candidate> candidates;
+                for (int32_t text = 0; text < n_texts; text++) {
+                    candidates.push_back({text, {}});
+                }
+                governor.choose(candidates);
+                governor.observe_target(n_texts, h100(n_texts) + (has_left ? costs.change_us : 0.0));
+            }
+        }
+        for (int32_t i = 0; i < 20; i++) {
+            governor.observe_acceptance(0, 0, 0, 8, i % 4 == 0 ? n_accepted : n_accepted / 2);
+        }
+        return governor.choose({{0, {{0, 8, 0, 0}}}})[0].k;
+    };
+    for (int32_t n_accepted = 0; n_accepted <= 8; n_accepted++) {
+        assert(length_at(n_accepted, true) == length_at(n_accepted, false));
+    }
 }
 
 // Costs that were measured beside another load, or on a bad day, are put right by what steps show.
@@ -577,6 +611,7 @@ int main() {
     test_one_text_is_close_to_the_best_fixed_length();
     test_several_texts_are_close_to_the_best_fixed_length();
     test_batches_that_change_their_size();
+    test_texts_that_leave_are_no_drafts();
     test_wrong_costs_are_put_right();
     test_the_rows_go_where_they_earn_most();
     test_free_places_in_a_block_of_rows_are_used();
