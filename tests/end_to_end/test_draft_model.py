@@ -395,6 +395,16 @@ def test_a_threshold_that_lets_everything_pass_says_so_once(tiny_target, tiny_dr
     fly.close()
 
 
+def test_a_margin_larger_than_advised_says_so_once(tiny_target, tiny_draft):
+    with pytest.warns(UserWarning, match=r"margin:1 accepts .* advises a margin of at most 0.3") as caught:
+        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), gate="margin:1", **OPTIONS)
+        generate(fly, 9)
+        fly.gate = "margin:0.3"
+        generate(fly, 9)
+        assert len(caught) == 1 and caught[0].filename == __file__
+    fly.close()
+
+
 def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
     short, long = DraftModel(tiny_draft, draft_max=3), DraftModel(tiny_draft, draft_max=8)
     with warnings.catch_warnings(record=True) as caught:

@@ -171,7 +171,7 @@ def test_servers_that_cannot_be_used(monkeypatch):
     with fake_rpc_server(version=(6, 1, 2)) as address:
         assert "version 6.1.2" in why(address)
     with fake_rpc_server(n_devices=0) as address:
-        assert "does not answer" in why(address)
+        assert "does not answer like an rpc-server" in why(address)
     monkeypatch.setattr("pyfly_cpp.machine.rpc._SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as busy:  # takes nobody
         assert "one program at a time" in why(f"127.0.0.1:{busy.getsockname()[1]}")

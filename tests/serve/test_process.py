@@ -166,9 +166,8 @@ def test_a_port_in_use(tiny_target):
         port = str(taken.getsockname()[1])
         code, error = failing("-m", tiny_target, "--port", port)
     assert code == 1
-    assert error.startswith(f"Error: port {port} of 127.0.0.1 is in use; ") and error.endswith(
-        " give another --port.\n"
-    )
+    remedy = "stop the program that listens there, or give another --port"
+    assert error == f"Error: port {port} of 127.0.0.1 is in use; {remedy}.\n"
 
 
 def test_a_context_beyond_all_memory(tiny_target, monkeypatch):
