@@ -6,10 +6,10 @@
 Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. Ours
 answers as shipped (governed prompt lookup, which remembers earlier answers) and without drafts, llama.cpp's without
 drafts and with its n-grams (--spec-type ngram-mod). With --draft, both also draft with that: ours governed,
-llama.cpp's with each fixed length of --drafts. Way after way serves
-the same prompts, and another begins each time. Tokens per second are of the whole turn, prompts included; both servers
-may keep what prompts share. A token's time is when its event arrives: tokens of one step arrive together, so times
-between tokens are given as the mean and the 95th percentile of the longest wait within an answer.
+llama.cpp's with each fixed length of --drafts. Way after way serves the same prompts, and another begins each time.
+Tokens per second are of the whole turn, prompts included; both servers may keep what prompts share. A token's time is
+when its event arrives: tokens of one step arrive together, so times between tokens are given as the mean and the 95th
+percentile of the longest wait within an answer.
 """
 
 from __future__ import annotations
