@@ -89,7 +89,7 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
     }
     if (!(costs.change_us >= 0.0) || !std::isfinite(costs.change_us)) {
         throw Error(PYFLY_STATUS_INVALID,
-                    "what a change of a batch's size costs must be >= 0; measure the costs again");
+                    "the price of a change of a batch's size must be >= 0; measure the costs again");
     }
     governor_->expect_costs(costs);
 }

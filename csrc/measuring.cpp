@@ -162,15 +162,15 @@ class Measuring {
             });
         }
         const std::vector<int64_t> least = shortest(runs);
-        std::vector<double> more;
+        std::vector<double> change;
         for (size_t i = 0; i < least.size(); i++) {
             costs_.target.push_back({sizes[i], static_cast<double>(least[i])});
-            more.push_back(static_cast<double>(first[i] - least[i]));
+            change.push_back(static_cast<double>(first[i] - least[i]));
         }
-        if (target_.is_faster_in_a_row() && more.size() > 1) {
-            const auto middle = more.begin() + static_cast<std::ptrdiff_t>(more.size() / 2);
-            std::nth_element(more.begin(), middle, more.end());
-            costs_.change_us = std::max(*middle, 0.0);
+        if (target_.is_faster_in_a_row() && change.size() > 1) {
+            const auto median = change.begin() + static_cast<std::ptrdiff_t>(change.size() / 2);
+            std::nth_element(change.begin(), median, change.end());
+            costs_.change_us = std::max(*median, 0.0);
         }
     }
 

@@ -346,7 +346,7 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return can_pack(tensor) ? matrix_bytes(tensor) * static_cast<size_t>(tensor->ne[2]) : ggml_nbytes(tensor);
 }
 
-// Asks the system for large pages, where it has them: weights are read from end to end for every token.
+// Asks the system for huge pages if it has them: weights are read from end to end for every token.
 void prefer_huge_pages(void * data, size_t size) {
 #ifdef MADV_HUGEPAGE
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -23,7 +23,7 @@ _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Text of a model or a file as it may go to this stream: untouched, except that for a terminal with its control
+    """Text of a model or a file as it may go to this stream: untouched, except that a terminal gets its control
     characters made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
     return text.translate(_VISIBLE) if stream.isatty() else text
 

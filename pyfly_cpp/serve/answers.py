@@ -32,8 +32,7 @@ Event = dict[str, Any]
 
 
 class Answer(Protocol):
-    """A request that was understood. It is fed with pieces; it is the same answer, event by event or as a
-    whole."""
+    """A request that was understood. It is fed with pieces; the answer is the same event by event and as a whole."""
 
     orders: list[Order]
     """The texts that it wants."""

@@ -191,7 +191,7 @@ class _Arguments:
         self._is_over = False
 
     def add(self, held: str) -> str:
-        """The rest. `held`: the same text as before, or more."""
+        """The characters that are new. `held`: the same text as before, or more."""
         out = []
         while self._place < len(held) and not self._is_over:
             c = held[self._place]

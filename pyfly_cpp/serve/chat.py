@@ -40,7 +40,7 @@ class Chat(Shared):
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
     def _ending(self, budget: int) -> Any:
-        """The end of thoughts after so many tokens."""
+        """The logits processor that ends thoughts after so many tokens."""
 
         def tokens(text: str) -> list[int]:
             return self.model.tokenize(text, add_bos=False)
@@ -62,7 +62,7 @@ class Chat(Shared):
             yield self.chunk([choice], **self.told_times(i))
 
     def usage(self) -> dict[str, Any]:
-        """Also how many of the tokens are thoughts."""
+        """Of all choices, with the number of tokens that are thoughts."""
         n = sum(choice.n_thought for choice in self._choices)
         return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": n}}
 

@@ -194,18 +194,19 @@ def why_all(gate: Gate, draft_max: int) -> str | None:
     return None
 
 
-ADVISED = 0.3
-"""The largest margin, in nats, that the rule's author advises. In our study it costs 5 points of accuracy."""
+_ADVISED_MARGIN = 0.3
+"""The largest margin, in nats, that the rule's author advises. At it we lost 5 points of accuracy (docs/answers.md)."""
 
 
 def why_beyond(gate: Gate, draft_max: int) -> str | None:
     """Why the margin of a gate that has nothing else to decide by is larger than advised, in one sentence. None if it
     is not, and without drafts."""
     nodes = gate.nodes() if draft_max > 0 else ()
-    if len(nodes) != 1 or nodes[0].kind != "margin" or nodes[0].threshold <= ADVISED:
+    if len(nodes) != 1 or nodes[0].kind != "margin" or nodes[0].threshold <= _ADVISED_MARGIN:
         return None
     share = 100 * math.exp(-nodes[0].threshold)
     return (
-        f"the gate {gate} accepts tokens that are {share:.2g}% as likely as the model's own choice; the rule's author "
-        f"advises a margin of at most {written(ADVISED)}, and `pyfly-cpp eval` measures the accuracy that it costs."
+        f"the gate {gate} accepts tokens down to {share:.2g}% as likely as the model's own choice; the rule's author "
+        f"advises a margin of at most {written(_ADVISED_MARGIN)}, and `pyfly-cpp eval` measures the accuracy that this "
+        "costs."
     )
