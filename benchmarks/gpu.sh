@@ -4,8 +4,8 @@
 #     benchmarks/gpu.sh -m TARGET.gguf [-d DRAFT.gguf] [-o FOLDER] [-s STEP,STEP,...]
 #     benchmarks/gpu.sh --build cuda|hip|vulkan [--wheels FOLDER]
 #
-# --build installs llama-cpp-python with that backend, then pyfly-cpp, into the Python environment that is active; with
-# --wheels from the files of that folder alone, without a network.
+# --build compiles llama-cpp-python with that backend, whatever pip has installed or cached, then pyfly-cpp, into the
+# Python environment that is active; with --wheels from the files of that folder alone, without a network.
 # Otherwise every step runs for ten minutes at most, and is done once: the same command resumes where it was interrupted,
 # and tries a step that failed again. The steps:
 #     tests                 pytest -m device
@@ -45,7 +45,8 @@ if [ -n "$build" ]; then
     [ -n "$wheels" ] && from=(--no-index --find-links "$wheels")
     llama_cpp_python=$(sed -n 's/.*"\(llama-cpp-python==[0-9.]*\)".*/\1/p' pyproject.toml | head -1)
     pip install "${from[@]}" scikit-build-core cffi cmake ninja numpy &&
-        CMAKE_ARGS="-DGGML_${build^^}=ON" pip install "${from[@]}" --no-build-isolation --no-binary llama-cpp-python "$llama_cpp_python" &&
+        CMAKE_ARGS="-DGGML_${build^^}=ON" pip install "${from[@]}" --no-build-isolation --no-binary llama-cpp-python \
+            --no-cache-dir --force-reinstall "$llama_cpp_python" &&
         pip install "${from[@]}" --no-build-isolation ".[demo,test]"
     exit
 fi
