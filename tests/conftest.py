@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -41,10 +40,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("alike"):
                 item.add_marker(pytest.mark.skip(reason="kernels of GPUs round by the size of a batch"))
-    if llama_cpp.__version__ == "0.3.34":
-        for item in items:
-            if re.search("dflash|dspark", item.nodeid, re.IGNORECASE):
-                item.add_marker(pytest.mark.skip(reason="these heads need llama-cpp-python 0.3.35"))
     for name in ("archs", "clients", "device", "fuzz", "page", "peer", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")

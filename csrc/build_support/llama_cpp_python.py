@@ -12,7 +12,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-OLDEST_SUPPORTED = "0.3.34"
+OLDEST_SUPPORTED = "0.3.35"
 """The oldest release whose llama.h has what csrc/ calls; csrc/llama/release.h names it, too."""
 
 RUNTIME_DEPENDENCIES = [

@@ -37,9 +37,9 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
                          : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
     }
-    if (const int32_t since = has_selector ? 336 : 335; release < since) {
-        refuse(PYFLY_STATUS_INCOMPATIBLE, what + " needs llama-cpp-python 0.3." + number(since % 100) +
-                                              " or newer; upgrade it or choose another drafter");
+    if (has_selector && release < 336) {
+        refuse(PYFLY_STATUS_INCOMPATIBLE,
+               what + " needs llama-cpp-python 0.3.36 or newer; upgrade it or choose another drafter");
     }
     if (file.integer("hyper_connection.count").value_or(0) > 0 || (is_dspark && has_selector)) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,

@@ -161,11 +161,7 @@ OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_
 ModelPointer open_without_weights(const ModelFile & file, const char * what, DraftKind kind) {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = 0;
-#if PYFLY_HAS_LOAD_MODE
     params.load_mode = LLAMA_LOAD_MODE_NONE;
-#else
-    params.use_mmap = false;
-#endif
     params.no_alloc = true;
     load_head(params, kind == DraftKind::mtp_head);
     params.use_extra_bufts = false;

@@ -14,8 +14,9 @@ namespace {
 
 // Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
 const std::vector<Since> publishing = {
-    {334, {"gemma4", "gpt-oss", "llama", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
-    {335, {"deepseek4", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h", "nemotron_h_moe"}},
+    {oldest_release,
+     {"deepseek4", "gemma4", "gpt-oss", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h",
+      "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
     {336, {"bailingmoe3", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "mimo2", "nanbeige", "qwen4exp"}},
 };
 

@@ -16,8 +16,9 @@ namespace {
 
 // Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
 const std::vector<Since> with_graph = {
-    {334, {"cohere2moe", "qwen35", "qwen35moe", "step35"}},
-    {335, {"deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "nemotron_h_moe", "qwen3next"}},
+    {oldest_release,
+     {"cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35",
+      "qwen35moe", "qwen3next", "step35"}},
     {336, {"bailingmoe3", "glm4moe"}},
 };
 // Those whose graph runs the block that is selected. The others abort where there is more than one.

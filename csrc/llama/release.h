@@ -10,7 +10,8 @@ namespace pyfly {
 
 // That this is compiled against: 336 is 0.3.36.
 constexpr int32_t release = PYFLY_RELEASE;
-constexpr int32_t oldest_release = 334;
+// Before it, llama.cpp copies samplers with penalties without their counts, and Mirostat onto itself.
+constexpr int32_t oldest_release = 335;
 
 // Names of llama.cpp's, with the first release that knows them.
 struct Since {

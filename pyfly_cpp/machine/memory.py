@@ -61,8 +61,7 @@ def _simulated(model: Any, params: Any, n_ctx: int) -> int | None:
 def leave_weights(model_params: Any) -> None:
     """Makes these llama_model_params load a file's header alone."""
     model_params.no_alloc = True
-    model_params.use_mmap = False  # of releases before 0.3.35; no field, and without effect, in others
-    model_params.load_mode = getattr(llama_cpp, "LLAMA_LOAD_MODE_NONE", 0)
+    model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
 
 
 def _copy(struct: Any) -> Any:
