@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -27,6 +28,12 @@ LAYERS_ON_A_DEVICE = os.environ.get("PYFLY_TEST_GPU_LAYERS")
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
+_NEEDS_0_3_36 = (
+    "dflash|dspark|files_that_would_end_the_process"  # heads that 0.3.35 reads differently
+    "|every_kind_of_model|test_experts|test_sliding_window"  # the vocabulary and an architecture of made models
+    "|version_of_the_protocol"  # of RPC
+)
+
 
 def pytest_configure(config):
     """Which kernels are used is decided once, before the processes that share the tests ask."""
@@ -40,6 +47,10 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("alike"):
                 item.add_marker(pytest.mark.skip(reason="kernels of GPUs round by the size of a batch"))
+    if llama_cpp.__version__ == "0.3.35":
+        for item in items:
+            if re.search(_NEEDS_0_3_36, item.nodeid, re.IGNORECASE):
+                item.add_marker(pytest.mark.skip(reason="needs llama-cpp-python 0.3.36"))
     for name in ("archs", "clients", "device", "fuzz", "page", "peer", "serve_load", "slow"):
         if name not in (config.option.markexpr or ""):
             skip = pytest.mark.skip(reason=f"is to be asked for: -m {name}")

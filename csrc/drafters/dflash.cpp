@@ -37,7 +37,7 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
                          : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
     }
-    if (has_selector && release < 336) {
+    if (release < 336) { // llama.cpp reads these heads differently: it loads them, and hardly a draft is right
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                what + " needs llama-cpp-python 0.3.36 or newer; upgrade it or choose another drafter");
     }
