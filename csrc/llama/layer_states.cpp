@@ -46,7 +46,8 @@ void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, cons
         for (size_t i = 0; i < n_now; i++) {
             const RowStats row = row_stats(target.row(0, i), n_vocab, k);
             if (!row.max.finite) {
-                throw Error(PYFLY_STATUS_NOT_FINITE, "a row of the target has no distribution");
+                throw Error(PYFLY_STATUS_NOT_FINITE,
+                            "a row of the target has no distribution; download or convert the model again");
             }
             for (size_t j = 0; j < width_k; j++) {
                 out.ids[(begin + i) * width_k + j] = row.top[j].token;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from pyfly_cpp.errors import NotFiniteError
 from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.shapes import Eagle3Shape
 from pyfly_cpp.heads.states import Rows
@@ -73,7 +75,7 @@ class Dataset:
 
     def __init__(self, rows: Rows, spans: Sequence[Span], target: TargetFile) -> None:
         self.rows = rows
-        held_out = {i for kind in {s.kind for s in spans} for i in _every(spans, kind)}
+        held_out = _held_out(spans)
         self.training = [span for i, span in enumerate(spans) if i not in held_out]
         self.held_out = [span for i, span in enumerate(spans) if i in held_out]
         tokens = np.asarray(rows["token"])
@@ -144,9 +146,13 @@ class Dataset:
         )
 
 
-def _every(spans: Sequence[Span], kind: str) -> list[int]:
-    of_kind = [i for i, span in enumerate(spans) if span.kind == kind]
-    return of_kind[HELD_OUT // 2 :: HELD_OUT] or (of_kind[-1:] if len(of_kind) > 1 else [])
+def _held_out(spans: Sequence[Span]) -> set[int]:
+    """Some texts of each kind; kinds with one text each are one kind here."""
+    n = Counter(span.kind for span in spans)
+    groups: dict[str, list[int]] = {}
+    for i, span in enumerate(spans):
+        groups.setdefault(span.kind if n[span.kind] > 1 else "", []).append(i)
+    return {i for of in groups.values() if len(of) > 1 for i in of[HELD_OUT // 2 :: HELD_OUT] or of[-1:]}
 
 
 class Acceptance(NamedTuple):
@@ -175,8 +181,7 @@ class Fit:
         self.head.attend_to_itself()
         self.head.begin_linear(*data.pairs(N_LINEAR, seed))
         self.head.to(self.device)
-        self._t2d = torch.full((data.n_vocab,), -1, device=self.device)
-        self._t2d[self.head.d2t] = torch.arange(len(d2t), device=self.device)
+        self._t2d = self._draft_ids()
         parameters = list(self.head.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
@@ -210,11 +215,9 @@ class Fit:
                 group["lr"] = self._rate * cosine * min(1.0, self._n_steps / WARM_UP)
             self._optimiser.zero_grad(set_to_none=True)
             loss = torch.stack([weight * one for weight, (one, _) in zip(STEP_WEIGHTS, self._steps(spans))]).sum()
-            if not torch.isfinite(loss):
-                continue  # a text whose states are out of range
             loss.backward()
-            nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-            self._optimiser.step()
+            if nn.utils.clip_grad_norm_(self.head.parameters(), 1.0).isfinite():  # or else a state is out of range
+                self._optimiser.step()
             yield (i + 1) / len(batches)
         self.n_done += 1
 
@@ -264,8 +267,11 @@ class Fit:
         return found, is_best
 
     def weights(self) -> dict[str, npt.NDArray[np.generic]]:
-        """As `export` takes them."""
-        return {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
+        """As `export` takes them. Raises NotFiniteError if one is not a number."""
+        weights = {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
+        if not all(np.isfinite(array).all() for array in weights.values()):
+            raise NotFiniteError("a weight of the head is not a number; download or convert the target again.")
+        return weights
 
     def save(self, path: Path) -> None:
         """All that `load` resumes with."""
@@ -274,18 +280,28 @@ class Fit:
             {
                 "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
                 "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
+                "n_rows": len(self.data.rows),
             },
             unfinished,
         )  # fmt: skip
         unfinished.replace(path)
 
     def load(self, path: Path) -> None:
-        """Continues from the state that `save` wrote."""
+        """Continues from the state that `save` wrote; if there are more texts now, with all passes before it."""
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.device)
         self.head.load_state_dict(state["head"])
+        self._t2d = self._draft_ids()
         self._optimiser.load_state_dict(state["optimiser"])
-        self.n_done, self._n_steps, self._n_worse = state["n_done"], state["n_steps"], state["n_worse"]
-        self.best = state["best"] and Acceptance(*state["best"])
+        self._n_steps = state["n_steps"]
+        if state["n_rows"] == len(self.data.rows):
+            self.n_done, self._n_worse = state["n_done"], state["n_worse"]
+            self.best = state["best"] and Acceptance(*state["best"])
+
+    def _draft_ids(self) -> Tensor:
+        """The head's own id of each token of the target, [n_vocab]; -1: it cannot propose it."""
+        ids = torch.full((self.data.n_vocab,), -1, device=self.device)
+        ids[self.head.d2t] = torch.arange(len(self.head.d2t), device=self.device)
+        return ids
 
 
 def _up(x: Tensor, n: int) -> Tensor:

@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp.errors import NotFiniteError
 from pyfly_cpp.heads.texts import Tell, Text
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.machine.files import resumable
 
 N_TOP = 16
 """Tokens of the target's row that are kept."""
+
+MOST_LOST = 3
+"""Texts in a row whose states are not numbers. If there are more, the model is damaged."""
 
 Rows = npt.NDArray[Any]
 
@@ -33,9 +38,11 @@ def write_states(
     path: Path, llm: FlyLlama, texts: Sequence[Text], layers: Sequence[int], deadline: float, tell: Tell
 ) -> int:
     """Evaluates the texts that are not yet in the file, until a time (`time.monotonic`); returns how many are in it.
+    A text with a state that is not a number has rows without next tokens (`ids` -1).
 
     Raises:
-        NotFiniteError: a state is not a number; IncompatibleDraftError: the layers cannot be read.
+        NotFiniteError: more than `MOST_LOST` texts in a row are such; IncompatibleDraftError: the layers cannot be
+            read.
         OutputError: the disk is full; what was written stays.
     """
     n_embd = llm.n_embd()
@@ -43,27 +50,33 @@ def write_states(
     ends = np.cumsum([len(text.tokens) for text in texts])
     n_rows = path.stat().st_size // kind.itemsize if path.exists() else 0
     n_done = int(np.searchsorted(ends, n_rows, side="right"))
-    with path.open("ab") as file:
+    n_lost = 0
+    with resumable(path), path.open("ab") as file:
         file.truncate(int(ends[n_done - 1]) * kind.itemsize if n_done else 0)
         for text in texts[n_done:]:
             if time.monotonic() > deadline:
                 break
             tell("reading hidden states", float(n_done / len(texts)))
-            states = llm.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
             rows = np.zeros(len(text.tokens), kind)
-            rows["token"], rows["ids"] = text.tokens, states.ids
-            rows["log_probs"], rows["inputs"] = np.maximum(states.log_probs, -6e4), states.inputs
+            rows["token"], rows["ids"] = text.tokens, -1
             try:
-                file.write(rows.tobytes())
-                file.flush()
-            except OSError as error:
-                raise OutputError(
-                    f"{path} cannot be written ({error.strerror}); make room and run the same command to resume."
-                ) from None
+                states = llm.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
+                rows["ids"], rows["inputs"] = states.ids, states.inputs
+                rows["log_probs"] = np.maximum(states.log_probs, -6e4)
+                n_lost = 0
+            except NotFiniteError:
+                n_lost += 1
+                if n_lost > MOST_LOST:
+                    raise
+                # Attention multiplies old values of the cache by zero, and they stay what they are.
+                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+            file.write(rows.tobytes())
+            file.flush()
             n_done += 1
     return n_done
 
 
 def read_states(path: Path, n_features: int) -> Rows:
     """All rows [tokens], memory-mapped."""
-    return np.memmap(path, row_type(n_features), "r")
+    kind = row_type(n_features)
+    return np.memmap(path, kind, "r") if path.stat().st_size else np.zeros(0, kind)

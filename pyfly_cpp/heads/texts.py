@@ -17,6 +17,7 @@ from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.files import read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.task import Where
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.files import resumable
 
 N_TEXT = 512
 """Most tokens of a text."""
@@ -126,7 +127,11 @@ def write_answers(
     waiting = enumerate(prompts[len(written) :], len(written))
     settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
     running: dict[Future[Any], tuple[str, Handle]] = {}
-    with path.open("a", encoding="utf-8") as file, FlyBatch(target, N_PARALLEL, **settings) as batch:
+    with (
+        resumable(path),
+        path.open("a", encoding="utf-8") as file,
+        FlyBatch(target, N_PARALLEL, **settings) as batch,
+    ):
         while n < n_tokens and time.monotonic() < deadline:
             for i, (kind, prompt) in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
                 message = {"role": "user", "content": prompt}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.decoding.drafters import Eagle3
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import OutputError, only_writer, require_writable
+from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
 
 N_PASSES = 8
@@ -65,7 +67,7 @@ def train_head(
 
     Raises:
         DataError: there are too few texts, or the folder holds a training of another target.
-        NotFiniteError: a hidden state of the target is not a number.
+        NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
     from pyfly_cpp.heads.fit import Dataset, Fit, Span
@@ -85,8 +87,12 @@ def train_head(
         rows = read_states(states, 3 * target.n_embd)
         spans, n = [], 0
         for text in texts[:n_texts]:
-            spans.append(Span(n, n + len(text.tokens), text.n_prompt, text.kind))
+            if rows["ids"][n, 0] >= 0:
+                spans.append(Span(n, n + len(text.tokens), text.n_prompt, text.kind))
             n += len(text.tokens)
+        if n_lost := n_texts - len(spans):
+            log(f"{counted(n_lost, 'text')} left out, because hidden states of theirs are not numbers")
+        n = sum(span.end - span.begin for span in spans)
         _require_enough(n)
         data = Dataset(rows, spans, target)
         fit = Fit(data, target, _shape(plan, target), seed, N_PASSES)
@@ -104,7 +110,8 @@ def train_head(
             log(f"pass {fit.n_done}: {_percent(found.by_depth)} of drafts right at depth 1, 2, 3 on other texts")
             if is_best:
                 _export(plan, target, fit, print_of_target, n)
-            _saving(checkpoint, lambda: fit.save(checkpoint))
+            with resumable(checkpoint, (OSError, RuntimeError)):  # PyTorch's own of a full disk
+                fit.save(checkpoint)
     assert fit.best is not None
     speeds = _measure(plan, [text for text in texts if text.n_prompt], tell, settings) if measure else None
     return Trained(plan.output, n, fit.best.by_depth, fit.best.by_kind, speeds)
@@ -117,36 +124,37 @@ def _require_same(plan: Plan) -> str:
         raise DataError(
             f"{plan.folder} holds the training of another target or other texts; remove it, or choose another output."
         )
-    plan.origin.write_text(json.dumps(made_from), encoding="utf-8")
+    write_atomically(plan.origin, json.dumps(made_from))
     return str(made_from["target"])
 
 
 def _require_enough(n: int) -> None:
     if n < LEAST_TOKENS:
-        raise DataError(f"the texts hold {n} tokens, and a head needs at least {LEAST_TOKENS}; give more texts.")
+        raise DataError(
+            f"{n} tokens of texts could be read, and a head needs at least {LEAST_TOKENS}; give more texts, or raise "
+            "--hours."
+        )
 
 
 def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
     """All texts, written first if they are not there."""
     path = plan.folder / "texts.jsonl"
-    if plan.texts is None:
+    written = Text.read(path)
+    n = sum(len(text.tokens) for text in written)
+    if plan.texts is None and n < plan.n_tokens:
         deadline = begun + 0.8 * SHARE_OF_TEXTS * plan.hours * 3600
-        n = sum(len(text.tokens) for text in Text.read(path))
-        if n < plan.n_tokens:
-            write_answers(plan.target, plan.prompts, path, plan.n_tokens, deadline, tell, **settings)
-    elif not path.exists():
-        unfinished = plan.folder / "texts.partial"
+        write_answers(plan.target, plan.prompts, path, plan.n_tokens, deadline, tell, **settings)
+    elif plan.texts is not None and n < plan.n_tokens:
         with (
+            resumable(path),
             contextlib.closing(FlyLlama(plan.target, vocab_only=True, **settings)) as llm,
-            unfinished.open("w", encoding="utf-8") as file,
+            path.open("a", encoding="utf-8") as file,
         ):
-            n = 0
-            for text in texts_of_files(plan.texts, llm):
+            for text in itertools.islice(texts_of_files(plan.texts, llm), len(written), None):
                 text.append(file)
                 n += len(text.tokens)
                 if n >= plan.n_tokens:
                     break
-        unfinished.replace(path)
     texts = Text.read(path)
     _require_enough(sum(len(text.tokens) for text in texts))
     return texts
@@ -168,15 +176,6 @@ def _percent(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.1%}" for share in shares)
 
 
-def _saving(path: Path, save: Callable[[], None]) -> None:
-    try:
-        save()
-    except (OSError, RuntimeError) as error:  # PyTorch's own of a full disk
-        raise OutputError(
-            f"{path} cannot be written ({error}); make room and run the same command to resume."
-        ) from None
-
-
 def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: int) -> None:
     from pyfly_cpp.heads.export import with_adjacent_rope, write_gguf
 
@@ -193,7 +192,8 @@ def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: i
         target.write_vocabulary(writer)
 
     weights = with_adjacent_rope(fit.weights(), fit.head.shape)
-    _saving(plan.output, lambda: write_gguf(plan.output, "eagle3", describe, fit.head.shape, weights, plan.kind))
+    with resumable(plan.output):
+        write_gguf(plan.output, "eagle3", describe, fit.head.shape, weights, plan.kind)
 
 
 N_MEASURED = 6

@@ -121,6 +121,23 @@ def require_space(folder: str | os.PathLike[str], n_bytes: int, remedy: str) -> 
 
 
 @contextlib.contextmanager
+def resumable(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Around the writing of a file by a run that resumes: a full disk is an OutputError, and what was written of
+    `path.partial` goes away.
+
+    Args:
+        errors: What the writer raises then.
+    """
+    try:
+        yield
+    except errors as error:
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + ".partial").unlink()
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"{path} cannot be written ({why}); make room and run the same command to resume.") from None
+
+
+@contextlib.contextmanager
 def only_writer(path: str | os.PathLike[str], wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds a lock file, which goes away at the end. The system frees the lock of a process that was killed.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import random
 from contextlib import closing
 
 import numpy as np
 import pytest
+from gguf_edit import edit_gguf
 
 from pyfly_cpp import Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
-from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads import plan_head, train_head
 from pyfly_cpp.heads.prompts import built_in
@@ -45,6 +48,28 @@ def texts(tmp_path):
     return folder
 
 
+@contextlib.contextmanager
+def full_disk(n_bytes):
+    """A disk on which no file grows beyond so many bytes."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def damaged(tiny_target, tmp_path):
+    """The tiny target, whose embedding of token 100 is not a number."""
+
+    def damage(arrays):
+        arrays["token_embd.weight"][100] = np.nan
+
+    return edit_gguf(tiny_target, tmp_path / "damaged.gguf", tensors=damage)
+
+
 def test_prompts_are_many_and_of_all_kinds():
     kinds = {kind: list(prompts) for kind, prompts in built_in().items()}
     assert set(kinds) == {"code", "maths", "explain", "story", "instruct"}
@@ -73,6 +98,81 @@ def test_states_are_those_of_the_target_and_are_resumed(tiny_target, tmp_path):
     assert np.allclose(rows["log_probs"][: len(tokens), 0], log_probs, atol=1e-2)
     again = rows["inputs"][len(tokens) :].astype(np.float32)
     assert np.allclose(again, rows["inputs"][:7].astype(np.float32), atol=2e-2)
+
+
+def test_a_full_disk_keeps_the_states_of_whole_texts(tiny_target, tmp_path):
+    path, n_row = tmp_path / "states.bin", row_type(3 * 256).itemsize
+    texts = [Text("a", 0, list(range(10, 20))), Text("a", 0, list(range(30, 45)))]
+    with closing(FlyLlama(tiny_target, **QUIET)) as llm:
+        with full_disk(20 * n_row), pytest.raises(OutputError, match=r"states\.bin cannot be written .* to resume\.$"):
+            write_states(path, llm, texts, (1, 3, 5), float("inf"), lambda *_: None)
+        first = read_states(path, 3 * 256)[:10].copy()
+        assert write_states(path, llm, texts, (1, 3, 5), float("inf"), lambda *_: None) == 2
+    rows = read_states(path, 3 * 256)
+    assert rows[:10].tobytes() == first.tobytes() and rows["token"].tolist() == [*range(10, 20), *range(30, 45)]
+
+
+def test_a_text_with_a_state_that_is_not_a_number_is_left_out(damaged, tmp_path):
+    path, bad, good = tmp_path / "states.bin", Text("a", 0, [50, 100, 60]), Text("a", 0, [50, 60])
+    with closing(FlyLlama(damaged, **QUIET)) as llm:
+        assert write_states(path, llm, [good, bad, good], (1, 3, 5), float("inf"), lambda *_: None) == 3
+        rows = read_states(path, 3 * 256)
+        assert (rows["ids"][:, 0] >= 0).tolist() == [True, True, False, False, False, True, True]
+        assert np.isfinite(rows["inputs"]).all()
+        with pytest.raises(NotFiniteError, match="not a number; download"):
+            write_states(path, llm, [good, bad, good, *[bad] * 4], (1, 3, 5), float("inf"), lambda *_: None)
+
+
+def test_weights_stay_numbers(torch, tiny_target, tmp_path):
+    from pyfly_cpp.heads.fit import Dataset, Fit, Span
+    from pyfly_cpp.heads.shapes import Eagle3Shape
+    from pyfly_cpp.heads.target import TargetFile
+
+    rng = np.random.default_rng(0)
+    rows = np.zeros(120, row_type(3 * 256))
+    rows["token"], rows["ids"] = rng.integers(0, 1536, 120), rng.integers(0, 1536, (120, 16))
+    rows["inputs"] = rng.normal(size=(120, 3 * 256))
+    shape = Eagle3Shape(
+        256, 1, 256, 4, 4, 64, 64, n_vocab=1536, n_ctx=64, n_embd_target=256, n_draft_vocab=64, norms_features=True
+    )
+    spans = [Span(i, i + 30, 0, "a") for i in range(0, 120, 30)]
+    fit = Fit(Dataset(rows, spans, TargetFile(tiny_target)), TargetFile(tiny_target), shape, 0, 1)
+    before = fit.weights()
+    rows["inputs"][5] = np.nan
+    assert list(fit.learn(float("inf"), 0.0))
+    assert all(np.array_equal(before[name], array) for name, array in fit.weights().items())
+    with pytest.raises(NotFiniteError, match="download or convert the target again"):
+        Fit(fit.data, TargetFile(tiny_target), shape, 0, 1).weights()
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_any_step_is_resumed(torch, tiny_target, texts, tmp_path):
+    plan = plan_head(tiny_target, tmp_path / "head.gguf", texts=texts, n_tokens=2000, hours=0.2, kind="f16")
+    for n_bytes, file in (
+        (64, "made_from.json"), (1 << 12, "texts.jsonl"), (1 << 20, "states.bin"), (7 << 19, "head.gguf"),
+        (1 << 23, "checkpoint.pt"),
+    ):  # fmt: skip
+        with full_disk(n_bytes), pytest.raises(OutputError) as failed:
+            train_head(plan, measure=False, **ONE)
+        assert file in str(failed.value) and str(failed.value).count(".\n") == 0
+        assert not list(tmp_path.rglob("*.partial"))
+    with closing(FlyLlama(tiny_target, drafter=Eagle3(plan.output), **QUIET)) as llm:
+        assert llm("Question: Dora has 4 books", max_tokens=4)["choices"]
+    assert train_head(plan, measure=False, **ONE).acceptance[0] > 0.5
+
+
+@pytest.mark.slow
+def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch, tiny_target, texts, tmp_path):
+    folder, lines = tmp_path / "files", (texts / "sums.txt").read_text(encoding="utf-8").split("####")
+    folder.mkdir()
+    for i in range(0, len(lines), 4):
+        (folder / f"{i}.txt").write_text("####".join(lines[i : i + 4]), encoding="utf-8")
+    plan = plan_head(tiny_target, tmp_path / "head.gguf", texts=folder, n_tokens=2000, hours=0.2)
+    first = train_head(plan, measure=False, **ONE)
+    assert first.acceptance[0] > 0.5 and len(first.by_kind) >= 1
+    longer, passes = dataclasses.replace(plan, n_tokens=4000), []
+    second = train_head(longer, measure=False, log=passes.append, **ONE)
+    assert second.n_tokens > first.n_tokens and passes and second.acceptance[0] > 0.5
 
 
 @pytest.mark.slow
@@ -129,7 +229,7 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
         plan_head(tiny_target, tmp_path / "mine.gguf", **options)
 
 
-def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, texts, tmp_path):
+def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, texts, tmp_path):
     out = tmp_path / "head.gguf"
     with pytest.raises(ValueError, match="at least 2000 tokens"):
         plan_head(tiny_target, out, n_tokens=10)
@@ -143,6 +243,10 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, texts, tmp_pa
     short = tmp_path / "short"
     short.mkdir()
     (short / "a.txt").write_text("Ten tokens are too few to learn from.", encoding="utf-8")
+    with pytest.raises(IncompatibleDraftError, match=r"tiny-llama-draft-f16\.gguf \(architecture llama, 2 layers\)"):
+        plan_head(tiny_draft, out)
+    with pytest.raises(DataError, match=r"0 tokens .* --hours"):
+        train_head(plan_head(tiny_target, tmp_path / "soon.gguf", texts=texts, hours=1e-9), measure=False, **ONE)
     with pytest.raises(DataError, match="a head needs at least 2000"):
         train_head(plan_head(tiny_target, out, texts=short), measure=False, **ONE)
     (tmp_path / "head.gguf.work" / "made_from.json").write_text(json.dumps({}), encoding="utf-8")
