@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pyfly_cpp import FlyLlama
 from pyfly_cpp.decoding.drafters import Drafter
+from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.unroll import Head, unroll
-from recipe import eagle3, qwen35
-from recipe.dflash import DFlashHead
+from recipe import dflash, eagle3, qwen35
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
 from recipe.shapes import N_WINDOW
@@ -162,7 +162,7 @@ def check_mtp(name: str, generations: list[Generation], trunk: Qwen35, head: MTP
 
 def check_dflash(name: str, generations: list[Generation], target: Llama, head: DFlashHead) -> Check:
     """`check_drafts` for a DFlash or DSpark head."""
-    return check_drafts(name, generations, lambda before, draft: head.draft(target, before, draft), None)
+    return check_drafts(name, generations, lambda before, draft: dflash.draft(target, head, before, draft), None)
 
 
 def _unrolled(head: Head, inputs: Inputs) -> Logits:

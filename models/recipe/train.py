@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.unroll import Head, unroll
 from recipe import dflash, eagle3, qwen35, shapes
-from recipe.dflash import DFlashHead
 from recipe.folder import PARTS
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
@@ -125,7 +125,7 @@ def train_dflash(training: Training, target: Llama, part: str, shape: shapes.DFl
     quarter of one: a short draft takes a short block."""
     _begin(training, part)
     head = DFlashHead(shape)
-    head.start_from(target)
+    head.start_from(target.output_norm.weight)
     lengths = (shape.block_size, shape.block_size // 2, shape.block_size, shape.block_size // 4)
     n_steps = 0
 

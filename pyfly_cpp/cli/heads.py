@@ -12,7 +12,7 @@ from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
 from pyfly_cpp.cli.terminal import Bar, ask_for, note
 from pyfly_cpp.heads import Plan, Trained, plan_head, train_head
-from pyfly_cpp.heads.plan import KINDS
+from pyfly_cpp.heads.plan import HEADS, KINDS
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
 
@@ -29,6 +29,7 @@ def command() -> None:
 @click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built in]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
 @click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
+@click.option("--kind", "head", default="eagle3", type=click.Choice(tuple(HEADS)), help="Kind of head.")
 @click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Type of the head's matrices.")
 @click.option("--licence", metavar="NAME", help="Licence of the texts, noted in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before the work.")
@@ -42,6 +43,7 @@ def train(
     prompts: str | None,
     n_tokens: int,
     hours: float,
+    head: str,
     kind: str,
     licence: str | None,
     yes: bool,
@@ -49,7 +51,7 @@ def train(
     as_json: bool,
     n_threads: int | str,
 ) -> None:
-    """Train an EAGLE-3 head for TARGET, from its GGUF file and texts.
+    """Train a head for TARGET, from its GGUF file and texts.
 
     Run the same command again to resume after an interruption. You can use the output from the first pass
     on.
@@ -57,7 +59,7 @@ def train(
     silence()
     plan = plan_head(
         resolve_model(target), output, texts=texts, prompts=prompts, n_tokens=n_tokens, hours=hours, kind=kind,
-        licence=licence, force=force,
+        head=head, licence=licence, force=force,
     )  # fmt: skip
     _ask(plan, yes)
     if_interrupted("Progress is saved; run the same command to resume.")
@@ -89,4 +91,4 @@ def _show(plan: Plan, found: Trained) -> None:
         plain, drafted = found.speeds
         click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")
     target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
-    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter eagle3 -d {head}")
+    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter {plan.head} -d {head}")

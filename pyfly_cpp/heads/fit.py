@@ -1,10 +1,9 @@
-"""Learning: an EAGLE-3 head from a states file, unrolled over several depths as it will draft."""
+"""Learning: a head from a states file, as it will draft, EAGLE-3 unrolled over several depths and DSpark in blocks."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from pyfly_cpp.errors import NotFiniteError
+from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
-from pyfly_cpp.heads.shapes import Eagle3Shape
 from pyfly_cpp.heads.states import Rows
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.unroll import unroll
 
 STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
+
+DECAY = 7.0
+"""So many rows further, a row of a block counts 1/e."""
+
+ROWS_OF_BLOCK = 4
+"""A block is drafted behind one token in so many of a text."""
 
 N_ROWS = (512, 4096)
 """Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
@@ -56,8 +61,10 @@ class Span:
 class Window(NamedTuple):
     """Rows of some texts, padded: row r is of token r + 1 of a text."""
 
+    tokens: Tensor
+    """[text, row]"""
     embeddings: Tensor
-    """[text, row, n_embd]"""
+    """Their embeddings, [text, row, n_embd]."""
     features: Tensor
     """The target's states at the token before, [text, row, 3 * n_embd_target]."""
     ids: Tensor
@@ -75,15 +82,16 @@ class Dataset:
 
     def __init__(self, rows: Rows, spans: Sequence[Span], target: TargetFile) -> None:
         self.rows = rows
-        held_out = _held_out(spans)
+        held_out = {i for kind in {s.kind for s in spans} for i in _every(spans, kind)}
         self.training = [span for i, span in enumerate(spans) if i not in held_out]
         self.held_out = [span for i, span in enumerate(spans) if i in held_out]
         tokens = np.asarray(rows["token"])
         self.n_vocab = target.n_vocab
-        used = np.unique(tokens)
+        self.used = np.unique(tokens)
         self._index = np.zeros(target.n_vocab, np.int64)
-        self._index[used] = np.arange(len(used))
-        self._embeddings = torch.from_numpy(target.embeddings(used).astype(np.float16))
+        self._index[self.used] = np.arange(len(self.used))
+        self._embeddings = torch.from_numpy(target.embeddings(self.used).astype(np.float16))
+        self.mask = torch.from_numpy(target.embeddings(np.array([target.mask_token])))
 
     def frequent(self, n: int) -> npt.NDArray[np.int64]:
         """The n tokens that the target writes most often, ascending; the first of the vocabulary if it writes fewer."""
@@ -137,6 +145,7 @@ class Dataset:
         next_token = np.concatenate([rows["token"][:, 2:], np.full((len(spans), 1), -1)], axis=1)
         now = rows[:, 1:]
         return Window(
+            torch.from_numpy(now["token"].astype(np.int64)),
             self._embeddings[torch.from_numpy(self._index[now["token"]])].float(),
             torch.from_numpy(rows["inputs"][:, :-1].astype(np.float32)),
             torch.from_numpy(now["ids"].astype(np.int64)),
@@ -146,13 +155,9 @@ class Dataset:
         )
 
 
-def _held_out(spans: Sequence[Span]) -> set[int]:
-    """Some texts of each kind; kinds with one text each are one kind here."""
-    n = Counter(span.kind for span in spans)
-    groups: dict[str, list[int]] = {}
-    for i, span in enumerate(spans):
-        groups.setdefault(span.kind if n[span.kind] > 1 else "", []).append(i)
-    return {i for of in groups.values() if len(of) > 1 for i in of[HELD_OUT // 2 :: HELD_OUT] or of[-1:]}
+def _every(spans: Sequence[Span], kind: str) -> list[int]:
+    of_kind = [i for i, span in enumerate(spans) if span.kind == kind]
+    return of_kind[HELD_OUT // 2 :: HELD_OUT] or (of_kind[-1:] if len(of_kind) > 1 else [])
 
 
 class Acceptance(NamedTuple):
@@ -167,20 +172,39 @@ class Acceptance(NamedTuple):
         return 1 + sum(self.by_depth)
 
 
-class Fit:
-    """A head that learns, pass after pass over the texts."""
+class Wanted(NamedTuple):
+    """The target's most probable next tokens in the head's vocabulary."""
 
-    def __init__(self, data: Dataset, target: TargetFile, shape: Eagle3Shape, seed: int, n_passes: int) -> None:
+    ids: Tensor
+    """[..., N_TOP]; -1: it cannot propose it."""
+    shares: Tensor
+    """Their probabilities, which add up to 1, [..., N_TOP]."""
+    counts: Tensor
+    """Whether there is anything to learn, [...]."""
+
+    def loss(self, logits: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean cross-entropy in nats of rows [..., n_draft_vocab]."""
+        said = logits.float().log_softmax(-1).gather(-1, self.ids.clamp_min(0))
+        weights = weights * self.counts
+        return (-(self.shares * said).sum(-1) * weights).sum() / weights.sum().clamp_min(1)
+
+    def is_right(self, logits: Tensor) -> Tensor:
+        """Whether the proposal is the target's choice, [...]."""
+        return self.ids[..., 0] == logits.detach().argmax(-1)
+
+
+class Fit:
+    """A head that learns, pass after pass over the texts: here an EAGLE-3 head."""
+
+    head: Any
+
+    def __init__(self, data: Dataset, target: TargetFile, shape: Any, seed: int, n_passes: int) -> None:
         torch.manual_seed(seed)
         self.data, self.seed, self.n_passes = data, seed, n_passes
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         d2t = torch.from_numpy(data.frequent(shape.n_draft_vocab))
-        self.head = Eagle3Head(shape, d2t)
-        self.head.start_from(torch.from_numpy(target.outputs(d2t.numpy())), torch.from_numpy(target.output_norm))
-        self.head.level(data.sample(4096, seed))
-        self.head.attend_to_itself()
-        self.head.begin_linear(*data.pairs(N_LINEAR, seed))
-        self.head.to(self.device)
+        output = torch.from_numpy(target.outputs(d2t.numpy()))
+        self.head = self._new_head(shape, d2t, output, torch.from_numpy(target.output_norm)).to(self.device)
         self._t2d = self._draft_ids()
         parameters = list(self.head.parameters())
         groups = [
@@ -195,6 +219,14 @@ class Fit:
         self.best: Acceptance | None = None
         self._n_worse = 0
         self._n_steps = 0
+
+    def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
+        head = Eagle3Head(shape, d2t)
+        head.start_from(output, output_norm)
+        head.level(self.data.sample(4096, self.seed))
+        head.attend_to_itself()
+        head.begin_linear(*self.data.pairs(N_LINEAR, self.seed))
+        return head
 
     @property
     def has_ended(self) -> bool:
@@ -214,28 +246,41 @@ class Fit:
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate * cosine * min(1.0, self._n_steps / WARM_UP)
             self._optimiser.zero_grad(set_to_none=True)
-            loss = torch.stack([weight * one for weight, (one, _) in zip(STEP_WEIGHTS, self._steps(spans))]).sum()
-            loss.backward()
+            self._loss(self._window(spans)).backward()
             if nn.utils.clip_grad_norm_(self.head.parameters(), 1.0).isfinite():  # or else a state is out of range
                 self._optimiser.step()
             yield (i + 1) / len(batches)
         self.n_done += 1
 
-    def _steps(self, spans: Sequence[Span]) -> Iterator[tuple[Tensor, tuple[Tensor, Window]]]:
-        """The mean cross-entropy at every depth in nats, and which rows' proposals are the target's choice."""
-        window = Window(*(one.to(self.device) for one in self.data.window(spans)))
+    def _window(self, spans: Sequence[Span]) -> Window:
+        return Window(*(one.to(self.device) for one in self.data.window(spans)))
+
+    def _wanted(self, window: Window) -> Wanted:
         ids = torch.where(window.ids >= 0, self._t2d[window.ids.clamp_min(0)], -1)
-        wanted = window.log_probs.exp() * (ids >= 0)
-        mass = wanted.sum(-1)
-        wanted = wanted / mass.clamp_min(1e-6)[..., None]
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            hidden = self.head.fuse(window.features)
-            for depth, logits in enumerate(unroll(self.head, window.embeddings, hidden, len(STEP_WEIGHTS))):
-                said = logits.float().log_softmax(-1).gather(-1, ids.clamp_min(0))
-                weights = (mass > 0).float()
+        shares = window.log_probs.exp() * (ids >= 0)
+        mass = shares.sum(-1)
+        return Wanted(ids, shares / mass.clamp_min(1e-6)[..., None], mass > 0)
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _loss(self, window: Window) -> Tensor:
+        wanted, weights = self._wanted(window), torch.ones(window.tokens.shape, device=self.device)
+        losses = []
+        with self._autocast():
+            for depth, logits in enumerate(self._unrolled(window)):
                 weights[:, :depth] = 0
-                loss = (-(wanted * said).sum(-1) * weights).sum() / weights.sum().clamp_min(1)
-                yield loss, (ids[..., 0] == logits.detach().argmax(-1), window)
+                losses.append(STEP_WEIGHTS[depth] * wanted.loss(logits, weights))
+        return torch.stack(losses).sum()
+
+    def _right(self, window: Window) -> list[Tensor]:
+        """Of each depth: whether the proposal of the draft that begins in a row is the target's choice, [text, row]."""
+        wanted = self._wanted(window)
+        with self._autocast():
+            return [_up(wanted.is_right(logits), depth) for depth, logits in enumerate(self._unrolled(window))]
+
+    def _unrolled(self, window: Window) -> Iterator[Tensor]:
+        return unroll(self.head, window.embeddings, self.head.fuse(window.features), len(STEP_WEIGHTS))
 
     @torch.no_grad()
     def accept(self) -> Acceptance:
@@ -245,14 +290,14 @@ class Fit:
         for kind in {span.kind for span in self.data.held_out}:
             counts = np.zeros((2, len(STEP_WEIGHTS)))
             for spans in self.data.batches([s for s in self.data.held_out if s.kind == kind], 0):
-                is_known = is_right = None
-                for depth, (_, (right, window)) in enumerate(self._steps(spans)):
-                    rows = window.ids[..., 0] >= 0
-                    if is_known is None or is_right is None:
-                        is_known, is_right = window.is_answer & rows, right
-                    else:
+                window = self._window(spans)
+                rows = window.ids[..., 0] >= 0
+                is_known = window.is_answer & rows
+                is_right = torch.ones_like(is_known)
+                for depth, right in enumerate(self._right(window)):
+                    if depth:
                         is_known = _up(window.follows, depth - 1) & is_known & _up(rows, depth)
-                        is_right = is_right & _up(right, depth)
+                    is_right = is_right & right
                     counts[:, depth] += (int(is_known.sum()), int((is_known & is_right).sum()))
             n[kind] = counts
         shares = {kind: tuple((counts[1] / np.maximum(counts[0], 1)).tolist()) for kind, counts in n.items()}
@@ -302,6 +347,52 @@ class Fit:
         ids = torch.full((self.data.n_vocab,), -1, device=self.device)
         ids[self.head.d2t] = torch.arange(len(self.head.d2t), device=self.device)
         return ids
+
+
+class BlockFit(Fit):
+    """A DSpark head that learns from blocks at places of chance, every second one half as long."""
+
+    def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
+        head = DFlashHead(shape, d2t)
+        head.start_from(output_norm, output)
+        head.level(self.data.sample(4096, self.seed))
+        unknown = torch.ones(self.data.n_vocab, dtype=torch.bool)
+        unknown[torch.from_numpy(self.data.used)] = False
+        with torch.no_grad():
+            head.markov_w1.weight[unknown] = 0  # behind a token of no text nothing is more probable
+        return head
+
+    def _loss(self, window: Window) -> Tensor:
+        n_texts, n_rows = window.tokens.shape
+        anchors = torch.randint(0, n_rows, (n_texts, max(n_rows // ROWS_OF_BLOCK, 1)), device=self.device)
+        n = self.head.shape.block_size // (1 + self._n_steps % 2)
+        with self._autocast():
+            logits, hidden, wanted, previous = self._blocks(window, anchors, n)
+            loss = wanted.loss(logits, torch.exp(-torch.arange(n, device=self.device) / DECAY))
+            rate = self.head.confidence(hidden.detach(), previous).float()
+        is_right = wanted.is_right(logits).float()
+        doubt = nn.functional.binary_cross_entropy_with_logits(rate, is_right, wanted.counts.float())
+        return loss + 0.1 * doubt
+
+    def _right(self, window: Window) -> list[Tensor]:
+        anchors = torch.arange(window.tokens.shape[1], device=self.device).expand(window.tokens.shape)
+        with self._autocast():
+            logits, _, wanted, _ = self._blocks(window, anchors, len(STEP_WEIGHTS))
+        return list(wanted.is_right(logits).unbind(-1))
+
+    def _blocks(self, window: Window, anchors: Tensor, n: int) -> tuple[Tensor, Tensor, Wanted, Tensor]:
+        """Blocks of n rows behind the tokens in the rows `anchors` [text, block]: logits, what they are made of, what
+        the target would say, and the tokens before, [text, block, n, ...]."""
+        rows = anchors[..., None] + torch.arange(n, device=self.device)
+        inside, rows = rows < window.tokens.shape[1], rows.clamp_max(window.tokens.shape[1] - 1)
+        text = torch.arange(len(rows), device=self.device)[:, None, None]
+        embeddings = self.data.mask.to(self.device).repeat(*rows.shape, 1)
+        embeddings[..., 0, :] = window.embeddings[text[..., 0], anchors]
+        hidden = self.head.hidden(window.features, anchors + 1, embeddings)
+        previous = window.tokens[text, rows]
+        wanted = Wanted(*(one[text, rows] for one in self._wanted(window)))
+        logits = self.head.output(hidden) + self.head.bias(previous)
+        return logits, hidden, wanted._replace(counts=wanted.counts & inside), previous
 
 
 def _up(x: Tensor, n: int) -> Tensor:

@@ -20,6 +20,9 @@ from pyfly_cpp.machine.memory import bytes_of_model
 KINDS = ("q8_0", "q4_0", "f16")
 """Types of a head's matrices."""
 
+HEADS = {"eagle3": "EAGLE-3 head", "dspark": "DSpark head"}
+"""Kinds of heads, and what they are called."""
+
 LEAST_TOKENS = 2000
 """Fewer teach nothing."""
 
@@ -40,6 +43,8 @@ class Plan:
     """Most time for all steps."""
     kind: str
     """Type of the head's matrices."""
+    head: str
+    """Kind of the head: one of `HEADS`."""
     licence: str | None
     """Licence of the texts, for the metadata."""
     layers: tuple[int, int, int]
@@ -69,6 +74,7 @@ def plan_head(
     n_tokens: int = 200_000,
     hours: float = 3.0,
     kind: str = "q8_0",
+    head: str = "eagle3",
     licence: str | None = None,
     force: bool = False,
 ) -> Plan:
@@ -82,6 +88,7 @@ def plan_head(
         n_tokens: Tokens to learn from, at most.
         hours: Most time, for all.
         kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".
+        head: "eagle3", which drafts token by token, or "dspark", which drafts a block in one pass.
         licence: What the file will name as the licence of its texts.
         force: Overwrite the output.
 
@@ -97,6 +104,8 @@ def plan_head(
         raise ValueError(f"a head needs at least {LEAST_TOKENS} tokens and some time; raise --tokens or --hours.")
     if kind not in KINDS:
         raise ValueError(f"the type {kind!r} is unknown; the types are {', '.join(KINDS)}.")
+    if head not in HEADS:
+        raise ValueError(f"heads of the kind {head!r} cannot be trained; the kinds are {', '.join(HEADS)}.")
     path, out = Path(target), Path(output)
     require_gguf(str(path))
     info = _native.inspect_model(str(path))
@@ -113,7 +122,8 @@ def plan_head(
     n_bytes = n_tokens * (6 * n_embd + 120) + 60 * n_embd * n_embd * 12
     plan = Plan(
         path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
-        licence, layers_of(info.n_layer), n_bytes, bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
+        head, licence, layers_of(info.n_layer), n_bytes,
+        bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_free(out, force or plan.origin.exists())
     require_space(out.absolute().parent, n_bytes, "make room, or write to another disk with --output")

@@ -7,15 +7,16 @@ import itertools
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.decoding.drafters import Eagle3
+from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.files import DataError
-from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
+from pyfly_cpp.heads.plan import HEADS, LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -27,6 +28,12 @@ N_PASSES = 8
 
 N_DRAFT_VOCAB = 8192
 """Most tokens that a head can propose."""
+
+N_BLOCK = 8
+"""Tokens of a block of a DSpark head."""
+
+N_MARKOV = 64
+"""Rank of its Markov head."""
 
 SHARE_OF_TEXTS = 0.5
 """Share of the time for texts and states; the rest is for learning."""
@@ -70,7 +77,7 @@ def train_head(
         NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
-    from pyfly_cpp.heads.fit import Dataset, Fit, Span
+    from pyfly_cpp.heads.fit import BlockFit, Dataset, Fit, Span
     from pyfly_cpp.heads.target import TargetFile
 
     tell, log = tell or (lambda what, done: None), log or (lambda line: None)
@@ -85,17 +92,19 @@ def train_head(
             n_texts = write_states(states, llm, texts, plan.layers, begun + SHARE_OF_TEXTS * plan.hours * 3600, tell)
         target = TargetFile(plan.target)
         rows = read_states(states, 3 * target.n_embd)
+        n_of_kind = Counter(text.kind for text in texts)
         spans, n = [], 0
         for text in texts[:n_texts]:
             if rows["ids"][n, 0] >= 0:
-                spans.append(Span(n, n + len(text.tokens), text.n_prompt, text.kind))
+                kind = text.kind if n_of_kind[text.kind] > 1 else "other"
+                spans.append(Span(n, n + len(text.tokens), text.n_prompt, kind))
             n += len(text.tokens)
         if n_lost := n_texts - len(spans):
             log(f"{counted(n_lost, 'text')} left out, because hidden states of theirs are not numbers")
         n = sum(span.end - span.begin for span in spans)
         _require_enough(n)
         data = Dataset(rows, spans, target)
-        fit = Fit(data, target, _shape(plan, target), seed, N_PASSES)
+        fit = (BlockFit if plan.head == "dspark" else Fit)(data, target, _shape(plan, target), seed, N_PASSES)
         checkpoint = plan.folder / "checkpoint.pt"
         if checkpoint.exists():
             fit.load(checkpoint)
@@ -119,10 +128,15 @@ def train_head(
 
 def _require_same(plan: Plan) -> str:
     """That what is in the folder was made from this target and these layers. Returns the target's fingerprint."""
-    made_from = {"target": fingerprint(plan.target), "layers": list(plan.layers), "texts": str(plan.texts)}
+    made_from = {
+        "target": fingerprint(plan.target),
+        "layers": list(plan.layers),
+        "texts": str(plan.texts),
+        "head": plan.head,
+    }
     if plan.origin.exists() and json.loads(plan.origin.read_text(encoding="utf-8")) != made_from:
         raise DataError(
-            f"{plan.folder} holds the training of another target or other texts; remove it, or choose another output."
+            f"{plan.folder} holds a training of another target, kind or texts; remove it, or choose another output."
         )
     write_atomically(plan.origin, json.dumps(made_from))
     return str(made_from["target"])
@@ -161,15 +175,18 @@ def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> li
 
 
 def _shape(plan: Plan, target: Any) -> Any:
-    from pyfly_cpp.heads.shapes import Eagle3Shape
+    from pyfly_cpp.heads.shapes import DFlashShape, Eagle3Shape
 
     n_embd = target.n_embd
-    return Eagle3Shape(
-        n_embd=n_embd, n_layer=1, n_ff=256 * round(8 / 3 * n_embd / 256) or 256, n_head=target.n_head,
-        n_head_kv=target.n_head, head_dim=target.head_dim, n_rot=target.head_dim, n_vocab=target.n_vocab,
-        n_ctx=target.n_ctx, norm_eps=target.norm_eps, rope_base=target.rope_base, n_embd_target=n_embd,
-        target_layers=plan.layers, n_draft_vocab=min(N_DRAFT_VOCAB, target.n_vocab), norms_features=True,
-    )  # fmt: skip
+    sizes = {
+        "n_embd": n_embd, "n_ff": 256 * round(8 / 3 * n_embd / 256) or 256, "n_head": target.n_head,
+        "n_head_kv": target.n_head, "head_dim": target.head_dim, "n_rot": target.head_dim, "n_vocab": target.n_vocab,
+        "n_ctx": target.n_ctx, "norm_eps": target.norm_eps, "rope_base": target.rope_base,
+        "target_layers": plan.layers, "n_draft_vocab": min(N_DRAFT_VOCAB, target.n_vocab),
+    }  # fmt: skip
+    if plan.head == "dspark":
+        return DFlashShape(**sizes, n_layer=2, block_size=N_BLOCK, mask_token=target.mask_token, n_markov=N_MARKOV)
+    return Eagle3Shape(**sizes, n_layer=1, n_embd_target=n_embd, norms_features=True)
 
 
 def _percent(shares: Sequence[float]) -> str:
@@ -179,9 +196,11 @@ def _percent(shares: Sequence[float]) -> str:
 def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: int) -> None:
     from pyfly_cpp.heads.export import with_adjacent_rope, write_gguf
 
+    name, shape, is_block = HEADS[plan.head], fit.head.shape, plan.head == "dspark"
+
     def describe(writer: Any) -> None:
-        writer.add_name(f"{target.name} EAGLE-3 head")
-        writer.add_description("EAGLE-3 head, trained by pyfly-cpp from the target's GGUF file")
+        writer.add_name(f"{target.name} {name}")
+        writer.add_description(f"{name}, trained by pyfly-cpp from the target's GGUF file")
         if plan.licence:
             writer.add_license(plan.licence)
         writer.add_string("pyfly.target.name", target.name)
@@ -190,10 +209,12 @@ def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: i
         writer.add_array("pyfly.texts.kinds", sorted(fit.best.by_kind))
         writer.add_array("pyfly.acceptance", [float(share) for share in fit.best.by_depth])
         target.write_vocabulary(writer)
+        if is_block and "tokenizer.ggml.mask_token_id" not in writer.kv_data[0]:
+            writer.add_mask_token_id(shape.mask_token)
 
-    weights = with_adjacent_rope(fit.weights(), fit.head.shape)
+    weights = fit.weights() if is_block else with_adjacent_rope(fit.weights(), shape)
     with resumable(plan.output):
-        write_gguf(plan.output, "eagle3", describe, fit.head.shape, weights, plan.kind)
+        write_gguf(plan.output, "dflash" if is_block else "eagle3", describe, shape, weights, plan.kind)
 
 
 N_MEASURED = 6
@@ -209,7 +230,7 @@ def _measure(plan: Plan, texts: Sequence[Text], tell: Tell, settings: dict[str, 
     if not prompts:
         return None
     speeds = []
-    for drafter in (None, Eagle3(plan.output)):
+    for drafter in (None, DRAFTERS[plan.head].make(plan.output)):
         with contextlib.closing(FlyLlama(plan.target, n_ctx=2 * N_TEXT, drafter=drafter, **settings)) as llm:
             for i, prompt in enumerate(prompts):
                 tell(f"measuring {'with' if drafter else 'without'} the head", i / len(prompts))
