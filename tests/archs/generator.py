@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,24 +77,27 @@ def _changed(source: Path, destination: Path, name: str, changes: dict, n_nextn:
 
 
 def _compiled(folder: Path) -> Path:
+    root = source(folder)
+    options = (f'-DGENERATOR="{root / _TEST}"', f"-I{HERE / 'include'}", f"-I{root / 'src'}")
+    return compiled(root, HERE / "generator.cpp", folder / "generator", options)
+
+
+def compiled(root: Path, program: Path, out: Path, options: Sequence[str] = ()) -> Path:
+    """A program for llama.cpp `root`, against the installed libraries; returns `out`. Raises Missing."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise Missing("there is no C++ compiler")
-    root = source(folder)
     spec = find_spec("llama_cpp")
     assert spec is not None and spec.submodule_search_locations
     libraries = Path(spec.submodule_search_locations[0]) / "lib"
-    program = folder / "generator"
-    includes = (HERE / "include", root / "src", root / "include", root / "ggml" / "include")
     command = [
-        *(compiler, "-std=c++17", "-O1", "-w", f'-DGENERATOR="{root / _TEST}"', *(f"-I{path}" for path in includes)),
-        *(HERE / "generator.cpp", f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"),
-        *("-o", program),
+        *(compiler, "-std=c++17", "-O1", "-w", *options, f"-I{root / 'include'}", f"-I{root / 'ggml' / 'include'}"),
+        *(program, f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}", "-o", out),
     ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode:
-        raise Missing(f"llama.cpp's generator does not compile: {done.stderr[-500:]}")
-    return program
+        raise Missing(f"llama.cpp's {program.name} does not compile: {done.stderr[-500:]}")
+    return out
 
 
 def source(folder: Path) -> Path:
