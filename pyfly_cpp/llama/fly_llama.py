@@ -10,9 +10,12 @@ completions in `completions.py`, the loop around the steps in `generation.py`, t
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import inspect
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +34,7 @@ from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_a
 from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Stats
+from pyfly_cpp.errors import BusyError
 from pyfly_cpp.llama.arguments import LlamaArguments
 from pyfly_cpp.llama.completions import CompletingLlama
 from pyfly_cpp.llama.generation import Generation
@@ -38,6 +42,15 @@ from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import model_file
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
+_OPEN: weakref.WeakSet[FlyLlama] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes what nobody closed while llama.cpp can still log, which is a function of a Python module."""
+    for llm in list(_OPEN):
+        with contextlib.suppress(BusyError):
+            llm.close()
 
 
 def _is_file(drafter: object) -> TypeGuard[str]:
@@ -61,6 +74,7 @@ class FlyLlama(CompletingLlama):
     """
 
     _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
+    _closes_at_exit = True
 
     trace: bool
     """Whether the next generation keeps a `Record` of every token in `records`."""
@@ -165,6 +179,8 @@ class FlyLlama(CompletingLlama):
         self.drafter = drafter
         require_fitting(draft_max, self.n_batch)
         self.warn_of_gate()
+        if self._closes_at_exit:
+            _OPEN.add(self)
 
     @classmethod
     def from_preset(cls, path: str | os.PathLike[str], **overrides: Any) -> FlyLlama:

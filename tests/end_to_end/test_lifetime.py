@@ -549,6 +549,19 @@ def test_daemon_threads_in_callbacks_when_the_program_ends(target, tiny_draft):
     in_child(code, target, tiny_draft)  # prints nothing: the base class closes stdout while it loads
 
 
+def test_what_nobody_closed_is_closed_before_modules_go(tiny_target):
+    """llama.cpp's log is a function of a Python module: with PyTorch imported, closing later ended in a crash."""
+    code = f"""
+        import atexit
+        atexit.register(lambda: print(llm._access.is_closed))  # called after those that are registered later
+        from pyfly_cpp import FlyLlama
+        llm = FlyLlama({str(tiny_target)!r}, n_threads=1, verbose=False)
+        llm("Tom", max_tokens=2)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
+
+
 def test_an_object_that_was_never_made():
     """Its destructor has nothing to say."""
     code = """
