@@ -10,7 +10,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf
+from gguf_edit import edit_gguf, other_token
 
 from pyfly_cpp import DSpark, Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
@@ -201,6 +201,9 @@ def test_a_head_is_trained_found_and_drafts(kind, drafter, least, torch, tiny_ta
             stats = llm.stats
     assert answers[0] == answers[1]
     assert stats.matched / stats.drafted > 0.05
+    other = edit_gguf(tiny_target, tmp_path / "other.gguf", other_token(tiny_target, "pyfly"))
+    with pytest.raises(IncompatibleDraftError, match="does not share the target's vocabulary: token 700"):
+        FlyLlama(other, drafter=drafter(plan.output), **QUIET)
 
 
 @pytest.mark.slow
