@@ -173,7 +173,7 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
         throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
     }
     if (gate.looks_at_answer() && answered == nullptr && answer.n(0) > 0 && n_draft > 0) {
-        throw Error(PYFLY_STATUS_INVALID, "the gate looks for repetitions in the answer; give answered");
+        throw Error(PYFLY_STATUS_INVALID, "the gate looks at the answer's tokens; give answered");
     }
     const Window validated({window}); // also where there is no mismatch to judge
     (void) validated;

@@ -49,6 +49,13 @@ class Random:
         return int(np.argmax(borders > u))
 
 
+def random_acceptance(seed, tokens):
+    """The number in [0, 1) that decides about the last of an answer's tokens: csrc/rules/random.cpp."""
+    for token in tokens:
+        seed = ((seed ^ int(token)) * 0x100000001B3) & MASK
+    return Random(seed).uniform()
+
+
 def softmax(row):
     row = np.asarray(row, dtype=np.float64)
     weights = np.exp(row - row.max())

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_text import Engine
+from sampling_oracle import random_acceptance
 
 from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, Window, verify
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
-from pyfly_cpp.decoding.gates import AllOf, Budget, ExactFirst, NoRepeat
+from pyfly_cpp.decoding.gates import AllOf, Budget, ExactFirst, NoRepeat, Random
 from pyfly_cpp.errors import NotFiniteError
 
 N_VOCAB, EOG, PROTECTED = 9, 0, 1
@@ -153,6 +154,13 @@ class FuzzyOracle(Oracle):
         return np.abs(p / p.sum() - q / q.sum()).sum() / 2 <= self.tau
 
 
+class RandomOracle(Oracle):
+    """Defers with probability tau."""
+
+    def passes(self, text, token):
+        return random_acceptance(7, [*text[len(PROMPT) :], token]) < self.tau
+
+
 def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_max=None, limit=None, park=()):
     """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: of a
     recurrent memory; `park`: after which rounds the memory is to hold the committed tokens but the last."""
@@ -245,6 +253,16 @@ def test_fuzzy_commits_what_the_oracle_commits(script, threshold, window, k):
     n = 25
     engine = run_engine(script, Fuzzy("tv", threshold), window, k, n)
     oracle = FuzzyOracle(script, threshold, window, k, 4096).run(n)
+    require_same(engine, oracle, n)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.sampled_from([0.0, 0.3, 1.0]), windows, st.integers(0, 10))
+def test_random_acceptance_commits_what_the_oracle_commits(script, p, window, k):
+    """The same draft in the same place has the same fate, through windows and rollbacks."""
+    n = 25
+    engine = run_engine(script, Random(p, 7), window, k, n)
+    oracle = RandomOracle(script, p, window, k, 4096).run(n)
     require_same(engine, oracle, n)
 
 

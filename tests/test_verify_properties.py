@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sampling_oracle import random_acceptance
 
 from pyfly_cpp import Entropy, Exact, Fuzzy, Margin, Window, verify
 from pyfly_cpp.decoding.gates import (
@@ -17,6 +18,7 @@ from pyfly_cpp.decoding.gates import (
     Budget,
     ExactFirst,
     NoRepeat,
+    Random,
     Ratio,
     Regions,
     Relaxed,
@@ -83,6 +85,8 @@ def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
         return value <= gate.threshold, far(value, gate.threshold)
     if isinstance(gate, ExactFirst):
         return len(answered) >= gate.n, math.inf
+    if isinstance(gate, Random):
+        return random_acceptance(gate.seed, (*answered, draft)) < gate.p, math.inf
     if isinstance(gate, Budget):
         allowed = gate.nats / 100 * (len(answered) + 1)
         return given + margin < allowed, far(given + margin, allowed)
@@ -151,6 +155,7 @@ gates = st.recursive(
         st.floats(0.05, 1).map(Ratio),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
+        st.builds(Random, st.floats(0, 1), st.integers(0, 2**31 - 1)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 40)),
     ),
     lambda inner: (
@@ -236,6 +241,26 @@ def test_what_is_no_repeat():
     assert reasons([2, 2], [3, 2]) == ["loose", "loose"]
     assert reasons([5, 5], [5, 5, 5]) == ["match", "match"]  # what the target repeats stands
     assert reasons([3, 3], []) == ["loose", "loose"]
+
+
+def test_random_acceptance():
+    """A share p of what may be accepted, whatever the rows say: 0 is exact, 1 all, and each p has what a smaller one
+    has."""
+    n, v = 4000, 50
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(n + 1, v)).astype(np.float32)
+    draft = (rows[:n].argmax(axis=1) + rng.integers(1, v, n)) % v
+
+    def accepted(gate, protected=()):
+        reasons = [d.reason for d in verify(rows, draft, gate, Window(0), protected).decisions]
+        return np.array(reasons) == "loose"
+
+    assert not accepted(Random(0)).any() and accepted(Random(1)).all()
+    few, half, others = (accepted(gate) for gate in (Random(0.1), Random(0.5), Random(0.5, 1)))
+    for found, p in ((few, 0.1), (half, 0.5), (others, 0.5), (half & others, 0.25), (half[1:] & half[:-1], 0.25)):
+        assert abs(found.mean() - p) < 4 * math.sqrt(p * (1 - p) / n)  # four standard deviations
+    assert not (few & ~half).any() and (accepted(Random(0.5)) == half).all()
+    assert not accepted(Random(1), protected={7})[draft == 7].any()
 
 
 def test_target_tokens_replace_the_argmax():

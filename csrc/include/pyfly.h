@@ -115,13 +115,15 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
+    PYFLY_GATE_RANDOM = 19 /* defers with probability threshold, in [0, 1]: by a number that follows from the seed n,
+                              the answer's tokens and the draft */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY: >= 0; NO_REPEAT: >= 1;
-                         STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY, RANDOM: >= 0;
+                         NO_REPEAT: >= 1; STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;

@@ -106,7 +106,7 @@ def verify(
             tokens count as given away.
         seed: 0..2**64-1, for the draws of `Stochastic` and rFSD; two steps need two seeds to be independent.
         regions: The region of each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
-        answered: int [n_answered], the tokens of the answer before this step, for `NoRepeat`.
+        answered: int [n_answered], the tokens of the answer before this step, for `NoRepeat` and `Random`.
         eog: Token ids that end a text; protected as well. Nothing is emitted after one, and a window that is still
             open there does not hold.
 

@@ -12,7 +12,7 @@ from llama_cpp._internals import LlamaSampler
 
 from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window
 from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, NoRepeat, Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, NoRepeat, Random, Ratio, Relaxed, Typical
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -117,6 +117,8 @@ class Request:
             "all_rows": rng.random() < 0.2,
             "owner": other.randrange(2),
         }
+        if not world.is_adaptive and not self.gate.draws_choices and other.random() < 0.05:
+            self.gate = Random(other.choice([0.3, 1.0]), other.randrange(3))
         # after so many committed tokens, behind which of the last round's, and what is sent there
         self.resumes = [
             (rng.randrange(1, 30), rng.randrange(10), [rng.randrange(2, N_VOCAB) for _ in range(rng.randrange(4))])

@@ -19,6 +19,7 @@ from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import Fuzzy
 from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, GateNode
 from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, NoRepeat
+from pyfly_cpp.decoding.gates.random import Random
 from pyfly_cpp.decoding.gates.regions import Regions, regions_of
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.gates.written import (
@@ -48,6 +49,7 @@ __all__ = [
     "GateNode",
     "Margin",
     "NoRepeat",
+    "Random",
     "Ratio",
     "Regions",
     "Relaxed",

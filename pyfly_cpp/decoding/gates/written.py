@@ -12,6 +12,7 @@ from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, written
 from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
+from pyfly_cpp.decoding.gates.random import Random
 from pyfly_cpp.decoding.gates.regions import Regions
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.windows import Window
@@ -55,6 +56,7 @@ FORMS = (
     *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
     Form("stochastic", "stochastic", Stochastic),
     Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
+    Form("random", "", Random, {"p": float, "seed": int}),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
