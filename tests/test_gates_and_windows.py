@@ -16,6 +16,8 @@ from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.decoding.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.decoding.gates import (
     FORMS,
+    KNOBS,
+    N_RUNGS,
     REGIONS,
     AllOf,
     AnyOf,
@@ -28,6 +30,7 @@ from pyfly_cpp.decoding.gates import (
     Relaxed,
     Typical,
     examples,
+    ladder,
     parse_gate,
     require_gate,
     why_all,
@@ -101,6 +104,38 @@ def test_unreadable_gates(text):
 def test_out_of_range(make):
     with pytest.raises(ValueError, match=r"must|needs|gate"):
         make()
+
+
+@pytest.mark.parametrize("word", KNOBS)
+def test_ladders_begin_at_exact_decoding_and_loosen(word):
+    knob, gates = KNOBS[word], ladder(word)
+    ends = [] if math.isnan(knob.exact) else [dataclasses.replace(gates[0], **{knob.field: knob.exact})]
+    rng = np.random.default_rng(3)
+    rows = rng.normal(scale=2, size=(401, 10)).astype(np.float32)
+    drafts = (rows[:400] + rng.normal(scale=1, size=(400, 10))).astype(np.float32)
+    draft = (rows[:400].argmax(axis=1) + rng.integers(1, 10, 400)) % 10
+
+    def n_loose(gate):
+        window = None if gate.draws else Window(0)
+        reasons = [d.reason for d in verify(rows, draft, gate, window, draft_logits=drafts).decisions]
+        return reasons.count("loose"), reasons.count("gate")
+
+    counts = [n_loose(gate) for gate in (*ends, *gates)]
+    assert 4 <= len(gates) <= N_RUNGS and [parse_gate(str(gate)) for gate in gates] == gates
+    assert counts == sorted(counts, key=lambda n: n[0]) and counts[-1][0] > 20
+    assert not ends or counts[0][0] == 0
+    if knob.loosest is not None:
+        assert counts[-1][1] == 0 and getattr(gates[-1], knob.field) == knob.loosest
+    if word.endswith(("-js", "-tv")):
+        assert [why_all(gate, 8) is None for gate in gates] == [True] * (len(gates) - 1) + [False]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("margn", "Did you mean 'margin'"), ("budget", "no gate with"), ("all", "typical")]
+)
+def test_gates_without_a_ladder(word, hint):
+    with pytest.raises(ValueError, match=hint):
+        ladder(word)
 
 
 def test_defaults_of_across_rounds():

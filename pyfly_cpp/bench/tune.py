@@ -1,18 +1,23 @@
 """Finds the fastest setting whose outputs stay within a budget, from a few prompts of the user's own.
 
-Three stages, each measured interleaved with `exact` and `plain`, and ranked by the speed over exact: (1) drafter and K,
-losslessly; (2) gates and rules with the best of these; (3) window and K around the fastest that keeps the budget. That
-is a greedy search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the
-answer. At the end the choice is measured again along with plain, exact and the best lossless setting, since the best of
-many noisy measurements looks better than it is; a lossy one that is not clearly faster then is not chosen.
+Stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K,
+losslessly; (2) gates with the best of these; (3) window and K around the best that keeps the budget. That is a greedy
+search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the answer. (4) The
+choice again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks
+better than it is; a lossy one that is not clearly faster then is not chosen.
 
-The idea of tuning a threshold on 8-16 prompts is that of fuzzy speculative decoding (Holsman et al. 2025).
+In stage 2 every gate climbs its ladder of thresholds (`gates.ladder`), once with each window. Its foot is exact
+decoding, which stage 1 has measured. It climbs until it leaves the budget, is as fast as was asked for, or accepts
+whatever is drafted. Tuning a threshold like this on 8 to 16 prompts is the idea of fuzzy speculative decoding (Holsman
+et al. 2025, arXiv 2502.20704).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +25,7 @@ from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
-from pyfly_cpp.decoding.gates import Entropy, Gate, Margin, Stochastic
+from pyfly_cpp.decoding.gates import N_RUNGS, Fuzzy, Gate, Random, Stochastic, ladder
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.evaluation.generation import Generator, Sampling
@@ -29,10 +34,11 @@ from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, for
 MIN_PROMPTS = MIN_GROUPS
 """With fewer there is no interval, and without one nothing lossy is ever shown to be faster."""
 
-GATES: tuple[Gate, ...] = (
-    Margin(0.1), Margin(0.3), Margin(0.6), Margin(1.0), Entropy(0.3), Entropy(0.6), Entropy(0.9),
-)  # fmt: skip
-"""Tried in stage 2, each with both rules."""
+GATES = ("margin", "entropy")
+"""The words of the gates that climb in stage 2 where no others are asked for."""
+
+BASELINES = (0.25, 0.5, 1.0)
+"""Probabilities of random acceptance, which the frontier is compared with."""
 
 DEPTHS = (4, 8, 16)
 """K tried in stage 1."""
@@ -46,12 +52,19 @@ SIZES = (2, 4, 10)
 
 @dataclass(frozen=True)
 class Budget:
-    """How far outputs may stray from those of exact decoding."""
+    """How far outputs may stray from those of exact decoding, and what for."""
 
     agreement: float = 0.8
     """Least mean agreement with the exact output, 0..1 (see `agreement`)."""
     lost_answers: int = 0
     """Most prompts whose answer exact decoding gives and the setting does not."""
+    until_speed: float = math.inf
+    """The speed over exact that is enough, > 0: of the settings that have it, the one that strays least is best."""
+
+    def worth(self, candidate: Candidate) -> tuple[float, ...]:
+        """What candidates within the budget are ranked by."""
+        gain, agreement = candidate.speedup.estimate, candidate.agreement.estimate
+        return min(gain, self.until_speed), 1.0 if candidate.setting.is_exact else agreement, gain
 
 
 @dataclass(frozen=True)
@@ -94,8 +107,8 @@ class Tuned:
     chosen: Candidate
     """As measured in the search."""
     fastest: Candidate
-    """The fastest of the search within the budget: the choice, unless it is lossy and was not clearly faster when
-    measured again."""
+    """The best of the search within the budget: the choice, unless it is lossy and was not clearly faster when measured
+    again."""
     over_lossless: Interval | None
     """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
     candidates: tuple[Candidate, ...]
@@ -104,6 +117,8 @@ class Tuned:
     """plain, exact, the best lossless setting and the fastest, measured afresh."""
     n_prompts: int
     """Forms of one prompt counted once."""
+    baselines: tuple[Candidate, ...] = ()
+    """Random acceptance, from strict to loose, measured with the confirmation."""
 
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
@@ -189,6 +204,47 @@ def _spelled_out(generator: Generator, setting: Decoding) -> object:
     return setting.gate, setting.effective_window, drafter, _draft_max(generator, setting), bool(setting.adaptive)
 
 
+def ladders(generator: Generator, base: Decoding, word: str) -> list[list[Decoding]]:
+    """The settings that a gate climbs from `base`, with each window that it is tried with: the one that it has where it
+    comes from and `reconverge`; or `reconverge` and as much of `agree` as fits into a step; or none if it decides by
+    draws."""
+    gates = ladder(word)
+    # Under "agree" a mismatch can stand only if W positions of its step follow it.
+    agree = Window(rule="agree", size=min(6, max(0, _draft_max(generator, base) - 2)))
+    windows = [None] if gates[0].draws else [Window(rule="reconverge"), agree if gates[0].window.size else None]
+    return [[replace(base, gate=gate, window=window) for gate in gates] for window in windows]
+
+
+def _able(
+    generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding], gate: Gate, temperature: float
+) -> list[Decoding]:
+    """Those of the settings whose drafter has what the gate looks at, which its first step shows; raises ValueError if
+    there is none."""
+    if not isinstance(gate, Fuzzy):
+        return list(settings)
+    rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
+    refusals: dict[Any, ValueError | None] = {}
+    for setting in settings:
+        drafter = generator.drafters.of(setting)
+        if drafter not in refusals:
+            try:
+                generator.generate(rendered, replace(setting, gate=gate, window=None), 1, temperature)
+                refusals[drafter] = None
+            except ValueError as error:
+                refusals[drafter] = error
+    able = [setting for setting in settings if refusals[generator.drafters.of(setting)] is None]
+    if not able:
+        raise ValueError(f"cannot tune {gate}: {next(iter(refusals.values()))}")
+    return able
+
+
+def _random(like: Decoding) -> list[Decoding]:
+    """Random acceptance with what else a setting has, and the draft alone: all of it without a window."""
+    window = None if like.gate.draws else like.effective_window
+    settings = [replace(like, gate=Random(p), window=window) for p in BASELINES]
+    return list(dict.fromkeys(s.canonical() for s in (*settings, replace(settings[-1], window=None))))
+
+
 def decide(
     fastest: Candidate, lossless: Candidate, confirmation: Sequence[Measured]
 ) -> tuple[Candidate, Interval | None]:
@@ -208,20 +264,27 @@ def tune(
     words: Sequence[str],
     progress: Callable[[str, int, int, str], None] | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    gates: Sequence[str] = GATES,
+    baselines: bool = False,
 ) -> Tuned:
     """Searches (see the head of this file).
 
     Args:
         words: The drafters to try, as in settings.
         progress: Called with (stage, done, of, what) after every generation.
+        gates: Words of the gates to try, of `gates.KNOBS`.
+        baselines: Whether random acceptance is measured with the confirmation, with the window, the drafter and K of
+            the best lossy setting.
 
     Raises:
-        ValueError: fewer than `MIN_PROMPTS` prompts, or a prompt does not fit in the context.
+        ValueError: fewer than `MIN_PROMPTS` prompts, a prompt does not fit in the context, a gate has no threshold, or
+            compares distributions of which none of the drafters has any.
     """
     n_prompts = len({prompt.unit for prompt in prompts})
     if n_prompts < MIN_PROMPTS:
         raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
     candidates: dict[Decoding, Candidate] = {}
+    is_full: dict[Decoding, bool] = {}  # the gate rejected nothing: a looser one would change nothing
     governed = as_in_chat(sampling.temperature)
     names = {_spelled_out(generator, setting): setting for setting in (PLAIN, governed, EXACT)}
 
@@ -229,39 +292,66 @@ def tune(
         """Each under the name it got first: two names of one setting would only measure the noise."""
         return list(dict.fromkeys(names.setdefault(_spelled_out(generator, s), s.canonical()) for s in settings))
 
-    def run(stage: str, settings: Sequence[Decoding]) -> None:
-        wanted = list(dict.fromkeys([EXACT, PLAIN, governed, *settings]))
-        n = len(wanted) * sum(len(prompt.turns) for prompt in prompts)
+    def run(stage: str, settings: Sequence[Decoding]) -> list[Measured]:
+        n = len(settings) * sum(len(prompt.turns) for prompt in prompts)
         report = (lambda done, what: progress(stage, done, n, what)) if progress is not None else None
-        measured = measure(generator, prompts, wanted, max_tokens, progress=report, sampling=sampling)
+        with warnings.catch_warnings():  # of gates that are only tried
+            warnings.filterwarnings("ignore", "the (gate|threshold) ")
+            return measure(generator, prompts, settings, max_tokens, progress=report, sampling=sampling)
+
+    def search(stage: str, settings: Sequence[Decoding]) -> None:
+        wanted = list(dict.fromkeys([EXACT, *settings]))
+        measured = run(stage, wanted)
         for setting in wanted:
             candidates.setdefault(setting, assess(measured, setting))
+            mine = [m.result.stats for m in measured if m.setting == str(setting)]
+            is_full[setting] = not any(stats.rejected_gate for stats in mine)
 
-    def best(among: Sequence[Decoding]) -> Candidate:
+    def best(among: Iterable[Decoding]) -> Candidate:
         kept = [candidates[s] for s in among if s in candidates and candidates[s].within(budget)]
-        return max(kept, key=lambda c: c.speedup.estimate)
+        return max(kept, key=budget.worth)
+
+    def climbs_on(setting: Decoding) -> bool:
+        candidate = candidates[setting]
+        is_enough = candidate.speedup.estimate >= budget.until_speed
+        return candidate.within(budget) and not is_enough and not is_full[setting]
 
     first = once([setting for setting in first_settings(words) if _fits(generator, setting)])
-    run("1/3 drafter and K", first)
+    bases = {word: _able(generator, prompts[0], first, ladder(word)[0], sampling.temperature) for word in gates}
+    search("1/4 drafter and K", [PLAIN, governed, *first])
     start = best(first).setting
-    # Under "agree" a mismatch can stand only if W positions of its step follow it.
-    size = min(6, max(0, _draft_max(generator, start) - 2))
-    windows = (Window(rule="reconverge"), Window(rule="agree", size=size))
-    tried = [replace(start, gate=gate, window=w) for gate in GATES for w in windows]
-    if sampling.temperature > 0:
-        tried.append(replace(start, gate=Stochastic(), window=None))
-    gates = once([] if start.is_plain else tried)
-    run("2/3 gate", gates)
-    leader = best([start, *gates]).setting
+    climbing = [
+        once(settings)
+        for word in (() if start.is_plain else gates)
+        for settings in ladders(generator, best(bases[word]).setting, word)
+    ]
+    others = [replace(start, gate=Stochastic(), window=None)] if climbing and sampling.temperature > 0 else []
+    tried = once([start, *others])
+    for rung in range(N_RUNGS):
+        climbing = [settings for settings in climbing if rung < len(settings)]
+        tried += [settings[rung] for settings in climbing]
+        if new := [setting for setting in dict.fromkeys(tried) if setting not in candidates]:
+            search(f"2/4 gate, threshold {rung + 1} of at most {N_RUNGS}", new)
+        climbing = [settings for settings in climbing if climbs_on(settings[rung])]
+    leader = best(tried).setting
     drafter = generator.drafters.of(leader)
     around = [replace(leader, draft_max=s.draft_max) for s in first if generator.drafters.of(s) == drafter]
     if not leader.is_exact:
         around.append(replace(leader, draft_max=None, adaptive=True))
+    if not leader.is_exact and not leader.gate.draws:
         around += [replace(leader, window=replace(leader.effective_window, size=size)) for size in SIZES]
-    run("3/3 window and K", [s for s in once(around) if s not in candidates and _can_defer(generator, s)])
-    fastest = best(list(candidates))
+    if new := [s for s in once(around) if s not in candidates and _can_defer(generator, s)]:
+        search("3/4 window and K", new)
+    fastest = best(candidates)
     lossless = best([setting for setting in candidates if setting.is_exact])
+    lossy = [candidate for candidate in candidates.values() if not candidate.setting.is_exact]
+    if not fastest.setting.is_exact:
+        lossy = [fastest]
+    randoms = _random(max(lossy, key=budget.worth).setting) if baselines and lossy else []
     afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
-    confirmation = measure(generator, prompts, afresh, max_tokens, sampling=sampling)
+    confirmation = run("4/4 the choice again", [*afresh, *randoms])
     chosen, over = decide(fastest, lossless, confirmation)
-    return Tuned(chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts)
+    return Tuned(
+        chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts,
+        tuple(assess(confirmation, setting) for setting in randoms),
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
-from pyfly_cpp.cli.kinds import Int, Real
+from pyfly_cpp.cli.kinds import Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
@@ -26,6 +27,7 @@ from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import as_given, require_drafters
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
+from pyfly_cpp.decoding.gates import ladder
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.report import interval
@@ -44,7 +46,14 @@ optionally `answer` (a string that a right output contains). Agreement is the sh
 common with the exact one, in order. Different wording lowers it, and so does a --temperature soon after the first
 difference: then judge by answers, and lower --agreement. A lossy setting is written only if it is clearly faster than
 the best lossless one when both are measured again. All available drafters are tried (the model's MTP head, --draft,
-prompt lookup), or the one that --drafter names. `FlyLlama.from_preset` and --preset read the file."""
+prompt lookup), or the one that --drafter names. The threshold of each --gate starts at exact decoding and is loosened
+step by step, until outputs stray further than allowed or the speed is enough. `FlyLlama.from_preset` and --preset read
+the file."""
+
+
+def _with_threshold(word: str) -> str:
+    ladder(word)
+    return word
 
 
 _OPTIONS = [
@@ -52,10 +61,25 @@ _OPTIONS = [
     number("--limit", kind=Int(1), default=16, help="Take at most N of them."),
     number("--agreement", kind=Real(0, 1), default=0.8, help="Least mean agreement."),
     number("--lost-answers", kind=Int(0), default=0, help="Most answers that may be lost."),
+    click.option(
+        "--gate",
+        "gates",
+        multiple=True,
+        type=Written("gate", _with_threshold),
+        metavar="WORD",
+        default=tuning.GATES,
+        help="A gate to try, such as ratio or fuzzy-js; can be repeated.",
+    ),
+    number("--until-speed", kind=Real(1), help="Loosen no further at X times the speed of exact."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
     click.option("-o", "--output", default="pyfly-preset.json", metavar="FILE", help="The preset to write."),
-    click.option("--plot", "plot_file", metavar="FILE", help="Write the frontier as a PNG (needs matplotlib)."),
+    click.option(
+        "--plot",
+        "plot_file",
+        metavar="FILE",
+        help="Write the frontier as a PNG (needs matplotlib), and measure random acceptance for comparison.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON."),
     click.option("--force", is_flag=True, help="Overwrite files that exist."),
 ]
@@ -70,6 +94,8 @@ def command(
     limit: int,
     agreement: float,
     lost_answers: int,
+    gates: tuple[str, ...],
+    until_speed: float | None,
     max_tokens: int,
     temperature: float,
     seed: int,
@@ -86,7 +112,7 @@ def command(
     words = [models.drafter] if models.drafter != AUTO else drafters.words()
     k = max(setting.draft_max or 0 for setting in tuning.first_settings(words))
     session = open_session(models, [Decoding(drafter=word) for word in words], draft_max=k)
-    budget = tuning.Budget(agreement, lost_answers)
+    budget = tuning.Budget(agreement, lost_answers, math.inf if until_speed is None else until_speed)
     sampling = Sampling(temperature, seed)
     with progress_bar(1, "tune") as bar:
         stages: list[str] = []
@@ -97,7 +123,9 @@ def command(
                 bar.tell(f"Stage {stage}: {n} generations")
             bar(done, what, n)
 
-        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress, sampling)
+        tuned = tuning.tune(
+            session.generator, prompts, budget, max_tokens, words, progress, sampling, gates, plot_file is not None
+        )
     fresh = summarise(tuned.confirmation)
     chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
     claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
@@ -106,7 +134,8 @@ def command(
     facts = {
         "sentence": claim,
         "n_prompts": tuned.n_prompts,
-        "budget": dataclasses.asdict(budget),
+        "budget": {"agreement": agreement, "lost_answers": lost_answers, "until_speed": until_speed},
+        "gates": list(gates),
         **dataclasses.asdict(sampling),
         "measured": tuned.chosen.as_dict(),
         "confirmed": for_json(chosen),
@@ -116,6 +145,7 @@ def command(
     preset = dataclasses.replace(preset, claim=facts)
     if as_json:
         record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
+        record["baselines"] = [c.as_dict() for c in tuned.baselines]
         record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
         write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     else:
@@ -129,12 +159,12 @@ def command(
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
-    """All candidates, fastest first; `*` on the frontier."""
+    """All candidates and the baselines, fastest first; `*` on the frontier."""
     on_frontier = {c.setting for c in tuning.frontier(tuned.candidates)}
     head = ["", "setting", "x exact [95% CI]", "agreement [95% CI]", "answers", "within the budget"]
     body = []
-    for c in sorted(tuned.candidates, key=lambda c: -c.speedup.estimate):
-        mark = "*" if c.setting in on_frontier else ""
+    for c in sorted((*tuned.candidates, *tuned.baselines), key=lambda c: -c.speedup.estimate):
+        mark = "baseline" if c in tuned.baselines else "*" if c.setting in on_frontier else ""
         mark = "chosen" if c.setting == tuned.chosen.setting else mark
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
         is_within = "yes" if c.within(budget) else "no"
@@ -163,11 +193,11 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
 
 
 def rejection_sentence(tuned: tuning.Tuned) -> str:
-    """Why the choice is not the fastest setting of the search, with a space behind it; empty if it is."""
+    """Why the choice is not the best setting of the search, with a space behind it; empty if it is."""
     if tuned.chosen == tuned.fastest:
         return ""
     return (
-        f"{tuned.fastest.setting} was the fastest setting in the search. Measured again, its speed was "
+        f"{tuned.fastest.setting} was the best setting in the search. Measured again, its speed was "
         f"{interval(tuned.over_lossless)} times that of {tuned.chosen.setting}, which is lossless. That is not clearly "
         "more, so the preset is lossless. "
     )

@@ -53,7 +53,7 @@ def test_every_command_is_here():
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    monkeypatch.setattr(tuning, "GATES", tuning.GATES[:1])
+    monkeypatch.setattr(tuning, "N_RUNGS", 1)
     monkeypatch.setattr(tuning, "DEPTHS", (4,))
     monkeypatch.setattr(tuning, "SIZES", ())
     monkeypatch.setattr(models, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py

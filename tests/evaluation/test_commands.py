@@ -376,7 +376,6 @@ def test_bench_at_a_temperature(run, tmp_path, more):
 def test_tune_and_preset(run, tmp_path, monkeypatch):
     from pyfly_cpp.bench import tune as module
 
-    monkeypatch.setattr(module, "GATES", module.GATES[:1])
     monkeypatch.setattr(module, "DEPTHS", (4,))
     monkeypatch.setattr(module, "SIZES", ())
     prompts = tmp_path / "p.jsonl"
@@ -388,12 +387,25 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     assert claim["n_prompts"] == 5 and "5 prompts of p.jsonl" in result.stdout and claim["budget"]["agreement"] == 0.8
     assert "Sampling: greedy." in result.stdout
     refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
-    drawn = run(tune, "--prompts", prompts, "-n", 12, "-o", tmp_path / "drawn.json", "--temperature", 1.0, "--json")
+    drawn = run(
+        tune,
+        "--prompts",
+        prompts,
+        "-n",
+        12,
+        "-o",
+        tmp_path / "drawn.json",
+        "--temperature",
+        1.0,
+        "--json",
+        "--gate",
+        "margin",
+    )
     assert drawn.exit_code == 0, drawn.output
     drawn = json.loads(drawn.stdout)
     assert drawn["temperature"] == 1.0 and "Sampling: temperature 1, seeds 0 to 4." in drawn["sentence"]
     tried = {c["setting"].split()[0] for c in drawn["candidates"]}
-    assert ("stochastic" in tried) == ("margin:0.1" in tried), "unless plain decoding won at once"
+    assert ("stochastic" in tried) == ("margin:0.075" in tried), "unless plain decoding won at once"
     prompts.write_text('{"prompt": "a"}\n')
     refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
     assert not (tmp_path / "q.json").exists()
@@ -499,7 +511,6 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
 def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
     from pyfly_cpp.bench import tune as module
 
-    monkeypatch.setattr(module, "GATES", module.GATES[:1])
     monkeypatch.setattr(module, "DEPTHS", (4,))
     monkeypatch.setattr(module, "HEAD_DEPTHS", (2,))
     monkeypatch.setattr(module, "SIZES", ())

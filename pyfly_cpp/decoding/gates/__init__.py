@@ -24,8 +24,11 @@ from pyfly_cpp.decoding.gates.regions import Regions, regions_of
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.gates.written import (
     FORMS,
+    KNOBS,
+    N_RUNGS,
     THRESHOLDS,
     examples,
+    ladder,
     parse_gate,
     require_gate,
     require_window_for,
@@ -36,6 +39,8 @@ from pyfly_cpp.decoding.gates.written import (
 
 __all__ = [
     "FORMS",
+    "KNOBS",
+    "N_RUNGS",
     "REGIONS",
     "THRESHOLDS",
     "AllOf",
@@ -56,6 +61,7 @@ __all__ = [
     "Stochastic",
     "Typical",
     "examples",
+    "ladder",
     "parse_gate",
     "regions_of",
     "require_gate",

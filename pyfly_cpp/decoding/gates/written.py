@@ -22,6 +22,36 @@ MAX_DEPTH = 32
 """How deep the written form of a gate may be nested."""
 
 
+N_RUNGS = 7
+"""Most thresholds of a ladder."""
+
+
+class Knob(NamedTuple):
+    """The threshold of a gate, as `tune` moves it: from exact decoding on, always looser.
+
+    Steps are geometric, since margins, divergences and entropies of mismatches spread over orders of magnitude: so each
+    step lets about as many more of them pass, and a few prompts can tell it from the one before. Where there is a
+    published value, it is one of them, or close to one.
+    """
+
+    field: str
+    exact: float
+    """Accepts as exact matching does, but for ties; NaN: no threshold does."""
+    first: float
+    """The strictest one that is tried."""
+    factor: float
+    """From one to the next; below 1 if less is looser."""
+    loosest: float | None = None
+    """Lets every draft pass, or as many as this gate can; None: none does."""
+
+    def thresholds(self) -> list[float]:
+        """The ladder, from strict to loose; two digits of each are enough."""
+        rungs = [float(f"{self.first * self.factor**i:.2g}") for i in range(N_RUNGS)]
+        if self.loosest is None:
+            return rungs
+        return [x for x in rungs[:-1] if (x < self.loosest) == (self.factor > 1)] + [self.loosest]
+
+
 class Form(NamedTuple):
     """One way to write a gate: `word:number:...`, `word(gate,...)`, or `word(name=gate,...)`."""
 
@@ -36,38 +66,65 @@ class Form(NamedTuple):
     """Fields that the word sets."""
     names: tuple[str, ...] = ()
     """The fields of the gates in parentheses, where they are named."""
+    knob: Knob | None = None
+    """Its threshold, if it has one to move."""
 
 
-_FUZZY: dict[str, Callable[[str], float]] = {"threshold": float, "top": int}
+def _fuzzy(kind: str, residual: bool = False, example: str = "") -> Form:
+    """Fuzzy decoding by a divergence; with the residual, its threshold 0 is `Stochastic`."""
+    word = f"{'rfsd' if residual else 'fuzzy'}-{kind}"
+    knob = Knob("threshold", 0.0, 0.025, 2, {"js": 0.7, "tv": 1.0}.get(kind))
+    fixed = {"kind": kind, "residual": True} if residual else {"kind": kind}
+    return Form(word, example, Fuzzy, {"threshold": float, "top": int}, fixed, knob=knob)
+
+
+_ENTROPY = Knob("theta", 1.1, 0.85, 0.5**0.5, 0.0)  # of three tokens it is at most ln 3
+_ENTROPY_OF_ALL = Knob("theta", 1.0, 0.3, 0.5, 0.0)
 
 FORMS = (
     Form("exact", "exact", Exact),
-    Form("margin", "margin:0.3", Margin, {"tau": float}),
-    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
-    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
-    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
-    Form("ratio", "ratio:0.74", Ratio, {"r": float}),
-    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
-    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}),
-    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True}),
-    Form("fuzzy-js", "fuzzy-js:0.1", Fuzzy, _FUZZY, {"kind": "js"}),
-    *(Form(f"fuzzy-{kind}", "", Fuzzy, _FUZZY, {"kind": kind}) for kind in KINDS if kind != "js"),
-    Form("rfsd-js", "rfsd-js:0.1", Fuzzy, _FUZZY, {"kind": "js", "residual": True}),
-    *(Form(f"rfsd-{kind}", "", Fuzzy, _FUZZY, {"kind": kind, "residual": True}) for kind in KINDS if kind != "js"),
+    Form("margin", "margin:0.3", Margin, {"tau": float}, knob=Knob("tau", 0.0, 0.075, 2)),
+    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}, knob=_ENTROPY),
+    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float},
+         knob=Knob("epsilon", math.nan, 0.3, 0.3**0.5, 0.0)),  # above delta it changes nothing
+    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}, knob=Knob("delta", 0.0, 0.02, 2, 1.0)),
+    Form("ratio", "ratio:0.74", Ratio, {"r": float}, knob=Knob("r", 1.0, 0.86, 0.86)),
+    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None},
+         knob=_ENTROPY_OF_ALL),
+    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}, knob=_ENTROPY),
+    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True},
+         knob=_ENTROPY_OF_ALL),
+    _fuzzy("js", example="fuzzy-js:0.1"),
+    *(_fuzzy(kind) for kind in KINDS if kind != "js"),
+    _fuzzy("js", residual=True, example="rfsd-js:0.1"),
+    *(_fuzzy(kind, residual=True) for kind in KINDS if kind != "js"),
     Form("stochastic", "stochastic", Stochastic),
     Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
-    Form("random", "", Random, {"p": float, "seed": int}),
+    Form("random", "", Random, {"p": float, "seed": int}, knob=Knob("p", 0.0, 1 / 64, 2, 1.0)),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
     Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
-)
+)  # fmt: skip
 """Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
 THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
 """The words of gates with a threshold."""
+
+KNOBS = {form.word: form.knob for form in FORMS if form.knob}
+"""Those of them whose threshold `tune` moves."""
+
+
+def ladder(word: str) -> list[Gate]:
+    """The gates of a word of `KNOBS` from strict to loose, `N_RUNGS` at most; raises ValueError for another word."""
+    for form in FORMS:
+        if form.word == word and (knob := form.knob):
+            return [form.gate(**form.fixed, **{knob.field: x}) for x in knob.thresholds()]
+    raise ValueError(
+        f"{word!r} is no gate with a threshold to move.{did_you_mean(word, KNOBS)} They are {', '.join(KNOBS)}."
+    )
 
 
 def examples(last: str = "or", combined: bool = True) -> str:
