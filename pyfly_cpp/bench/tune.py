@@ -320,13 +320,15 @@ def tune(
     bases = {word: _able(generator, prompts[0], first, ladder(word)[0], sampling.temperature) for word in gates}
     search("1/4 drafter and K", [PLAIN, governed, *first])
     start = best(first).setting
+    feet = [(word, best(bases[word]).setting) for word in gates]
     climbing = [
         once(settings)
-        for word in (() if start.is_plain else gates)
-        for settings in ladders(generator, best(bases[word]).setting, word)
+        for word, foot in feet
+        if not foot.is_plain and climbs_on(foot)
+        for settings in ladders(generator, foot, word)
     ]
-    others = [replace(start, gate=Stochastic(), window=None)] if climbing and sampling.temperature > 0 else []
-    tried = once([start, *others])
+    is_drawn = sampling.temperature > 0 and not start.is_plain
+    tried = once([start, replace(start, gate=Stochastic(), window=None)] if is_drawn else [start])
     for rung in range(N_RUNGS):
         climbing = [settings for settings in climbing if rung < len(settings)]
         tried += [settings[rung] for settings in climbing]

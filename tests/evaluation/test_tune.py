@@ -123,6 +123,8 @@ def test_a_threshold_is_loosened_until_the_speed_is_enough(world):
     tuned = world.tune(Budget(0.5, until_speed=1.3), gates=["margin"])
     assert max(c.setting.gate.tau for c in tuned.candidates if not c.setting.is_exact) == 0.3
     assert tuned.chosen.setting.gate == Margin(0.3)
+    tuned = world.tune(Budget(0.5, until_speed=1.0), gates=["margin"])
+    assert all(c.setting.is_exact for c in tuned.candidates), "exact decoding is fast enough"
 
 
 def test_a_threshold_is_loosened_until_nothing_is_rejected(world):
