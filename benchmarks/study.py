@@ -3,21 +3,25 @@
     python benchmarks/study.py record --model TARGET [--draft DRAFT] --data FOLDER --out FOLDER --allow-code-execution
         [--rules RULE ...] [--k 8 | --governed] [--parallel 8] [--parts PART ...] [--limit PART=N ...] [--race 60]
     python benchmarks/study.py report FOLDER [FOLDER ...] [--half choose|judge] [--parts PART ...]
+        [--dev-sets 4,8,16,32]
 
 A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
-the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`. `plain` and `exact` always
-answer as well. Several folders of a report differ in their --seed alone, and count together. With --governed, one text
-at a time, everything drafts as it is shipped, and the tokens a second are those that users see. Without it every round
-drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least. On weights that our
-kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's does so because of a
-loose token. `report` counts how many of exact's differ from plain decoding's, which then is none. The draft model keeps
-an item's prompt from one setting to the next, so under --governed the first setting that drafts pays for reading it;
-the settings take turns in being first.
+the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`, `bounds`. `plain` and
+`exact` always answer as well. Several folders of a report differ in their --seed alone, and count together. With
+--governed, one text at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
+Without it every round drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
+On weights that our kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's
+does so because of a loose token. `report` counts how many of exact's differ from plain decoding's, which then is none.
+The draft model keeps an item's prompt from one setting to the next, so under --governed the first setting that drafts
+pays for reading it; the settings take turns in being first.
 
 Items are answered in an order that has nothing to do with what they are (a hash of their ids), in chunks of all parts
 in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-cpp eval` in a folder of its own
 (PART-BEGIN-END). It can be killed at any moment; the same command resumes. With --race N, rules whose recovery is
 clearly (95 %) below 99 % after N items of code and maths are left out of the chunks that follow.
+
+With --dev-sets, the report also shows how far a rule's recovery and tokens per step on so few items are from those on
+all: the error of whoever tunes on a few items. Nothing is recorded for that.
 
 The files of --data, in the formats of docs/tasks.md: gsm8k_test.jsonl, humaneval.jsonl, mbpp_sanitized.jsonl,
 creative_writing_prompts.jsonl, csqa_dev.jsonl. The instructions are in instructions.jsonl beside this script.
@@ -39,6 +43,7 @@ from statistics import fmean
 from typing import Any
 
 import llama_cpp
+import numpy as np
 from common import markdown, print_machine
 
 from pyfly_cpp.decoding import PLAIN, Decoding
@@ -53,7 +58,7 @@ from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model
 from pyfly_cpp.evaluation.registry import TASKS
 from pyfly_cpp.evaluation.report import SettingResult, interval, summarise
-from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio_of_ratios, wilson
+from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
 from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 from pyfly_cpp.models.named import resolve_model
 
@@ -180,8 +185,12 @@ RULE_LISTS: dict[str, tuple[str, ...]] = {
     ),
     "kl-judge": tuple(kl_judge(tau) for tau in (0.03, 0.1, 0.3, 1.0)),
     "sampling": ("stochastic", "stochastic-block", "entropy:0.3", "entropy-twice:0.3", "margin:0.3", "rfsd-js:0.1"),
+    "bounds": tuple(f"random:{p} agree:0" for p in (0.1, 0.3, 1)),
 }
-"""Rules that answer one question, by a name that --rules takes."""
+"""Rules that answer one question, by a name that --rules takes. `bounds` are what every rule has to be better than:
+random acceptance, and with 1 the draft alone. Random allocation spends as many loose tokens as a rule does, on
+mismatches drawn by lot: record `random:p agree:0`, with a p at which the report's "loose, % of tokens" is that of the
+rule. This share grows with p, so interpolate between two of the bounds, and once more with what was recorded then."""
 
 
 def digest(text: str) -> bytes:
@@ -295,6 +304,14 @@ def read_limit(text: str) -> tuple[str, int]:
     if part not in PARTS or not n.isdigit() or int(n) < 1:
         raise ValueError(f"cannot read --limit {text}; write PART=N, with a part of {', '.join(PARTS)}.")
     return part, int(n)
+
+
+def sizes(text: str) -> list[int]:
+    """Numbers of items; raises ValueError."""
+    found = [int(n) for n in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(f"cannot read {text}; write numbers >= 1.")
+    return found
 
 
 # ---- Reporting -------------------------------------------------------------------------------------------------------
@@ -414,6 +431,14 @@ def report(args: argparse.Namespace) -> None:
             if name != "plain" and (head != LOOSENESS or name != "exact")
         ]
         print(f"\n## {title}\n\n{markdown(['part', 'rule', 'items', *head], rows)}")
+    if args.dev_sets:
+        rows = [
+            [group, f"`{name}`", str(len(one.mine)), *cells]
+            for group, name, one in found
+            if name not in ("plain", "exact")
+            for cells in dev_set_cells(one, args.dev_sets)
+        ]
+        print(f"\n## The error of few items\n\n{markdown(['part', 'rule', 'items', *DEV_SETS], rows)}")
 
 
 ANSWERS = ("right, %", "points", "recovery, %", "- +", "p", "as exact, %", "cut off, exact's", "loops, new and gone")
@@ -460,6 +485,37 @@ def looseness_cells(one: Compared) -> list[str]:
     ]  # fmt: skip
 
 
+N_DRAWS = 1000
+DEV_SETS = ("of them", "recovery, points off", "95 % of draws", "x exact's tokens per step, off by", "95 % of draws")
+
+
+def dev_set_cells(one: Compared, sizes: Sequence[int], seed: int = 0) -> list[list[str]]:
+    """For each number of items below that of all: how far what they show is from what all show, as the mean of its
+    absolute value and the range of 95 % of N_DRAWS draws without replacement. An item counts with all its seeds; draws
+    without a right answer of exact decoding have no recovery."""
+    groups = {name: i for i, name in enumerate(dict.fromkeys(line["group"] for line in one.mine))}
+    table = np.zeros((len(groups), 6))
+    for mine, exact in one.pairs:
+        counts = [line["stats"][key] for line in (mine, exact) for key in ("committed", "rounds")]
+        table[groups[mine["group"]]] += [mine["correct"], exact["correct"], *counts]
+    orders = np.random.default_rng(seed).random((N_DRAWS, len(groups))).argsort(axis=1)
+    out = []
+    for n in [n for n in sizes if n < len(groups)]:
+        cells = [str(n)]
+        for columns, statistic, scale, digits in ((table[:, :2], ratio, 100, 1), (table[:, 2:], ratio_of_ratios, 1, 3)):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                off = scale * (statistic(columns[orders[:, :n]].sum(axis=1)) - statistic(columns.sum(axis=0)))
+            off = off[np.isfinite(off)]
+            low, high = np.quantile(off, [0.025, 0.975]) if len(off) else (0.0, 0.0)
+            cells += (
+                [f"{np.abs(off).mean():.{digits}f}", f"{low:+.{digits}f} to {high:+.{digits}f}"]
+                if len(off)
+                else ["", ""]
+            )
+        out.append(cells)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -491,6 +547,9 @@ def main() -> None:
     two = commands.add_parser("report", help="print the tables")
     two.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="as of --out; several differ in --seed")
     two.add_argument("--half", choices=("choose", "judge"), help="only this half of the items")
+    two.add_argument(
+        "--dev-sets", type=sizes, metavar="N,N,...", help="the error that so few items give, e.g. 4,8,16,32"
+    )
     two.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
     two.set_defaults(run=report)
     args = parser.parse_args()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -81,7 +82,7 @@ def test_lists_of_rules_are_settings():
     table = [str(study.read_rule(rule, 8)) for rule in study.RULE_LISTS["table-4"]]
     assert str(study.read_rule("paper", 8)) in table and len(set(table)) == len(table) == 10
     assert "entropy:0.3 agree:0 k=15" in table and "entropy:0.3 agree:3 tail=4 k=15" in table
-    for name in ("window", "kl-judge", "sampling"):
+    for name in ("window", "kl-judge", "sampling", "bounds"):
         found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
         assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
 
@@ -152,6 +153,31 @@ def test_a_rule_is_compared_with_exact_answers_of_its_items(lines):
     assert study.looseness_cells(good) == ["2.00", "0.00", "0.175", "", "50"]
 
 
+def test_few_items_are_off_as_far_as_sampling_theory_says(lines):
+    """Half of 30 items that exact decoding has right are lost: a draw of n has a hypergeometric number of them."""
+    right = [row for row in lines if int(row["item"].partition("/")[2]) < 30]
+    rows = study.dev_set_cells(study.compare(right, "bad"), [4, 8, 16, 30, 64])
+    assert [row[0] for row in rows] == ["4", "8", "16"], "those that are fewer than all"
+    for n, (_, mean, between, *rounds) in zip((4, 8, 16), rows):
+        kept = np.arange(n + 1)
+        found, off = scipy.stats.hypergeom(30, 15, n), 100 * (kept / n - 0.5)
+        assert abs(float(mean) - np.abs(off) @ found.pmf(kept)) < 1.5
+        assert between == f"{off[int(found.ppf(0.025))]:+.1f} to {off[int(found.ppf(0.975))]:+.1f}"
+        assert rounds == ["0.000", "+0.000 to +0.000"]
+    assert rows == study.dev_set_cells(study.compare(right, "bad"), [4, 8, 16]), "always the same draws"
+    wrong = [{**row, "correct": False} for row in lines]
+    assert study.dev_set_cells(study.compare(wrong, "bad"), [4])[0][1:3] == ["", ""]
+    longer = [{**row, "stats": {**row["stats"], "rounds": 1 + i % 3}} for i, row in enumerate(lines)]
+    assert float(study.dev_set_cells(study.compare(longer, "bad"), [4])[0][3]) > 0
+
+
+def test_sizes_of_dev_sets():
+    assert study.sizes("4,8") == [4, 8]
+    for text in ("4,", "0", "a"):
+        with pytest.raises(ValueError):
+            study.sizes(text)
+
+
 def test_what_surely_loses_is_out_of_the_race(lines):
     assert study.in_the_race(lines, ["bad", "good", "not answered yet"]) == ["good", "not answered yet"]
 
@@ -183,9 +209,11 @@ def test_a_killed_run_goes_on_and_is_reported(tiny, data, tmp_path):
     subprocess.run(record, check=True, timeout=300, env=environment)
     assert recorded() == (6 + 3) * 4
     page = subprocess.run(
-        [*script, "report", str(out)], check=True, capture_output=True, text=True, env=environment
+        [*script, "report", str(out), "--dev-sets", "2,4"], check=True, capture_output=True, text=True, env=environment
     ).stdout
     assert "| gsm8k | `margin:0.5` | 6 |" in page and "| instructions | `balanced` | 3 |" in page
+    few = page.partition("## The error of few items")[2]
+    assert "| gsm8k | `margin:0.5` | 6 | 4 |" in few and "| instructions | `balanced` | 3 | 2 |" in few
     record[record.index("--k") + 1] = "3"
     other = subprocess.run(record, capture_output=True, text=True, env=environment)
     assert other.returncode == 1 and "other" in other.stderr and str(out) in other.stderr
