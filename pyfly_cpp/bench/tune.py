@@ -1,14 +1,14 @@
 """Finds the fastest setting whose outputs stay within a budget, from a few prompts of the user's own.
 
-Stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K,
-losslessly; (2) gates with the best of these; (3) window and K around the best that keeps the budget. That is a greedy
-search, not every combination. Plain decoding is a candidate too: if drafting is not faster, that is the answer. (4) The
-choice again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks
-better than it is; a lossy one that is not clearly faster then is not chosen.
+Four stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K, losslessly;
+(2) gates and windows with the best of these; (3) window and K around the best that keeps the budget; (4) the choice
+again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks better
+than it is: a lossy one that is not clearly faster then is not chosen. That is a greedy search, not every combination.
+Plain decoding is a candidate too: if drafting is not faster, that is the answer.
 
 In stage 2 every gate climbs its ladder of thresholds (`gates.ladder`), once with each window. Its foot is exact
-decoding, which stage 1 has measured. It climbs until it leaves the budget, is as fast as was asked for, or accepts
-whatever is drafted. Tuning a threshold like this on 8 to 16 prompts is the idea of fuzzy speculative decoding (Holsman
+decoding, which stage 1 has measured. It climbs until it leaves the budget, is as fast as was asked for, or rejects
+nothing. Tuning a threshold like this on 8 to 16 prompts is the idea of fuzzy speculative decoding (Holsman
 et al. 2025, arXiv 2502.20704).
 """
 
@@ -205,9 +205,8 @@ def _spelled_out(generator: Generator, setting: Decoding) -> object:
 
 
 def ladders(generator: Generator, base: Decoding, word: str) -> list[list[Decoding]]:
-    """The settings that a gate climbs from `base`, with each window that it is tried with: the one that it has where it
-    comes from and `reconverge`; or `reconverge` and as much of `agree` as fits into a step; or none if it decides by
-    draws."""
+    """The settings that a gate climbs from `base`, for each window that it is tried with: `reconverge`, and as much of
+    `agree` as fits into a step, or none if the gate has none of its own; a gate that draws takes none at all."""
     gates = ladder(word)
     # Under "agree" a mismatch can stand only if W positions of its step follow it.
     agree = Window(rule="agree", size=min(6, max(0, _draft_max(generator, base) - 2)))
@@ -351,7 +350,7 @@ def tune(
         lossy = [fastest]
     randoms = _random(max(lossy, key=budget.worth).setting) if baselines and lossy else []
     afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
-    confirmation = run("4/4 the choice again", [*afresh, *randoms])
+    confirmation = run("4/4 the choice again", list(dict.fromkeys([*afresh, *randoms])))
     chosen, over = decide(fastest, lossless, confirmation)
     return Tuned(
         chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts,

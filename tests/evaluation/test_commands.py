@@ -387,15 +387,17 @@ def test_tune_and_preset(run, tmp_path, monkeypatch):
     assert claim["n_prompts"] == 5 and "5 prompts of p.jsonl" in result.stdout and claim["budget"]["agreement"] == 0.8
     assert "Sampling: greedy." in result.stdout
     refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
-    drawing = ["--temperature", 1.0, "--drafter", "draft", "--gate", "margin"]
+    drawing = ["--temperature", 1.0, "--drafter", "draft", "--gate", "margin", "--until-speed", 99]
     drawn = run(tune, "--prompts", prompts, "-n", 12, "-o", tmp_path / "drawn.json", "--json", *drawing)
     assert drawn.exit_code == 0, drawn.output
     drawn = json.loads(drawn.stdout)
+    assert drawn["budget"]["until_speed"] == 99 and drawn["gates"] == ["margin"] and drawn["baselines"] == []
     assert drawn["temperature"] == 1.0 and "Sampling: temperature 1, seeds 0 to 4." in drawn["sentence"]
     tried = {c["setting"].split()[0] for c in drawn["candidates"]}
     assert {"stochastic", "margin:0.075"} <= tried and not any(name.startswith("entropy") for name in tried)
     prompts.write_text('{"prompt": "a"}\n')
     refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
+    refused(run(tune, "--prompts", prompts, "--gate", "fuzy-js"), "Did you mean 'fuzzy-js'")
     assert not (tmp_path / "q.json").exists()
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "-c", 512, models=False)
     assert used.exit_code == 0, used.output

@@ -157,6 +157,8 @@ def test_random_acceptance_is_measured_with_the_choice(world):
 
     _, rows = candidate_cells(tuned, Budget(0.5))
     assert [row[0] for row in rows].count("baseline") == 4
+    again = world.tune(Budget(0.2), gates=["random"], baselines=True)  # what is chosen may be a baseline itself
+    assert len(again.baselines) == 4 and len(set(world.measured[-1])) == len(world.measured[-1])
     pytest.importorskip("matplotlib")
     from pyfly_cpp.bench.report import plot_frontier
 
