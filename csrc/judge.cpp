@@ -1,6 +1,8 @@
 #include "judge.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "verify.h"
@@ -43,6 +45,7 @@ pyfly_record make_record(size_t position, int32_t choice, int32_t round) {
     record.round = round;
     record.region = -1;
     record.entropy = record.margin = record.logprob = not_measured;
+    std::fill(std::begin(record.features), std::end(record.features), not_measured);
     return record;
 }
 
@@ -140,10 +143,11 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         const float * draft_row = draws_drafts() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
         const Mismatch mismatch =
             judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe, answer_, position,
-                           transcript.history().data() + answer_.begin(), region);
+                           transcript.history().data() + answer_.begin(), region, static_cast<int32_t>(i) + 1);
         reason = mismatch.rejected;
         record.entropy = mismatch.entropy;
         record.margin = mismatch.margin;
+        std::copy(mismatch.features.begin(), mismatch.features.end(), record.features);
         record.logprob = static_cast<double>(sampler_->shaped_row()[choice]) - mismatch.log_sum_exp;
     } else if (!is_safe) {
         reason = PYFLY_REASON_SAFETY;

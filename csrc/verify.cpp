@@ -19,16 +19,21 @@ constexpr double impossible_margin = 22.18;
 
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
-                        const int32_t * answered, pyfly_region region) {
+                        const int32_t * answered, pyfly_region region, int32_t depth) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
-    const Evidence evidence = {
-        stats, row, n_vocab, draft_token, draft_logit, draft_row, answered, answer.n(position), answer.given_away(),
-        region};
     Mismatch mismatch;
+    mismatch.features.fill(std::numeric_limits<double>::quiet_NaN());
+    Evidence evidence = {
+        stats,  row,   n_vocab, draft_token, draft_logit, draft_row, answered, answer.n(position), answer.given_away(),
+        region, depth, nullptr};
+    if (gate.looks_at_features() && !std::isinf(draft_logit)) {
+        mismatch.features = features_of(evidence);
+        evidence.features = mismatch.features.data();
+    }
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
     mismatch.log_sum_exp = stats.log_sum_exp;
@@ -208,10 +213,10 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
         const bool is_chosen = decision.choice >= 0;
         const bool is_safe =
             !vocabulary.is_protected(draft[i]) && !(is_chosen && vocabulary.is_protected(decision.choice));
-        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
-                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
-                                                 static_cast<int64_t>(i), text.empty() ? nullptr : text.data(),
-                                                 regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
+        const Mismatch mismatch = judge_mismatch(
+            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
+            answer, static_cast<int64_t>(i), text.empty() ? nullptr : text.data(),
+            regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE, static_cast<int32_t>(i) + 1);
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
         if (decision.reason == PYFLY_REASON_LOOSE) {
             answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);

@@ -19,6 +19,7 @@ struct Mismatch {
     double entropy;        // reported_entropy()
     double margin;         // nats; +inf for a forbidden draft token
     double log_sum_exp;    // of the row; NaN where it was not measured
+    Features features;     // NaN where the gate does not look at them
 };
 
 // Of a row, nats: the top-n entropy if the gate measures that, else the full one.
@@ -29,11 +30,11 @@ double reported_entropy(const Gate & gate, const RowStats & stats);
 // before temperature and truncation; `is_safe` says that neither the draft token nor the target's choice is protected
 // and that the draft token could have been drawn; `draft_row` is the drafter's own, or null; `position` is that of the
 // token, behind what `answer` knows, and `answered` the answer's tokens before it, or null where the gate does not look
-// at them; `region`: what is being written, prose where the gate does not look at it. Throws
-// Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+// at them; `region`: what is being written, prose where the gate does not look at it; `depth`: 1-based place in
+// the draft. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
                         const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
-                        const int32_t * answered, pyfly_region region);
+                        const int32_t * answered, pyfly_region region, int32_t depth);
 
 struct Round {
     std::vector<pyfly_decision> decisions; // one for each drafted position, each judged on its own

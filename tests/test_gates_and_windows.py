@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_text import Engine
 
-from pyfly_cpp import DraftModel, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window, verify
+from pyfly_cpp import Decoding, DraftModel, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window, verify
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.decoding.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.decoding.gates import (
@@ -23,6 +25,9 @@ from pyfly_cpp.decoding.gates import (
     AnyOf,
     Budget,
     ExactFirst,
+    Gate,
+    GateNode,
+    Judge,
     NoRepeat,
     Random,
     Ratio,
@@ -39,6 +44,8 @@ from pyfly_cpp.decoding.gates import (
 )
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 from pyfly_cpp.decoding.gates.guards import Guard
+from pyfly_cpp.decoding.gates.judge import judge_as_dict
+from pyfly_cpp.decoding.presets import Preset, load_preset, save_preset
 from pyfly_cpp.decoding.windows import RULES, require_window
 from pyfly_cpp.engine.arguments import draft_max_of
 
@@ -95,6 +102,8 @@ def test_unreadable_gates(text):
         lambda: Random(1.1),
         lambda: Random(math.nan),
         lambda: Random(0.5, -1),
+        lambda: Judge("x", (("margin", math.inf),)),
+        lambda: Judge("x", (), threshold=0.0),
         lambda: AllOf(),
         lambda: AnyOf(3),
         lambda: Window(True),
@@ -197,7 +206,87 @@ def test_a_rule_for_a_gate_without_a_window():
     assert Margin(0.3).window.with_word("agree") == Window(6, "agree")
 
 
-def test_the_table_of_forms():
+JUDGE = {"format": 1, "features": {"margin": -2, "kl": -0.5}, "bias": 1.5, "threshold": 0.9, "trained": {}}
+
+
+def test_a_judge_is_what_its_file_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my judge.json").write_text(json.dumps(JUDGE))
+    (tmp_path / "other.json").write_text(json.dumps({**JUDGE, "bias": 2}))
+    gate = Judge(Path("my judge.json"))
+    assert gate == Judge("elsewhere", (("margin", -2.0), ("kl", -0.5)), 1.5, 0.9) != Judge("other.json")
+    assert len({gate, parse_gate(str(gate)), parse_gate(f"judge:{tmp_path}/my judge.json")}) == 1
+    assert judge_as_dict(gate, {}) == JUDGE
+    setting = Decoding(AllOf(gate, ExactFirst(8)), draft_max=4)
+    assert Decoding.parse(str(setting)) == setting and "judge:my judge.json" in str(setting)
+    save_preset(Preset(setting), "my.preset.json")
+    monkeypatch.chdir("/")  # a preset finds what lies next to it
+    assert load_preset(tmp_path / "my.preset.json").decoding.gate == setting.gate
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "cannot be read.*tune --judge"),
+        ("{", "not JSON"),
+        ("[" * 100000, "not JSON"),
+        ({**JUDGE, "format": 2}, "the format 2, and this pyfly-cpp reads 1"),
+        ([], "the format 'list'"),
+        ({**JUDGE, "features": 3}, "needs 'features'"),
+        ({**JUDGE, "features": {"margn": 1}}, "weighs 'margn'. Did you mean 'margin'"),
+        ({**JUDGE, "features": {"margin": math.nan}}, "the margin nan; it must be a finite number"),
+        ({**JUDGE, "features": {"margin": 10**400}}, "must be a finite number"),
+        ({**JUDGE, "bias": None}, "the bias None"),
+        ({**JUDGE, "bias": True}, "the bias True"),
+        ({**JUDGE, "threshold": 1}, "the threshold 1; it must be between 0 and 1"),
+        ({**JUDGE, "threshold": "high"}, "the threshold 'high'"),
+    ],
+)
+def test_bad_files_of_judges(tmp_path, content, named):
+    file = tmp_path / "judge.json"
+    if content is not None:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=rf"the judge \S*judge.json .*{named}"):
+        parse_gate(f"judge:{file}")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "named"),
+    [
+        ([("weight", 0, 1.0)], "exactly one verdict"),
+        ([("exact",), ("weight", 0, 1.0)], "exactly one verdict"),
+        ([("weight", 0, 1.0), ("exact",)], "right before it"),
+        ([("learned", 1)], "right before it"),
+        ([("learned", -1)], "right before it"),
+        ([("weight", 0, 1.0), ("exact",), ("learned", 1), ("all", 2)], "right before it"),
+        ([("weight", 13, 1.0), ("learned", 1)], "feature that exists"),
+        ([("weight", -1, 1.0), ("learned", 1)], "feature that exists"),
+        ([("weight", 0, math.nan), ("learned", 1)], "finite"),
+        ([("learned", 0, math.inf)], "finite"),
+        ([("learned", 0, 0.0, math.nan)], "finite"),
+    ],
+)
+def test_malformed_nodes_of_judges(nodes, named):
+    class Raw(Gate):
+        def nodes(self):
+            return tuple(GateNode(*node) for node in nodes)
+
+    with pytest.raises(ValueError, match=named):
+        verify(np.zeros((2, 3)), [1], Raw())
+
+
+def test_names_of_judges():
+    with pytest.raises(ValueError, match="has a comma"):
+        parse_gate("judge:a,b.json")
+    with pytest.raises(ValueError, match="device or a pipe"):
+        parse_gate("judge:/dev/zero")
+    with pytest.raises(ValueError, match="requests cannot name"):
+        parse_gate("all(margin,judge:/etc/passwd)", None)
+
+
+def test_the_table_of_forms(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text(json.dumps(JUDGE))
     for form in FORMS:
         if issubclass(form.gate, Guard):
             assert form.example not in examples()
@@ -215,7 +304,7 @@ def test_the_table_of_forms():
         assert isinstance(gate, form.gate) and str(gate) == example.replace("margin,margin", "margin:0.3,margin:0.3")
         if form.numbers is not None:
             assert form.example in examples(combined=False)
-            assert all(hasattr(form.gate, field) for field in form.numbers)
+            assert {field.name for field in dataclasses.fields(form.gate)} >= set(form.numbers)
     with pytest.raises(ValueError, match=r"Exact\(\), Margin\(.* or AnyOf\(\.\.\.\), not 3"):
         require_gate(3)
 

@@ -12,11 +12,13 @@ from sampling_oracle import random_acceptance
 
 from pyfly_cpp import Entropy, Exact, Fuzzy, Margin, Window, verify
 from pyfly_cpp.decoding.gates import (
+    FEATURES,
     REGIONS,
     AllOf,
     AnyOf,
     Budget,
     ExactFirst,
+    Judge,
     NoRepeat,
     Random,
     Ratio,
@@ -61,10 +63,29 @@ def divergence(gate, lp, lq):
     }[gate.kind]()
 
 
-def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
+def features(lp, draft, n_answered, lq, region, depth):
+    """By the names of FEATURES; all finite."""
+    rank = [np.log1p((x[:draft] >= x[draft]).sum() + (x[draft + 1 :] > x[draft]).sum()) for x in (lp, lq)]
+    kl = divergence(Fuzzy("kl-target"), lp, lq)
+    p = np.exp(lp)
+    values = {
+        "margin": min(lp.max() - lp[draft], 20),
+        "top": lp.max(),
+        "entropy": -(p * np.where(p > 0, lp, 0)).sum(),
+        "rank": rank[0],
+        "draft": max(lq[draft], -20),
+        "draft_rank": rank[1],
+        "kl": min(kl, 20),
+        "depth": np.log(depth),
+        "answered": np.log1p(n_answered),
+    }
+    return {**values, **{name: float(name == region) for name in REGIONS if name != "prose"}}
+
+
+def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose", depth=1):
     """The gate's verdict and how far it is from flipping (nats or, normalised, a share)."""
     if isinstance(gate, Regions):
-        return measure(getattr(gate, region), lp, draft, answered, given, lq, region)
+        return measure(getattr(gate, region), lp, draft, answered, given, lq, region, depth)
     p = np.exp(lp)
     terms = np.where(p > 0, -p * np.where(p > 0, lp, 0), 0)
     margin = lp.max() - lp[draft]
@@ -83,6 +104,13 @@ def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
     if isinstance(gate, Fuzzy):
         value = divergence(gate, lp, lq)
         return value <= gate.threshold, far(value, gate.threshold)
+    if isinstance(gate, Judge):
+        if np.isneginf(lp[draft]):
+            return False, math.inf
+        values = features(lp, draft, len(answered), lq, region, depth)
+        score = gate.bias + sum(weight * values[name] for name, weight in gate.weights)
+        least = math.log(gate.threshold / (1 - gate.threshold))
+        return score >= least, abs(score - least)
     if isinstance(gate, ExactFirst):
         return len(answered) >= gate.n, math.inf
     if isinstance(gate, Random):
@@ -97,7 +125,7 @@ def measure(gate, lp, draft, answered=(), given=0.0, lq=None, region="prose"):
     if isinstance(gate, Entropy):
         h = terms.sum() / math.log(max(p.size, 2)) if gate.top is None else terms[np.argsort(-p)[: gate.top]].sum()
         return h >= gate.theta, abs(h - gate.theta)
-    verdicts = [measure(g, lp, draft, answered, given, lq, region) for g in gate.gates]
+    verdicts = [measure(g, lp, draft, answered, given, lq, region, depth) for g in gate.gates]
     combine = all if isinstance(gate, AllOf) else any
     return combine(v for v, _ in verdicts), min(d for _, d in verdicts)
 
@@ -109,7 +137,7 @@ def oracle(rows, draft, gate, window, protected, answered=(), given=0.0, draft_r
     for i, d in enumerate(draft):
         lp = log_softmax(rows[i])
         before = (*answered, *draft[:i])
-        defers, slack = measure(gate, lp, d, before, given, log_softmax(draft_rows[i]), regions[i])
+        defers, slack = measure(gate, lp, d, before, given, log_softmax(draft_rows[i]), regions[i], i + 1)
         margin = lp.max() - lp[d]
         if slack < 1e-4 or abs(margin - IMPOSSIBLE) < 1e-4:
             return None
@@ -157,6 +185,12 @@ gates = st.recursive(
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
         st.builds(Random, st.floats(0, 1), st.integers(0, 2**31 - 1)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 40)),
+        st.builds(
+            lambda weights, *numbers: Judge("learned", tuple(weights.items()), *numbers),
+            st.dictionaries(st.sampled_from(FEATURES), st.floats(-3, 3)),
+            st.floats(-3, 3),
+            st.floats(0.1, 0.9),
+        ),
     ),
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)]))

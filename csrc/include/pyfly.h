@@ -115,15 +115,40 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_STOCHASTIC = 15,
     PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
     PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
-    PYFLY_GATE_RANDOM = 19 /* defers with probability threshold, in [0, 1]: by a number that follows from the seed n,
-                              the answer's tokens and the draft */
+    PYFLY_GATE_RANDOM = 19, /* defers with probability threshold, in [0, 1]: by a number that follows from the seed n,
+                               the answer's tokens and the draft */
+    /* A logistic gate: defers when second + the sum of weight x feature over the `n` WEIGHT nodes right before it is at
+     * least threshold; both finite. */
+    PYFLY_GATE_LEARNED = 20,
+    PYFLY_GATE_WEIGHT = 21, /* the weight `threshold`, finite, of pyfly_feature `n`; for the LEARNED node behind it */
 } pyfly_gate_kind;
+
+/* What a LEARNED gate weighs. p: the target's distribution, q: the draft's, without which those of q are 0. Each is
+ * finite: nats are cut at 20, ranks begin with 0, and regions are 1 or 0. */
+typedef enum pyfly_feature {
+    PYFLY_FEATURE_MARGIN = 0,     /* ln p(top 1) - ln p(drafted), nats */
+    PYFLY_FEATURE_TOP = 1,        /* ln p(top 1), nats */
+    PYFLY_FEATURE_ENTROPY = 2,    /* of p, nats */
+    PYFLY_FEATURE_RANK = 3,       /* ln(1 + rank of the drafted token in p) */
+    PYFLY_FEATURE_DRAFT = 4,      /* ln q(drafted), nats */
+    PYFLY_FEATURE_DRAFT_RANK = 5, /* ln(1 + rank of the drafted token in q) */
+    PYFLY_FEATURE_KL = 6,         /* KL(p || q), nats, over the tokens with p > e^-25 */
+    PYFLY_FEATURE_DEPTH = 7,      /* ln of the 1-based place in the draft */
+    PYFLY_FEATURE_ANSWERED = 8,   /* ln(1 + tokens of the answer before it) */
+    PYFLY_FEATURE_CODE = 9,       /* the region, prose being none of these */
+    PYFLY_FEATURE_NUMBERS = 10,
+    PYFLY_FEATURE_THINK = 11,
+    PYFLY_FEATURE_STRUCTURED = 12
+} pyfly_feature;
+
+#define PYFLY_N_FEATURES 13
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
     int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY, RANDOM: >= 0;
-                         NO_REPEAT: >= 1; STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
+                         NO_REPEAT: >= 1; STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31;
+                         LEARNED: weights, >= 0; WEIGHT: pyfly_feature; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
@@ -500,6 +525,7 @@ typedef struct pyfly_record {
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
     double logprob; /* ln p(token), nats; NaN where not measured */
+    double features[PYFLY_N_FEATURES]; /* of a mismatch that a LEARNED gate looked at, else NaN */
 } pyfly_record;
 
 /* Depths that are counted one by one; deeper drafts are counted at the last one. */

@@ -14,7 +14,15 @@ Gate Gate::exact() {
 
 Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
     size_t depth = 0;
+    int32_t n_weights = 0; // right before the node
     for (const pyfly_gate_node * node = nodes; node != nodes + n_nodes; node++) {
+        if (node->kind == PYFLY_GATE_WEIGHT) {
+            n_weights++;
+            continue;
+        }
+        require(n_weights == (node->kind == PYFLY_GATE_LEARNED ? node->n : 0),
+                "the weights of a learned gate must stand right before it, as many as it says");
+        n_weights = 0;
         if (node->kind == PYFLY_GATE_ALL || node->kind == PYFLY_GATE_ANY) {
             require(node->n >= 1 && static_cast<size_t>(node->n) <= depth,
                     "a gate that combines others needs at least one operand");
@@ -35,9 +43,10 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
         sampling_ = std::max(sampling_, rule.sampling());
         looks_at_regions_ = looks_at_regions_ || rule.looks_at_region();
         looks_at_answer_ = looks_at_answer_ || rule.looks_at_answer();
+        looks_at_features_ = looks_at_features_ || rule.looks_at_features();
         depth++;
     }
-    require(depth == 1, "a gate expression must leave exactly one verdict");
+    require(depth == 1 && n_weights == 0, "a gate expression must leave exactly one verdict");
     require(sampling_ != Sampling::block || nodes_.size() == 1,
             "block verification accepts whole blocks; it cannot be combined with other rules");
 }

@@ -38,6 +38,7 @@ class Gate {
 
     bool looks_at_regions() const { return looks_at_regions_; }
     bool looks_at_answer() const { return looks_at_answer_; }
+    bool looks_at_features() const { return looks_at_features_; }
 
   private:
     struct Node {
@@ -48,7 +49,7 @@ class Gate {
 
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
-    bool needs_draft_rows_ = false, looks_at_regions_ = false, looks_at_answer_ = false;
+    bool needs_draft_rows_ = false, looks_at_regions_ = false, looks_at_answer_ = false, looks_at_features_ = false;
     Sampling sampling_ = Sampling::alone;
 };
 

@@ -2,6 +2,7 @@
 // llama.h.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -24,12 +25,19 @@ struct Evidence {
     int64_t n_answered;       // >= 0
     double given_away;        // nats: the margins of the loosely accepted ones among them, >= 0
     pyfly_region region;      // what is being written; prose where no rule looks at it
+    int32_t depth;            // 1-based place in the draft
+    const double * features;  // [PYFLY_N_FEATURES], features_of this; null where no rule looks at them
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
     double p_top() const;     // p(top 1)
     double p_drafted() const; // p(drafted)
 };
+
+// By pyfly_feature. Requires a drafted token that is not forbidden. Throws Error(PYFLY_STATUS_NOT_FINITE) if the
+// draft's row has no distribution.
+using Features = std::array<double, PYFLY_N_FEATURES>;
+Features features_of(const Evidence & evidence);
 
 class Rule {
   public:
@@ -47,6 +55,7 @@ class Rule {
     virtual Sampling sampling() const { return Sampling::alone; }
     virtual bool looks_at_region() const { return false; }
     virtual bool looks_at_answer() const { return false; } // at its tokens
+    virtual bool looks_at_features() const { return false; }
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().
     virtual bool reports_top_entropy() const { return false; }

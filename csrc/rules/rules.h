@@ -9,7 +9,8 @@ namespace pyfly {
 using MakeRule = std::unique_ptr<Rule>(const pyfly_gate_node & node);
 
 MakeRule make_exact, make_entropy_top, make_entropy_normalized, make_margin, make_typical, make_relaxed,
-    make_exact_first, make_budget, make_no_repeat, make_fuzzy, make_stochastic, make_in_region, make_random;
+    make_exact_first, make_budget, make_no_repeat, make_fuzzy, make_stochastic, make_in_region, make_random,
+    make_learned;
 
 struct RuleKind {
     int32_t kind; // pyfly_gate_kind
@@ -34,6 +35,7 @@ constexpr RuleKind rule_kinds[] = {
     {PYFLY_GATE_STOCHASTIC, make_stochastic},
     {PYFLY_GATE_REGION, make_in_region},
     {PYFLY_GATE_RANDOM, make_random},
+    {PYFLY_GATE_LEARNED, make_learned},
 };
 
 } // namespace pyfly

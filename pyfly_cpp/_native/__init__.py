@@ -22,6 +22,7 @@ from pyfly_cpp._native.kernels import (
     try_kernels,
 )
 from pyfly_cpp._native.library import (
+    FEATURES,
     GATE_KINDS,
     LOOKUP_MATCHES,
     MAX_LOOKUP,
@@ -49,6 +50,7 @@ from pyfly_cpp._native.model import (
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
+    "FEATURES",
     "GATE_KINDS",
     "LOOKUP_MATCHES",
     "MAX_LOOKUP",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
@@ -32,6 +33,8 @@ class RawRecord(NamedTuple):
     logprob: float
     region: int
     rejected: tuple[int, ...]
+    features: tuple[float, ...]
+    """Empty where no learned gate looked at the token."""
 
 
 class GovernorState(NamedTuple):
@@ -281,6 +284,7 @@ class Slot:
         return RawRecord(
             r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.round, r.entropy, r.margin, r.logprob,
             r.region, tuple(rejected[j] for j in range(r.rejected_begin, r.rejected_end)),
+            () if math.isnan(r.features[0]) else tuple(r.features),
         )  # fmt: skip
 
     def record_row(self, i: int, n_vocab: int) -> FloatArray | None:

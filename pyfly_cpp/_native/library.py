@@ -89,6 +89,7 @@ def _words(prefix: str) -> dict[str, int]:
     return dict(sorted(constants.items(), key=lambda constant: constant[1]))
 
 
+FEATURES = _words("PYFLY_FEATURE_")
 GATE_KINDS = _words("PYFLY_GATE_")
 LOOKUP_MATCHES = _words("PYFLY_LOOKUP_")
 ORIGINS = _words("PYFLY_ORIGIN_")

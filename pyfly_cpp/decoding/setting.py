@@ -103,7 +103,7 @@ class Decoding:
         short = self.canonical()
         if short.is_plain:
             return "plain"
-        words = [str(short.gate)]
+        words = [_quoted(str(short.gate))]
         if short.window is not None:
             words.append(str(short.window))
         if short.draft_max is not None:
@@ -146,7 +146,7 @@ class Decoding:
         """Reads the result of `to_dict`; each field may be missing.
 
         Args:
-            folder: What relative paths of drafters are relative to; None: they stay as they are.
+            folder: What relative paths of drafters and gates are relative to; None: they stay as they are.
 
         Raises:
             ValueError: a field is unknown, or cannot be read; the message names it.
@@ -154,6 +154,8 @@ class Decoding:
         said = {**require_fields("how to decode", data, field_names(cls))}
         if not isinstance(said.get("gate", ""), str):
             raise ValueError(f"'gate' must be a text such as margin:0.3, not {said['gate']!r}.")
+        if "gate" in said:
+            said["gate"] = parse_gate(said["gate"], folder or Path())
         if said.get("window") is not None:
             said["window"] = Window(**require_fields("'window'", said["window"], field_names(Window)))
         if "drafter" in said:

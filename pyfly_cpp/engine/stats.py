@@ -293,6 +293,8 @@ class Record:
     """The drafts that were rejected here, in order."""
     region: str = ""
     """The region it belongs to, one of `gates.REGIONS`; empty if the gate does not follow that."""
+    features: tuple[float, ...] = ()
+    """What a `Judge` looked at here, in the order of `gates.FEATURES`; empty if none did."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:

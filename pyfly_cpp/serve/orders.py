@@ -66,7 +66,7 @@ def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) ->
     draft-max=...`, and else as the server does. Raises ApiError."""
     given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
     try:
-        gate = None if "gate" not in given else parse_gate(given["gate"])
+        gate = None if given.get("gate", str(own.gate)) == str(own.gate) else parse_gate(given["gate"], None)
         window = None if "window" not in given else parse_window(given["window"])
         draft_max = given.get("draft_max")
         k = 0 if given.get("speculative") is False else None if draft_max is None else int(draft_max)

@@ -196,13 +196,15 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 8 : 6)) {
+    switch (random_int(0, has_rows ? 9 : 7)) {
+        case 7:
+            return {PYFLY_GATE_LEARNED, 0, 0.0, 1.0};
         case 6:
             return {PYFLY_GATE_NO_REPEAT, random_int(1, 9), 0.0, 0.0};
         case 5:
             return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
-        case 7:
         case 8:
+        case 9:
             return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};

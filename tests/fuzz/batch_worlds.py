@@ -12,7 +12,7 @@ from llama_cpp._internals import LlamaSampler
 
 from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window
 from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, NoRepeat, Random, Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, Judge, NoRepeat, Random, Ratio, Relaxed, Typical
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -99,6 +99,8 @@ class Request:
         self.draft_max = rng.choice([None, lengths])
         if world.has_rows and self.draft_max is None and not world.is_adaptive and other.random() < 0.3:
             self.gate = Fuzzy(other.choice(KINDS), other.choice([0.02, 0.1, 0.5]), other.choice([None, 3]))
+            if other.random() < 0.3:
+                self.gate = Judge("learned", (("kl", -1.0), ("depth", -0.5), ("rank", -1.0), ("code", 1.0)), 2.0)
         self.sampler_seed = rng.randrange(2**31) if rng.random() < 0.3 else None
         if not world.is_adaptive and other.random() < (0.4 if self.sampler_seed is not None else 0.1):
             residual = (

@@ -19,6 +19,7 @@ from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import Fuzzy
 from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, GateNode
 from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, NoRepeat
+from pyfly_cpp.decoding.gates.judge import FEATURES, Judge
 from pyfly_cpp.decoding.gates.random import Random
 from pyfly_cpp.decoding.gates.regions import Regions, regions_of
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
@@ -38,6 +39,7 @@ from pyfly_cpp.decoding.gates.written import (
 )
 
 __all__ = [
+    "FEATURES",
     "FORMS",
     "KNOBS",
     "N_RUNGS",
@@ -52,6 +54,7 @@ __all__ = [
     "Fuzzy",
     "Gate",
     "GateNode",
+    "Judge",
     "Margin",
     "NoRepeat",
     "Random",

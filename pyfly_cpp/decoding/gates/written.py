@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
@@ -12,6 +13,7 @@ from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import KINDS, Fuzzy
 from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, written
 from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
+from pyfly_cpp.decoding.gates.judge import Judge
 from pyfly_cpp.decoding.gates.random import Random
 from pyfly_cpp.decoding.gates.regions import Regions
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
@@ -59,9 +61,9 @@ class Form(NamedTuple):
     example: str
     """For people; empty: one of its kind is enough for them."""
     gate: type[Gate]
-    numbers: dict[str, Callable[[str], float]] | None = {}  # noqa: RUF012 - never changed
-    """The fields of the numbers behind the word, each of which may be left out from the end on, and what reads them;
-    None: gates in parentheses."""
+    numbers: dict[str, Callable[[str], Any]] | None = {}  # noqa: RUF012 - never changed
+    """The fields of the numbers (of a `Judge`: its file) behind the word, each of which may be left out from the end
+    on, and what reads them; None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """Fields that the word sets."""
     names: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ FORMS = (
     Form("stochastic", "stochastic", Stochastic),
     Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
     Form("random", "", Random, {"p": float, "seed": int}, knob=Knob("p", 0.0, 1 / 64, 2, 1.0)),
+    Form("judge", "judge:FILE", Judge, {"file": str}),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
     Form("budget", "budget:2", Budget, {"nats": float}),
     Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
@@ -110,7 +113,7 @@ FORMS = (
 )  # fmt: skip
 """Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
-THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
+THRESHOLDS = tuple(form.word for form in FORMS if form.numbers and form.gate is not Judge)
 """The words of gates with a threshold."""
 
 KNOBS = {form.word: form.knob for form in FORMS if form.knob}
@@ -144,9 +147,13 @@ def require_gate(gate: object) -> Gate:
     raise ValueError(f"gate must be {', '.join(kinds)} or {last}, not {gate!r}.")
 
 
-def parse_gate(text: str) -> Gate:
-    """Reads a gate as it is written on the command line and in presets; raises ValueError with the forms it knows."""
-    return _require_not_a_guard(_parse(text, MAX_DEPTH))
+def parse_gate(text: str, folder: Path | None = Path()) -> Gate:
+    """Reads a gate as it is written on the command line and in presets; raises ValueError with the forms it knows.
+
+    Args:
+        folder: What the names of files are relative to; None: for people who must not have files read.
+    """
+    return _require_not_a_guard(_parse(text, MAX_DEPTH, folder))
 
 
 def _require_not_a_guard(gate: Gate) -> Gate:
@@ -155,7 +162,7 @@ def _require_not_a_guard(gate: Gate) -> Gate:
     return gate
 
 
-def _parse(text: str, n_levels: int) -> Gate:
+def _parse(text: str, n_levels: int, folder: Path | None) -> Gate:
     text = text.strip()
     name, *numbers = text.split(":")
     for form in FORMS:
@@ -165,8 +172,12 @@ def _parse(text: str, n_levels: int) -> Gate:
                     raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
                 parts = _split(text[len(form.word) + 1 : -1])
                 if form.names:
-                    return form.gate(**_parse_named(form, parts, n_levels - 1))
-                return form.gate(*(_parse(part, n_levels - 1) for part in parts))
+                    return form.gate(**_parse_named(form, parts, n_levels - 1, folder))
+                return form.gate(*(_parse(part, n_levels - 1, folder) for part in parts))
+        elif name == form.word and form.gate is Judge and numbers:
+            if folder is None:
+                raise ValueError(f"the gate {name} reads a file, which requests cannot name; give it to the server.")
+            return Judge(str(folder / ":".join(numbers)))
         elif name == form.word and len(numbers) <= len(form.numbers):
             try:
                 given = {field: read(number) for (field, read), number in zip(form.numbers.items(), numbers)}
@@ -178,7 +189,7 @@ def _parse(text: str, n_levels: int) -> Gate:
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
 
 
-def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]:
+def _parse_named(form: Form, parts: list[str], n_levels: int, folder: Path | None) -> dict[str, Gate]:
     """The fields of a gate that is written `word(name=gate,...)`."""
     gates: dict[str, Gate] = {}
     for part in parts if any(parts) else []:
@@ -190,7 +201,7 @@ def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]
             raise ValueError(f"{form.word} has no {name!r}, but {known}.{did_you_mean(name, form.names)}")
         if name in gates:
             raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
-        gates[name] = _parse(written, n_levels)
+        gates[name] = _parse(written, n_levels, folder)
     return gates
 
 
