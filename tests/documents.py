@@ -77,7 +77,7 @@ def spans(path: Path) -> list[str]:
 
 
 def fill(folder: Path) -> None:
-    """Puts the files that examples name into a folder: models, tasks, prompts, texts to index."""
+    """Puts the files that examples name into a folder: models, tasks, prompts, a judge, texts to index."""
     for name, model in LINKS.items():
         (folder / name).symlink_to(TINY / model)
     shutil.copy(ROOT / "tests" / "data" / "gsm8k_sample.jsonl", folder / "gsm8k_test.jsonl")
@@ -87,6 +87,8 @@ def fill(folder: Path) -> None:
     rows = "".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5))
     for name in ("spec_bench.jsonl", "mine.jsonl"):
         (folder / name).write_text(rows)
+    judge = {"format": 1, "features": {"margin": -1.0}, "bias": 0.0, "threshold": 0.5}
+    (folder / "mine.judge.json").write_text(json.dumps(judge))
 
 
 _SHELL = """

@@ -28,6 +28,7 @@ NOT_RUN = {
     "docs/harness.md": 2,  # lm_eval
     "docs/installing.md": 3,  # installs, compiles, removes
     "docs/heads.md": 1,  # llama.cpp's converter
+    "docs/judge.md": 1,  # many prompts
     "docs/training-heads.md": 1,  # hours
     "docs/rpc.md": 2,  # needs RPC
     "docs/rpc-installing.md": 2,  # compiles

@@ -50,6 +50,9 @@ def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) ->
 class Journal:
     """The measurements of one benchmark, those of earlier starts included."""
 
+    KEPT = "the measurements of a benchmark that was stopped"
+    REMEDY = "run that one to its end, choose another --output, or start over with --force"
+
     def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], force: bool = False) -> None:
         """
         Args:
@@ -68,22 +71,18 @@ class Journal:
             there = lines[0].get("identity")
             other = _difference(there, wanted) if isinstance(there, dict) else "something else"
             if other:
-                raise OutputError(
-                    f"{self._path} keeps the measurements of a benchmark that was stopped, with {other}; run that one "
-                    "to its end, choose another --output, or start over with --force."
-                )
-            self._rows = lines[1:]
-        else:
-            self._rows = []
+                raise OutputError(f"{self._path} keeps {self.KEPT}, with {other}; {self.REMEDY}.")
+        self.rows = lines[1:]
+        """The lines of earlier starts."""
         with open(self._path, "r+b" if lines else "wb") as file:
             file.truncate(length)
         if not lines:
-            self._write({"identity": wanted})
+            self.write({"identity": wanted})
 
     def restore(self, prompts: Sequence[BenchPrompt]) -> int:
         """Reads back what earlier starts measured, of these prompts; returns how many generations that are."""
         by_id = {prompt.id: prompt for prompt in prompts}
-        for row in self._rows:
+        for row in self.rows:
             measured = _measured(row, by_id[row["prompt"]])
             self.measured[measured.key] = measured
         return len(self.measured)
@@ -91,13 +90,14 @@ class Journal:
     def add(self, measured: Measured) -> None:
         """Keeps one more."""
         self.measured[measured.key] = measured
-        self._write({**measured.as_dict(), "tokens": list(measured.result.tokens)})
+        self.write({**measured.as_dict(), "tokens": list(measured.result.tokens)})
 
     def close(self) -> None:
         """The result is written: the file goes."""
         self._path.unlink(missing_ok=True)
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Keeps a line."""
         with open(self._path, "ab") as file:
             file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             file.flush()

@@ -18,6 +18,7 @@ from pyfly_cpp.bench.measure import summarise
 from pyfly_cpp.bench.prompts import pick_prompts, read_prompts
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.judge import JUDGE_OPTIONS, train_judge
 from pyfly_cpp.cli.kinds import Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import open_session, require_outputs, show_table
@@ -48,7 +49,10 @@ difference: then judge by answers, and lower --agreement. A lossy setting is wri
 the best lossless one when both are measured again. All available drafters are tried (the model's MTP head, --draft,
 prompt lookup), or the one that --drafter names. The threshold of each --gate starts at exact decoding and is loosened
 step by step, until outputs stray further than allowed or the speed is enough. `FlyLlama.from_preset` and --preset read
-the file."""
+the file.
+
+With --judge FILE it trains a gate instead, `judge:FILE`, from 50 to 200 prompts with --limit 200
+(docs/judge.md)."""
 
 
 def _with_threshold(word: str) -> str:
@@ -73,6 +77,7 @@ _OPTIONS = [
     number("--until-speed", kind=Real(1), help="Loosen no further at X times the speed of exact."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
+    *JUDGE_OPTIONS,
     click.option("-o", "--output", default="pyfly-preset.json", metavar="FILE", help="The preset to write."),
     click.option(
         "--plot",
@@ -104,7 +109,14 @@ def command(
     as_json: bool,
     force: bool,
     models: Models,
+    judge_file: str | None,
+    **judging: Any,
 ) -> None:
+    if judge_file is not None:
+        if temperature:
+            raise click.UsageError("--judge trains at temperature 0; leave out --temperature.")
+        train_judge(judge_file, pick_prompts(read_prompts(prompt_file), limit), max_tokens, models, force, **judging)
+        return
     if_interrupted("Nothing was written.")
     prompts = pick_prompts(read_prompts(prompt_file), limit)
     require_outputs((output,), force, plot_file)

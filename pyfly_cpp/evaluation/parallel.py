@@ -83,6 +83,11 @@ class ParallelGenerator(Generator):
         """Runs a request to its end."""
         self._batch.write(request).result()
 
+    def run_all(self, requests: Iterable[Request]) -> None:
+        """Runs requests to their ends, several at a time."""
+        for handle in [self._batch.write(request) for request in requests]:
+            handle.result()
+
     def require(self, settings: Sequence[Decoding]) -> None:
         """Checks the settings as `Generator` does. Waits until nothing runs."""
         self._when_idle(lambda: super(ParallelGenerator, self).require(settings))

@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding.gates import Judge
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.errors import ApiError
@@ -196,3 +197,7 @@ def test_a_request_decodes_as_the_server_does_but_for_what_it_says():
     assert loose == Decoding("entropy:0.3", "agree:2", draft_max=3), "the window that the server was given stays"
     assert written(loose) == "entropy:0.3 agree:2"
     assert written(read_decoding({"speculative": False}, "gate=margin:1", own)) == "plain"
+    judged = Decoding(Judge("mine.json", (("margin", -1.0),)))
+    assert read_decoding({"gate": "judge:mine.json"}, None, judged) == judged, "the server's own, by its name"
+    with pytest.raises(ApiError, match="requests cannot name"):
+        read_decoding({}, "gate=judge:other.json", judged)
