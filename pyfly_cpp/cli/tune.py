@@ -178,11 +178,11 @@ def claim_sentence(tuned: tuning.Tuned, over_exact: str, over_plain: str, prompt
     """The claim, and its evidence."""
     c = tuned.chosen
     rejected = rejection_sentence(tuned)
-    if c.setting.is_plain and not rejected:
-        return (
-            f"Plain decoding is the fastest of {len(tuned.candidates)} settings within the budget on "
-            f"{tuned.n_prompts} prompts of {Path(prompt_file).name}. With this model, draft and machine, drafting is "
-            "not faster."
+    if c.setting.is_plain:
+        among = "lossless settings" if rejected else f"{len(tuned.candidates)} settings within the budget"
+        return rejected + (
+            f"Plain decoding is the fastest of the {among} on {tuned.n_prompts} prompts of {Path(prompt_file).name}. "
+            "With this model, draft and machine, drafting is not faster."
         )
     return rejected + (
         f"{c.setting} is the best of {len(tuned.candidates)} settings on {tuned.n_prompts} prompts of "

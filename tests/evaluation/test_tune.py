@@ -209,6 +209,17 @@ def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
     assert decide(lossless, lossless, []) == (lossless, None)
 
 
+def test_plain_decoding_after_a_lossy_setting_that_is_not_faster():
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import claim_sentence
+
+    fast, plain = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("plain", 1.2, 1.0)
+    _, over = decide(fast, plain, confirmation := afresh({"plain": [1.0], "margin:0.5 k=8": [1.05]}))
+    tuned = Tuned(plain, fast, over, (fast, plain), tuple(confirmation), 6)
+    said = claim_sentence(tuned, "–", "–", "p.jsonl")
+    assert "the preset is lossless. Plain decoding is the fastest" in said and "– times" not in said
+
+
 # ---- Presets ---------------------------------------------------------------------------------------------------------
 
 PRESETS = [
