@@ -15,6 +15,7 @@ from torch import nn
 
 from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3
 from pyfly_cpp.decoding.drafters import Drafter
+from pyfly_cpp.machine.files import replaced
 from recipe import check, shapes, train
 from recipe.corpus import Corpus
 from recipe.export import Header, export_dflash, export_eagle3, export_llama, export_qwen35
@@ -127,10 +128,8 @@ class _Run:
         return Header(name, self.licence, self.vocabulary)
 
     def save(self, part: str, model: nn.Module) -> None:
-        path = self.folder.weights(part)
-        unfinished = path.with_name(path.name + ".partial")
-        torch.save(model.state_dict(), unfinished)
-        unfinished.replace(path)
+        with replaced(self.folder.weights(part)) as unfinished:
+            torch.save(model.state_dict(), unfinished)
 
     def load(self, part: str, model: Any) -> Any:
         model.load_state_dict(torch.load(self.folder.weights(part), weights_only=True))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyfly_cpp.heads.shapes import Shape, Value
+from pyfly_cpp.machine.files import replaced
 
 Weights = Mapping[str, npt.NDArray[np.generic]]
 
@@ -49,27 +50,26 @@ def write_gguf(
     """Matrices in the type `kind` ("f16", "q8_0", "q4_0"), or F16 if their rows are no multiple of its blocks; all
     else as F32 or as it is. Under another name first, so that what is there is whole. `describe` writes the metadata
     besides the sizes."""
-    unfinished = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(str(unfinished), architecture)
-    type_of_matrices, type_of_file = _TYPES[kind]
-    writer.add_file_type(type_of_file)
-    describe(writer)
-    for key, value in shape.fields().items():
-        _add(writer, f"{architecture}.{key}", value)
-    for tensor, array in tensors.items():
-        raw: Any = None
-        if array.dtype == np.float32 and array.ndim == 2 and "ssm_conv1d" not in tensor:
-            if kind == "f16" or array.shape[1] % 32:
-                array = array.astype(np.float16)
-            else:
-                raw = type_of_matrices
-                array = gguf.quants.quantize(np.ascontiguousarray(array), raw)
-        writer.add_tensor(tensor, np.ascontiguousarray(array), raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.replace(path)
+    with replaced(path) as unfinished:
+        writer = gguf.GGUFWriter(str(unfinished), architecture)
+        type_of_matrices, type_of_file = _TYPES[kind]
+        writer.add_file_type(type_of_file)
+        describe(writer)
+        for key, value in shape.fields().items():
+            _add(writer, f"{architecture}.{key}", value)
+        for tensor, array in tensors.items():
+            raw: Any = None
+            if array.dtype == np.float32 and array.ndim == 2 and "ssm_conv1d" not in tensor:
+                if kind == "f16" or array.shape[1] % 32:
+                    array = array.astype(np.float16)
+                else:
+                    raw = type_of_matrices
+                    array = gguf.quants.quantize(np.ascontiguousarray(array), raw)
+            writer.add_tensor(tensor, np.ascontiguousarray(array), raw_dtype=raw)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:

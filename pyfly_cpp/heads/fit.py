@@ -20,6 +20,7 @@ from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.states import Rows
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.unroll import unroll
+from pyfly_cpp.machine.files import replaced
 
 STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
@@ -320,16 +321,13 @@ class Fit:
 
     def save(self, path: Path) -> None:
         """All that `load` resumes with."""
-        unfinished = path.with_name(path.name + ".partial")
-        torch.save(
-            {
-                "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
-                "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
-                "n_rows": len(self.data.rows),
-            },
-            unfinished,
-        )  # fmt: skip
-        unfinished.replace(path)
+        state = {
+            "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
+            "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
+            "n_rows": len(self.data.rows),
+        }  # fmt: skip
+        with replaced(path) as unfinished:
+            torch.save(state, unfinished)
 
     def load(self, path: Path) -> None:
         """Continues from the state that `save` wrote; if there are more texts now, with all passes before it."""
@@ -381,8 +379,8 @@ class BlockFit(Fit):
         return list(wanted.is_right(logits).unbind(-1))
 
     def _blocks(self, window: Window, anchors: Tensor, n: int) -> tuple[Tensor, Tensor, Wanted, Tensor]:
-        """Blocks of n rows behind the tokens in the rows `anchors` [text, block]: logits, what they are made of, what
-        the target would say, and the tokens before, [text, block, n, ...]."""
+        """Blocks of n rows behind the tokens in the rows `anchors` [text, block]: logits, the hidden rows that they
+        are made of, the target's choices, and the tokens before, [text, block, n, ...]."""
         rows = anchors[..., None] + torch.arange(n, device=self.device)
         inside, rows = rows < window.tokens.shape[1], rows.clamp_max(window.tokens.shape[1] - 1)
         text = torch.arange(len(rows), device=self.device)[:, None, None]

@@ -121,18 +121,29 @@ def require_space(folder: str | os.PathLike[str], n_bytes: int, remedy: str) -> 
 
 
 @contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """For writers that take the name of a file: yields another name, whose file becomes `path` at the end. If the block
+    raises, it goes away, and `path` is as it was."""
+    unfinished = path.with_name(path.name + ".partial")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+@contextlib.contextmanager
 def resumable(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Around the writing of a file by a run that resumes: a full disk is an OutputError, and what was written of
-    `path.partial` goes away.
+    """Around the writing of a file by a run that resumes: a full disk is an OutputError.
 
     Args:
-        errors: What the writer raises then.
+        errors: Those of the writer for that.
     """
     try:
         yield
     except errors as error:
-        with contextlib.suppress(OSError):
-            path.with_name(path.name + ".partial").unlink()
         why = error.strerror if isinstance(error, OSError) else error
         raise OutputError(f"{path} cannot be written ({why}); make room and run the same command to resume.") from None
 
