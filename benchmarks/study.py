@@ -490,9 +490,9 @@ DEV_SETS = ("of them", "recovery, points off", "95 % of draws", "x exact's token
 
 
 def dev_set_cells(one: Compared, sizes: Sequence[int], seed: int = 0) -> list[list[str]]:
-    """For each number of items below that of all: how far what they show is from what all show, as the mean of its
-    absolute value and the range of 95 % of N_DRAWS draws without replacement. An item counts with all its seeds; draws
-    without a right answer of exact decoding have no recovery."""
+    """For each number of items below that of all: the distance of their figures from those of all items, as the mean of
+    its absolute value and the range of 95 % of N_DRAWS draws without replacement. An item counts with all its seeds;
+    draws without a right answer of exact decoding have no recovery."""
     groups = {name: i for i, name in enumerate(dict.fromkeys(line["group"] for line in one.mine))}
     table = np.zeros((len(groups), 6))
     for mine, exact in one.pairs:

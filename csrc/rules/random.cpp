@@ -10,8 +10,8 @@ namespace pyfly {
 
 namespace {
 
-// Its number follows from the seed, the answer so far and the drafted token, and from nothing else: not from what was
-// drafted before, taken back or evaluated twice, nor from the texts beside it. A greedy request has no seed of its own.
+// Its number follows from the seed, the answer so far and the drafted token, and from nothing else: not from earlier
+// drafts, rollbacks or other texts of the batch. A greedy request has no seed of its own.
 class RandomAcceptance : public Rule {
   public:
     RandomAcceptance(int32_t seed, double p) : seed_(seed), p_(p) {

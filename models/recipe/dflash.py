@@ -1,4 +1,4 @@
-"""What the DFlash and DSpark heads of the llama target learn, and propose."""
+"""Losses and proposals of the DFlash and DSpark heads of the llama target."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MIN_PROMPTS = MIN_GROUPS
 """With fewer there is no interval, and without one nothing lossy is ever shown to be faster."""
 
 GATES = ("margin", "entropy")
-"""The words of the gates that climb in stage 2 where no others are asked for."""
+"""The words of the gates that climb in stage 2 by default."""
 
 BASELINES = (0.25, 0.5, 1.0)
 """Probabilities of random acceptance, which the frontier is compared with."""
@@ -217,8 +217,8 @@ def ladders(generator: Generator, base: Decoding, word: str) -> list[list[Decodi
 def _able(
     generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding], gate: Gate, temperature: float
 ) -> list[Decoding]:
-    """Those of the settings whose drafter has what the gate looks at, which its first step shows; raises ValueError if
-    there is none."""
+    """Those of the settings whose drafter has the rows that the gate looks at, which its first step shows; raises
+    ValueError if there is none."""
     if not isinstance(gate, Fuzzy):
         return list(settings)
     rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])

@@ -82,7 +82,7 @@ class DFlashHead(nn.Module):
             self.fc.weight.div_(features.square().mean(0).sqrt().clamp_min(1e-4))
 
     def hidden(self, features: Tensor, anchors: Tensor, embeddings: Tensor) -> Tensor:
-        """What the output matrix and the confidence head read.
+        """The rows that the output matrix and the confidence head read.
 
         Args:
             features: Of the target, [batch, row, len(target_layers) * n_embd].
@@ -118,7 +118,7 @@ class DFlashHead(nn.Module):
         return hidden
 
     def bias(self, previous: Tensor) -> Tensor:
-        """What a Markov head adds to the logits behind these tokens [...]: [..., n_vocab]."""
+        """The Markov head's part of the logits behind these tokens [...]: [..., n_vocab]."""
         bias: Tensor = self.markov_w2(self.markov_w1(previous))
         return bias
 

@@ -21,7 +21,7 @@ KINDS = ("q8_0", "q4_0", "f16")
 """Types of a head's matrices."""
 
 HEADS = {"eagle3": "EAGLE-3 head", "dspark": "DSpark head"}
-"""Kinds of heads, and what they are called."""
+"""Kinds of heads, with their names for people."""
 
 LEAST_TOKENS = 2000
 """Fewer teach nothing."""

@@ -68,7 +68,7 @@ def write_states(
                 n_lost += 1
                 if n_lost > MOST_LOST:
                     raise
-                # Attention multiplies old values of the cache by zero, and they stay what they are.
+                # Attention multiplies old values of the cache by zero, and NaN stays NaN.
                 llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
             file.write(rows.tobytes())
             file.flush()

@@ -16,7 +16,8 @@ class Random(AtOnce):
     is drafted, as if the draft wrote alone. Protected, forbidden and as good as impossible tokens are still rejected.
 
     The draw follows from the seed, the answer so far and the drafted token: the same draft in the same place of the
-    same answer has the same fate, in any batch and at any temperature, and what a smaller p accepts, a larger one does.
+    same answer has the same fate, in any batch and at any temperature, and a larger p accepts all that a smaller
+    one does.
     """
 
     p: float = 0.5

@@ -30,8 +30,8 @@ class Knob(NamedTuple):
     """The threshold of a gate, as `tune` moves it: from exact decoding on, always looser.
 
     Steps are geometric, since margins, divergences and entropies of mismatches spread over orders of magnitude: so each
-    step lets about as many more of them pass, and a few prompts can tell it from the one before. Where there is a
-    published value, it is one of them, or close to one.
+    step lets about as many more of them pass, and a few prompts can tell it from the one before. A
+    published value is one of them, or close to one.
     """
 
     field: str
