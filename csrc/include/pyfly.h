@@ -217,11 +217,12 @@ pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threa
 /* What a head learns of a target for tokens[n], 1 <= n <= the positions of a text: the inputs of n_layers layers, side
  * by side, and the k most probable next tokens (1 <= k <= PYFLY_MAX_TOP) by falling probability, with their log
  * probabilities in nats. The target's first sequence holds nothing afterwards. states: [n][n_layers][n_embd] as IEEE
- * half floats, values outside their range at its ends; ids, log_probs: [n][k]. PYFLY_STATUS_NOT_FINITE for a state or a
- * row with a NaN; PYFLY_STATUS_INCOMPATIBLE for layers that cannot be read. */
+ * half floats, values outside their range at its ends; final: [n][n_embd] likewise, the states behind the last norm,
+ * which the output matrix reads; ids, log_probs: [n][k]. PYFLY_STATUS_NOT_FINITE for a state or a row with a NaN;
+ * PYFLY_STATUS_INCOMPATIBLE for layers that cannot be read. */
 pyfly_status pyfly_target_states(pyfly_target * target, const int32_t * layers, size_t n_layers, const int32_t * tokens,
-                                 size_t n, int32_t k, uint16_t * states, int32_t * ids, float * log_probs,
-                                 pyfly_error * error);
+                                 size_t n, int32_t k, uint16_t * states, uint16_t * final, int32_t * ids,
+                                 float * log_probs, pyfly_error * error);
 
 /* How a target's threads stand. */
 typedef struct pyfly_threads {

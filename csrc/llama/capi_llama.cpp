@@ -62,11 +62,11 @@ void * pyfly_layer_tap_user(pyfly_layer_tap * tap) {
 }
 
 pyfly_status pyfly_target_states(pyfly_target * target, const int32_t * layers, size_t n_layers, const int32_t * tokens,
-                                 size_t n, int32_t k, uint16_t * states, int32_t * ids, float * log_probs,
-                                 pyfly_error * error) {
+                                 size_t n, int32_t k, uint16_t * states, uint16_t * final, int32_t * ids,
+                                 float * log_probs, pyfly_error * error) {
     return guard(error, [&] {
         pyfly::read_states(pyfly::llama_target(target), {layers, layers + n_layers}, {tokens, tokens + n}, k,
-                           {states, ids, log_probs});
+                           {states, final, ids, log_probs});
     });
 }
 

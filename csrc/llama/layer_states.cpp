@@ -14,6 +14,40 @@ namespace {
 constexpr size_t n_chunk = 256; // tokens at a time: their logits take memory
 constexpr float half_max = 65504.0f;
 
+// While it lives, llama.cpp keeps the states that the output matrix reads.
+class FinalStates {
+  public:
+    explicit FinalStates(llama_context * context) : context_(context) { llama_set_embeddings(context_, true); }
+    ~FinalStates() { llama_set_embeddings(context_, false); }
+    FinalStates(const FinalStates &) = delete;
+    FinalStates & operator=(const FinalStates &) = delete;
+
+    // Of the last batch's token i.
+    const float * row(size_t i) const {
+        const float * row = llama_get_embeddings_ith(context_, static_cast<int32_t>(i));
+        if (row == nullptr) {
+            throw Error(PYFLY_STATUS_NATIVE, "llama.cpp kept no final state of a token");
+        }
+        return row;
+    }
+
+  private:
+    llama_context * context_;
+};
+
+// Appends to half floats; a NaN has no place there.
+void append_halves(std::vector<float> & values, uint16_t *& to) {
+    for (float & value : values) {
+        if (std::isnan(value)) {
+            throw Error(PYFLY_STATUS_NOT_FINITE,
+                        "a hidden state of the target is not a number; download or convert the model again");
+        }
+        value = std::clamp(value, -half_max, half_max);
+    }
+    ggml_fp32_to_fp16_row(values.data(), to, static_cast<int64_t>(values.size()));
+    to += values.size();
+}
+
 } // namespace
 
 void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, const std::vector<int32_t> & tokens,
@@ -26,6 +60,9 @@ void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, cons
                                               " most probable ones");
     }
     const LayerRows rows(target, layers);
+    const FinalStates final(target.context());
+    const size_t n_embd = static_cast<size_t>(llama_model_n_embd(llama_get_model(target.context())));
+    LayerStates to = out;
     std::vector<float> states;
     target.truncate(0, 0);
     target.settle(0);
@@ -34,16 +71,10 @@ void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, cons
         target.evaluate({{0, tokens.data() + begin, n_now, begin, 0}});
         states.resize(n_now * rows.width());
         rows.read(0, 0, n_now, states.data());
-        uint16_t * to = out.states + begin * rows.width();
-        for (float & state : states) {
-            if (std::isnan(state)) {
-                throw Error(PYFLY_STATUS_NOT_FINITE,
-                            "a hidden state of the target is not a number; download or convert the model again");
-            }
-            state = std::clamp(state, -half_max, half_max);
-        }
-        ggml_fp32_to_fp16_row(states.data(), to, static_cast<int64_t>(states.size()));
+        append_halves(states, to.states);
         for (size_t i = 0; i < n_now; i++) {
+            states.assign(final.row(i), final.row(i) + n_embd);
+            append_halves(states, to.final);
             const RowStats row = row_stats(target.row(0, i), n_vocab, k);
             if (!row.max.finite) {
                 throw Error(PYFLY_STATUS_NOT_FINITE,

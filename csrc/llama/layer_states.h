@@ -8,9 +8,10 @@
 
 namespace pyfly {
 
-// Where the rows go: [n][layers][n_embd] as half floats, and [n][k].
+// Where the rows go: [n][layers][n_embd] and [n][n_embd] as half floats, and [n][k].
 struct LayerStates {
     uint16_t * states;
+    uint16_t * final;
     int32_t * ids;
     float * log_probs;
 };

@@ -171,6 +171,6 @@ def _unrolled(head: Head, inputs: Inputs) -> Logits:
     def logits_of(before: Tensor, draft: Tensor) -> Tensor:
         embeddings, hidden = inputs(torch.cat([before, draft[:-1]])[None])
         steps = unroll(head, embeddings, hidden, len(draft))
-        return torch.stack([logits[0, depth - len(draft)] for depth, logits in enumerate(steps)])
+        return torch.stack([logits[0, depth - len(draft)] for depth, (_, logits) in enumerate(steps)])
 
     return logits_of

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
+from pyfly_cpp.heads.precision import autocast
 from pyfly_cpp.heads.unroll import Head, unroll
 from recipe import dflash, eagle3, qwen35, shapes
 from recipe.folder import PARTS
@@ -152,7 +153,7 @@ def distillation_loss(logits: Tensor, wanted: Tensor) -> Tensor:
 def unrolled_loss(head: Head, embeddings: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
     """The weighted mean over the steps of `unroll`."""
     steps = enumerate(unroll(head, embeddings, hidden, len(STEP_WEIGHTS)))
-    losses = [STEP_WEIGHTS[s] * distillation_loss(logits[:, s:], wanted[:, s:]) for s, logits in steps]
+    losses = [STEP_WEIGHTS[s] * distillation_loss(logits[:, s:], wanted[:, s:]) for s, (_, logits) in steps]
     return torch.stack(losses).sum() / sum(STEP_WEIGHTS)
 
 
@@ -167,7 +168,7 @@ def _begin(training: Training, part: str) -> None:
 
 
 def _optimise(training: Training, part: str, model: nn.Module, loss_of: Callable[[Tensor], Tensor]) -> None:
-    """AdamW with a short warm-up and a cosine down to 5 %, in bfloat16 where autocast allows it."""
+    """AdamW with a short warm-up and a cosine down to 5 %, in bfloat16 where that is faster."""
     plan, n_steps = PLANS[part], training.n_steps(part)
     parameters = list(model.parameters())
     groups = [
@@ -186,7 +187,7 @@ def _optimise(training: Training, part: str, model: nn.Module, loss_of: Callable
     started, n_tokens, losses = time.perf_counter(), 0, []
     for step, tokens in enumerate(_tensors(batches(training.documents, n_steps, training.seed_of(part))), 1):
         optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with autocast("cpu"):
             loss = loss_of(tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -146,6 +146,8 @@ class States(NamedTuple):
 
     inputs: npt.NDArray[np.float16]
     """Inputs of the layers, side by side: [n, layers * n_embd]."""
+    final: npt.NDArray[np.float16]
+    """What the output matrix reads: [n, n_embd]."""
     ids: TokenArray
     """The most probable next tokens, by falling probability: [n, k]."""
     log_probs: FloatArray
@@ -189,17 +191,19 @@ class LlamaTarget(Target):
         )
 
     def states(self, layers: Sequence[int], text: Sequence[int], k: int, n_embd: int) -> States:
-        """What a head learns from: the inputs of layers [n_embd wide], and the k most probable next tokens, of a text.
-        What the target's first sequence held is gone. Raises NotFiniteError for a NaN, IncompatibleDraftError for
-        layers that cannot be read."""
+        """What a head learns from: the inputs of layers and the last states [n_embd wide], and the k most probable next
+        tokens, of a text. What the target's first sequence held is gone. Raises NotFiniteError for a NaN,
+        IncompatibleDraftError for layers that cannot be read."""
         read, given = tokens("layers", layers), tokens("text", text)
         n = len(given)
         out = States(
-            np.zeros((n, len(read) * n_embd), np.float16), np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
+            np.zeros((n, len(read) * n_embd), np.float16), np.zeros((n, n_embd), np.float16),
+            np.zeros((n, k), np.int32), np.zeros((n, k), np.float32),
         )
         check(
             lib.pyfly_target_states, self.pointer, token_pointer(read), len(read), token_pointer(given), n, k,
-            ffi.cast("uint16_t *", ffi.from_buffer(out.inputs)), token_pointer(out.ids), float_pointer(out.log_probs),
+            ffi.cast("uint16_t *", ffi.from_buffer(out.inputs)), ffi.cast("uint16_t *", ffi.from_buffer(out.final)),
+            token_pointer(out.ids), float_pointer(out.log_probs),
         )  # fmt: skip
         return out
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyfly_cpp.heads.layers import AttentionBlock, RMSNorm, linear
+from pyfly_cpp.heads.ridge import Ridge
 from pyfly_cpp.heads.shapes import Eagle3Shape
 
 
@@ -17,6 +22,17 @@ class Eagle3Block(AttentionBlock):
         self.attn_norm = RMSNorm(shape.n_embd, shape.norm_eps)
         self.attn_norm_2 = RMSNorm(shape.n_embd, shape.norm_eps)
         self.ffn_norm = RMSNorm(shape.n_embd, shape.norm_eps)
+
+
+class Passage(NamedTuple):
+    """Three rows in a row, many times."""
+
+    embeddings: tuple[Tensor, Tensor]
+    """Of the tokens of the second and the third row, [n, n_embd] each."""
+    features: tuple[Tensor, Tensor]
+    """Of the first and the second row, [n, 3 * n_embd_target] each."""
+    states: tuple[Tensor, Tensor, Tensor]
+    """What the output matrix reads there, before its norm's weight and of root mean square 1: [n, n_embd] each."""
 
 
 class Eagle3Head(nn.Module):
@@ -37,29 +53,22 @@ class Eagle3Head(nn.Module):
         self.register_buffer("d2t", d2t)
 
     def start_from(self, output: Tensor, output_norm: Tensor) -> None:
-        """Output and fusion begin as the target's own: the fused state is the input of the target's last block read.
+        """Norm and output matrix begin as the target's own.
 
         Args:
             output: The target's output matrix, the rows of `d2t`: [n_draft_vocab, n_embd].
             output_norm: Weight of the norm before it, [n_embd].
         """
-        n_embd = self.shape.n_embd
         with torch.no_grad():
             self.output.weight.copy_(output)
             self.output_norm.weight.copy_(output_norm)
-            self.fc.weight.mul_(0.1)[:, -n_embd:] += torch.eye(n_embd)
 
     def level(self, features: Tensor) -> None:
-        """Lets the norm of the features give each the same weight: they differ by orders of magnitude. The fused state
-        stays the last of them, about as long as the head's own hidden state. features [row, 3 * n_embd_target]: a
-        sample."""
-        n_embd = self.shape.n_embd
+        """Lets the norm of the features give each the same weight: they differ by orders of magnitude. features
+        [row, 3 * n_embd_target]: a sample."""
         normed = self.enc["output_norm"](features)
         with torch.no_grad():
-            sizes = normed.square().mean(0).sqrt().clamp_min(1e-4)
-            self.enc["output_norm"].weight.copy_(1 / sizes)
-            size = normed[:, -n_embd:].square().mean().sqrt()
-            self.fc.weight[:, -n_embd:] = torch.diag(sizes[-n_embd:] / size)
+            self.enc["output_norm"].weight.copy_(1 / normed.square().mean(0).sqrt().clamp_min(1e-4))
 
     def attend_to_itself(self) -> None:
         """Lets each row look at itself first, whose token it would else have to find: keys begin as the queries."""
@@ -68,31 +77,44 @@ class Eagle3Head(nn.Module):
             q.mul_(1.5)
             k.copy_(q[: len(k)])
 
-    def begin_linear(self, embeddings: Tensor, features: Tensor, following: Tensor) -> None:
-        """Lets the head begin as the linear map, by ridge regression, from a token and the features before it to the
-        last of the features behind it, which the target's own output reads well. Rows that look at themselves make the
-        values of the attention such a map. Needs as many heads of keys as of queries, as wide as the embedding
-        together; else it does nothing.
-
-        Args:
-            embeddings: Of tokens, [row, n_embd].
-            features: Of the token before each, [row, 3 * n_embd_target].
-            following: Of each itself, likewise.
-        """
+    def begin_linear(self, chunks: Callable[[], Iterable[Passage]]) -> None:
+        """Lets the head begin as ridge regressions of the target's last state, which its output matrix reads: the fused
+        features as that of their own row, the attention's values as what is missing for the next row, and behind random
+        gates the feed-forward as what is still missing. Needs as many heads of keys as of queries, as wide as the
+        embedding together; else it does nothing. `chunks` gives the passages anew each time."""
         block, n_embd = self.block, self.shape.n_embd
         if not block.attn_output.weight.shape == block.attn_v.weight.shape[:1] * 2 == (n_embd, n_embd):
             return
         with torch.no_grad():
-            # Half of it with the hidden state that the head itself would give, were it right.
-            last = _of_size_one(features[:, -n_embd:])
-            hidden = torch.cat([self.fuse(features)[::2], last[1::2]])
-            _, x = self.enter(torch.cat([embeddings[::2], embeddings[1::2]]), hidden)
-            state = _of_size_one(following[:, -n_embd:])
-            missing = torch.cat([state[::2], state[1::2]]) - hidden
-            square = x.T @ x
-            square.diagonal().add_(0.02 * square.diagonal().mean())
-            block.attn_v.weight.copy_(torch.linalg.solve(square, x.T @ missing).T)
+            block.ffn_down.weight.zero_()
             block.attn_output.weight.copy_(torch.eye(n_embd))
+            fused, values = Ridge(), Ridge()
+            for chunk in chunks():
+                fused.add(self.enc["output_norm"](chunk.features[1]), chunk.states[1])
+            self.fc.weight.copy_(fused.solve())
+            for chunk in chunks():
+                hidden = self.fuse(chunk.features[1])
+                values.add(self.enter(chunk.embeddings[1], hidden)[1], chunk.states[2] - hidden)
+            block.attn_v.weight.copy_(values.solve())
+            values, down = Ridge(), Ridge()
+            for chunk in chunks():
+                for x, missing in self._at_two_depths(chunk):
+                    values.add(x, missing)
+            block.attn_v.weight.copy_(values.solve())
+            for chunk in chunks():
+                for x, missing in self._at_two_depths(chunk):
+                    left = missing - block.attn_v(x)
+                    residual = chunk.states[2] - left
+                    y = block.ffn_norm(residual)
+                    down.add(F.silu(block.ffn_gate(y)) * block.ffn_up(y), left)
+            block.ffn_down.weight.copy_(down.solve())
+
+    def _at_two_depths(self, chunk: Passage) -> Iterator[tuple[Tensor, Tensor]]:
+        """The attention's input and what it should add, where a draft begins and one token further."""
+        first = self.fuse(chunk.features[0])
+        given = first + self.block.attn_v(self.enter(chunk.embeddings[0], first)[1])
+        for hidden in (self.fuse(chunk.features[1]), given):
+            yield self.enter(chunk.embeddings[1], hidden)[1], chunk.states[2] - hidden
 
     def fuse(self, features: Tensor) -> Tensor:
         """Features [..., 3 * n_embd_target] of the target to hidden states [..., n_embd]."""
@@ -111,8 +133,3 @@ class Eagle3Head(nn.Module):
     def leave(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         x = residual + self.block.feed_forward(self.block.ffn_norm(residual))
         return x, self.output(self.output_norm(x))
-
-
-def _of_size_one(x: Tensor) -> Tensor:
-    """Rows of x [row, n_embd] over their root mean square."""
-    return x / x.square().mean(-1, keepdim=True).sqrt()

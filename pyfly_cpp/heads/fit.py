@@ -16,14 +16,29 @@ from torch import Tensor, nn
 
 from pyfly_cpp.errors import NotFiniteError
 from pyfly_cpp.heads.dflash import DFlashHead
-from pyfly_cpp.heads.eagle3 import Eagle3Head
+from pyfly_cpp.heads.eagle3 import Eagle3Head, Passage
+from pyfly_cpp.heads.export import Weights, with_adjacent_rope
+from pyfly_cpp.heads.precision import autocast
+from pyfly_cpp.heads.shapes import DFlashShape, Eagle3Shape
 from pyfly_cpp.heads.states import Rows
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.unroll import unroll
 from pyfly_cpp.machine.files import replaced
 
+N_DRAFT_VOCAB = 8192
+"""Most tokens that a head can propose."""
+
+N_BLOCK = 8
+"""Tokens of a block of a DSpark head."""
+
+N_MARKOV = 64
+"""Rank of its Markov head."""
+
 STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
+
+STATE_WEIGHT = 1.0
+"""Of the squared distance between the head's states and the target's, beside the cross-entropy in nats."""
 
 DECAY = 7.0
 """So many rows further, a row of a block counts 1/e."""
@@ -36,8 +51,10 @@ N_ROWS = (512, 4096)
 
 STEPS_OF_PASS = 100
 
-N_LINEAR = 16384
-"""Rows of the regression that a head begins with."""
+N_PASSAGE = 4096
+"""Rows at a time of the regressions that a head begins with."""
+
+RATE = 3e-3
 
 WARM_UP = 20
 """Steps until the full learning rate."""
@@ -72,6 +89,8 @@ class Window(NamedTuple):
     """The target's most probable next tokens, [text, row, N_TOP]; -1 in padding."""
     log_probs: Tensor
     """Log probabilities of `ids` in nats, [text, row, N_TOP]."""
+    states: Tensor
+    """As in `Passage`, [text, row, n_embd]."""
     follows: Tensor
     """Whether the text continues as the target would, [text, row]."""
     is_answer: Tensor
@@ -93,6 +112,8 @@ class Dataset:
         self._index[self.used] = np.arange(len(self.used))
         self._embeddings = torch.from_numpy(target.embeddings(self.used).astype(np.float16))
         self.mask = torch.from_numpy(target.embeddings(np.array([target.mask_token])))
+        norm = torch.from_numpy(target.output_norm)
+        self._output_norm = torch.where(norm.abs() < 1e-4, torch.inf, norm)
 
     def frequent(self, n: int) -> npt.NDArray[np.int64]:
         """The n tokens that the target writes most often, ascending; the first of the vocabulary if it writes fewer."""
@@ -107,18 +128,24 @@ class Dataset:
         at = np.sort(np.random.default_rng(seed).integers(0, len(self.rows), n))
         return torch.from_numpy(self.rows["inputs"][at].astype(np.float32))
 
-    def pairs(self, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """About n rows to learn from: embeddings, the features of the token before, and their own features."""
-        order = np.random.default_rng(seed).permutation(len(self.training))
-        at: list[int] = []
-        for i in order:
-            span = self.training[int(i)]
-            at += range(span.begin + 1, span.end)
-            if len(at) >= n:
-                break
-        now = np.sort(np.array(at[:n]))
-        features = [torch.from_numpy(self.rows["inputs"][rows].astype(np.float32)) for rows in (now - 1, now)]
-        return self._embeddings[torch.from_numpy(self._index[self.rows["token"][now]])].float(), *features
+    def passages(self) -> Iterator[Passage]:
+        """All rows to learn from, some at a time."""
+        at = np.concatenate([np.arange(span.begin + 2, span.end) for span in self.training])
+        for begin in range(0, len(at), N_PASSAGE):
+            now = at[begin : begin + N_PASSAGE]
+            before, first = self.rows[now - 1], self.rows[now - 2]
+            yield Passage(
+                (self._embedded(before["token"]), self._embedded(self.rows["token"][now])),
+                (_floats(first["inputs"]), _floats(before["inputs"])),
+                (self._states(first["final"]), self._states(before["final"]), self._states(self.rows["final"][now])),
+            )
+
+    def _embedded(self, tokens: npt.NDArray[np.int32]) -> Tensor:
+        return self._embeddings[torch.from_numpy(self._index[tokens])].float()
+
+    def _states(self, final: npt.NDArray[np.float16]) -> Tensor:
+        states = _floats(final) / self._output_norm
+        return of_size_one(states)
 
     def batches(self, spans: Sequence[Span], seed: int) -> Iterator[list[Span]]:
         """All spans, some rows at a time (`N_ROWS`), those of similar length together, in an order of chance."""
@@ -147,13 +174,23 @@ class Dataset:
         now = rows[:, 1:]
         return Window(
             torch.from_numpy(now["token"].astype(np.int64)),
-            self._embeddings[torch.from_numpy(self._index[now["token"]])].float(),
+            self._embedded(now["token"]),
             torch.from_numpy(rows["inputs"][:, :-1].astype(np.float32)),
             torch.from_numpy(now["ids"].astype(np.int64)),
             torch.from_numpy(now["log_probs"].astype(np.float32)),
+            self._states(now["final"]),
             torch.from_numpy(next_token == now["ids"][..., 0]),
             torch.from_numpy(answers),
         )
+
+
+def of_size_one(x: Tensor) -> Tensor:
+    """Rows of x [..., n] over their root mean square."""
+    return x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6)
+
+
+def _floats(halves: npt.NDArray[np.float16]) -> Tensor:
+    return torch.from_numpy(halves.astype(np.float32))
 
 
 def _every(spans: Sequence[Span], kind: str) -> list[int]:
@@ -197,10 +234,16 @@ class Wanted(NamedTuple):
 class Fit:
     """A head that learns, pass after pass over the texts: here an EAGLE-3 head."""
 
+    architecture = "eagle3"
+    """Of its file."""
     head: Any
+    """The network, with its `shape`."""
 
-    def __init__(self, data: Dataset, target: TargetFile, shape: Any, seed: int, n_passes: int) -> None:
+    def __init__(
+        self, data: Dataset, target: TargetFile, layers: tuple[int, int, int], seed: int, n_passes: int
+    ) -> None:
         torch.manual_seed(seed)
+        shape = self._shape(target, layers)
         self.data, self.seed, self.n_passes = data, seed, n_passes
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         d2t = torch.from_numpy(data.frequent(shape.n_draft_vocab))
@@ -212,7 +255,7 @@ class Fit:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
         ]
-        rate = 3e-3 * 256 / shape.n_embd
+        rate = RATE * 256 / shape.n_embd
         self._optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
         self._rate = rate
         self.n_done = 0
@@ -221,12 +264,15 @@ class Fit:
         self._n_worse = 0
         self._n_steps = 0
 
+    def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
+        return Eagle3Shape(**_sizes(target, layers), n_layer=1, n_embd_target=target.n_embd, norms_features=True)
+
     def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
         head = Eagle3Head(shape, d2t)
         head.start_from(output, output_norm)
         head.level(self.data.sample(4096, self.seed))
         head.attend_to_itself()
-        head.begin_linear(*self.data.pairs(N_LINEAR, self.seed))
+        head.begin_linear(self.data.passages)
         return head
 
     @property
@@ -262,25 +308,27 @@ class Fit:
         mass = shares.sum(-1)
         return Wanted(ids, shares / mass.clamp_min(1e-6)[..., None], mass > 0)
 
-    def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
     def _loss(self, window: Window) -> Tensor:
         wanted, weights = self._wanted(window), torch.ones(window.tokens.shape, device=self.device)
         losses = []
-        with self._autocast():
-            for depth, logits in enumerate(self._unrolled(window)):
+        with autocast(self.device.type):
+            for depth, (given, logits) in enumerate(self._unrolled(window)):
                 weights[:, :depth] = 0
-                losses.append(STEP_WEIGHTS[depth] * wanted.loss(logits, weights))
+                loss = wanted.loss(logits, weights)
+                if STATE_WEIGHT:
+                    missing = (of_size_one(given.float()) - window.states).square().mean(-1)
+                    counts = weights * wanted.counts
+                    loss = loss + STATE_WEIGHT * (missing * counts).sum() / counts.sum().clamp_min(1)
+                losses.append(STEP_WEIGHTS[depth] * loss)
         return torch.stack(losses).sum()
 
     def _right(self, window: Window) -> list[Tensor]:
         """Of each depth: whether the proposal of the draft that begins in a row is the target's choice, [text, row]."""
         wanted = self._wanted(window)
-        with self._autocast():
-            return [_up(wanted.is_right(logits), depth) for depth, logits in enumerate(self._unrolled(window))]
+        with autocast(self.device.type):
+            return [_up(wanted.is_right(logits), depth) for depth, (_, logits) in enumerate(self._unrolled(window))]
 
-    def _unrolled(self, window: Window) -> Iterator[Tensor]:
+    def _unrolled(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
         return unroll(self.head, window.embeddings, self.head.fuse(window.features), len(STEP_WEIGHTS))
 
     @torch.no_grad()
@@ -312,12 +360,15 @@ class Fit:
         self.best, self._n_worse = (found, 0) if is_best else (self.best, self._n_worse + 1)
         return found, is_best
 
-    def weights(self) -> dict[str, npt.NDArray[np.generic]]:
-        """As `export` takes them. Raises NotFiniteError if one is not a number."""
+    def weights(self) -> Weights:
+        """As its file has them. Raises NotFiniteError if one is not a number."""
         weights = {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
         if not all(np.isfinite(array).all() for array in weights.values()):
             raise NotFiniteError("a weight of the head is not a number; download or convert the target again.")
-        return weights
+        return self._as_in_file(weights)
+
+    def _as_in_file(self, weights: Weights) -> Weights:
+        return with_adjacent_rope(weights, self.head.shape)
 
     def save(self, path: Path) -> None:
         """All that `load` resumes with."""
@@ -350,6 +401,13 @@ class Fit:
 class BlockFit(Fit):
     """A DSpark head that learns from blocks at places of chance, every second one half as long."""
 
+    architecture = "dflash"
+
+    def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
+        return DFlashShape(
+            **_sizes(target, layers), n_layer=2, block_size=N_BLOCK, mask_token=target.mask_token, n_markov=N_MARKOV
+        )
+
     def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
         head = DFlashHead(shape, d2t)
         head.start_from(output_norm, output)
@@ -360,11 +418,14 @@ class BlockFit(Fit):
             head.markov_w1.weight[unknown] = 0  # behind a token of no text nothing is more probable
         return head
 
+    def _as_in_file(self, weights: Weights) -> Weights:
+        return weights
+
     def _loss(self, window: Window) -> Tensor:
         n_texts, n_rows = window.tokens.shape
         anchors = torch.randint(0, n_rows, (n_texts, max(n_rows // ROWS_OF_BLOCK, 1)), device=self.device)
         n = self.head.shape.block_size // (1 + self._n_steps % 2)
-        with self._autocast():
+        with autocast(self.device.type):
             logits, hidden, wanted, previous = self._blocks(window, anchors, n)
             loss = wanted.loss(logits, torch.exp(-torch.arange(n, device=self.device) / DECAY))
             rate = self.head.confidence(hidden.detach(), previous).float()
@@ -374,7 +435,7 @@ class BlockFit(Fit):
 
     def _right(self, window: Window) -> list[Tensor]:
         anchors = torch.arange(window.tokens.shape[1], device=self.device).expand(window.tokens.shape)
-        with self._autocast():
+        with autocast(self.device.type):
             logits, _, wanted, _ = self._blocks(window, anchors, len(STEP_WEIGHTS))
         return list(wanted.is_right(logits).unbind(-1))
 
@@ -391,6 +452,21 @@ class BlockFit(Fit):
         wanted = Wanted(*(one[text, rows] for one in self._wanted(window)))
         logits = self.head.output(hidden) + self.head.bias(previous)
         return logits, hidden, wanted._replace(counts=wanted.counts & inside), previous
+
+
+FITS: dict[str, type[Fit]] = {"eagle3": Fit, "dspark": BlockFit}
+"""By the kinds of `plan.HEADS`."""
+
+
+def _sizes(target: TargetFile, layers: tuple[int, int, int]) -> dict[str, Any]:
+    """What heads of all kinds have from their target."""
+    n_embd = target.n_embd
+    return {
+        "n_embd": n_embd, "n_ff": 256 * round(8 / 3 * n_embd / 256) or 256, "n_head": target.n_head,
+        "n_head_kv": target.n_head, "head_dim": target.head_dim, "n_rot": target.head_dim, "n_vocab": target.n_vocab,
+        "n_ctx": target.n_ctx, "norm_eps": target.norm_eps, "rope_base": target.rope_base,
+        "target_layers": layers, "n_draft_vocab": min(N_DRAFT_VOCAB, target.n_vocab),
+    }  # fmt: skip
 
 
 def _up(x: Tensor, n: int) -> Tensor:

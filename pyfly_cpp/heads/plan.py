@@ -119,7 +119,7 @@ def plan_head(
     from pyfly_cpp.heads.target import TargetFile
 
     n_embd = TargetFile(path).n_embd
-    n_bytes = n_tokens * (6 * n_embd + 120) + 60 * n_embd * n_embd * 12
+    n_bytes = n_tokens * (8 * n_embd + 120) + 60 * n_embd * n_embd * 12
     plan = Plan(
         path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
         head, licence, layers_of(info.n_layer), n_bytes,

@@ -1,5 +1,5 @@
-"""The states file: for every token of the texts, the inputs of the target's chosen layers and its most probable next
-tokens. One memory-mapped file, written text by text, so that an interrupted run resumes from there."""
+"""The states file: for every token of the texts, the inputs of the target's chosen layers, its last state and its most
+probable next tokens. One memory-mapped file, written text by text, so that an interrupted run resumes from there."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ from pyfly_cpp.machine.files import resumable
 N_TOP = 16
 """Tokens of the target's row that are kept."""
 
+N_LAYERS = 3
+"""Layers whose inputs a head reads."""
+
 MOST_LOST = 3
 """Texts in a row whose states are not numbers. If there are more, the model is damaged."""
 
 Rows = npt.NDArray[Any]
 
 
-def row_type(n_features: int) -> np.dtype[Any]:
-    """The record of a token: itself, the most probable next ones with log probabilities in nats, and the layers' inputs
-    side by side."""
-    return np.dtype(
-        [("token", "<i4"), ("ids", "<i4", N_TOP), ("log_probs", "<f2", N_TOP), ("inputs", "<f2", n_features)]
-    )
+def row_type(n_embd: int) -> np.dtype[Any]:
+    """The record of a token: itself, the most probable next ones with log probabilities in nats, the layers' inputs
+    side by side [N_LAYERS * n_embd], and what the output matrix reads [n_embd]."""
+    return np.dtype([
+        ("token", "<i4"), ("ids", "<i4", N_TOP), ("log_probs", "<f2", N_TOP), ("inputs", "<f2", N_LAYERS * n_embd),
+        ("final", "<f2", n_embd),
+    ])  # fmt: skip
 
 
 def write_states(
@@ -46,7 +50,7 @@ def write_states(
         OutputError: the disk is full; what was written stays.
     """
     n_embd = llm.n_embd()
-    kind = row_type(len(layers) * n_embd)
+    kind = row_type(n_embd)
     ends = np.cumsum([len(text.tokens) for text in texts])
     n_rows = path.stat().st_size // kind.itemsize if path.exists() else 0
     n_done = int(np.searchsorted(ends, n_rows, side="right"))
@@ -61,7 +65,7 @@ def write_states(
             rows["token"], rows["ids"] = text.tokens, -1
             try:
                 states = llm.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
-                rows["ids"], rows["inputs"] = states.ids, states.inputs
+                rows["ids"], rows["inputs"], rows["final"] = states.ids, states.inputs, states.final
                 rows["log_probs"] = np.maximum(states.log_probs, -6e4)
                 n_lost = 0
             except NotFiniteError:
@@ -76,7 +80,7 @@ def write_states(
     return n_done
 
 
-def read_states(path: Path, n_features: int) -> Rows:
+def read_states(path: Path, n_embd: int) -> Rows:
     """All rows [tokens], memory-mapped."""
-    kind = row_type(n_features)
+    kind = row_type(n_embd)
     return np.memmap(path, kind, "r") if path.stat().st_size else np.zeros(0, kind)

@@ -25,6 +25,9 @@ N_TEXT = 512
 N_ANSWER = 320
 """Most tokens of an answer."""
 
+LEAST_ANSWER = 32
+"""Tokens of an answer that is kept though it has no end."""
+
 N_PARALLEL = 24
 """Answers that are written at a time."""
 
@@ -114,7 +117,8 @@ def write_answers(
     **arguments: Any,
 ) -> None:
     """Lets the target answer, many prompts at a time, and appends prompts with answers to a file, in the order in which
-    they end. Every second answer is drawn at temperature 0.7, the others are greedy.
+    they end; what is begun when the time is over, as far as it is. Every second answer is drawn at temperature 0.7, the
+    others are greedy.
 
     Args:
         prompts: Kind and prompt; the first ones are in the file already if it has as many texts.
@@ -127,26 +131,31 @@ def write_answers(
     waiting = enumerate(prompts[len(written) :], len(written))
     settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
     running: dict[Future[Any], tuple[str, Handle]] = {}
-    with (
-        resumable(path),
-        path.open("a", encoding="utf-8") as file,
-        FlyBatch(target, N_PARALLEL, **settings) as batch,
-    ):
-        while n < n_tokens and time.monotonic() < deadline:
-            for i, (kind, prompt) in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
-                message = {"role": "user", "content": prompt}
-                handle = batch.submit([message], max_tokens=N_ANSWER, temperature=0.7 * (i % 2))
-                running[handle.feed.future] = kind, handle
-            if not running:
-                return
-            for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                kind, handle = running.pop(future)
-                try:
-                    handle.result()
-                except ContextFullError:  # a prompt that is too long
-                    continue
-                request = handle.steps[-1].request
-                n_prompt = len(request.history) - len(request.tokens)
-                Text(kind, n_prompt, request.history[:N_TEXT]).append(file)
-                n += len(request.history[:N_TEXT])
-            tell("writing texts", min(n / n_tokens, 1.0))
+    with resumable(path), path.open("a", encoding="utf-8") as file:
+        with FlyBatch(target, N_PARALLEL, **settings) as batch:
+            while n < n_tokens and time.monotonic() < deadline:
+                for i, (kind, prompt) in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
+                    message = {"role": "user", "content": prompt}
+                    handle = batch.submit([message], max_tokens=N_ANSWER, temperature=0.7 * (i % 2))
+                    running[handle.feed.future] = kind, handle
+                if not running:
+                    return
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                    kind, handle = running.pop(future)
+                    try:
+                        handle.result()
+                    except ContextFullError:  # a prompt that is too long
+                        continue
+                    n += _append(kind, handle, file)
+                tell("writing texts", min(n / n_tokens, 1.0))
+        for kind, handle in running.values():  # the batch is closed, so they grow no more
+            if n < n_tokens and handle.steps and len(handle.steps[-1].request.tokens) >= LEAST_ANSWER:
+                n += _append(kind, handle, file)
+
+
+def _append(kind: str, handle: Handle, file: Any) -> int:
+    """A prompt with its answer so far; returns its tokens."""
+    request = handle.steps[-1].request
+    tokens = list(request.history[:N_TEXT])
+    Text(kind, len(request.history) - len(request.tokens), tokens).append(file)
+    return len(tokens)

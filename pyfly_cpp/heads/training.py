@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import counted
@@ -23,17 +23,12 @@ from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
 
+if TYPE_CHECKING:
+    from pyfly_cpp.heads.fit import Fit
+    from pyfly_cpp.heads.target import TargetFile
+
 N_PASSES = 8
 """Most passes over the texts."""
-
-N_DRAFT_VOCAB = 8192
-"""Most tokens that a head can propose."""
-
-N_BLOCK = 8
-"""Tokens of a block of a DSpark head."""
-
-N_MARKOV = 64
-"""Rank of its Markov head."""
 
 SHARE_OF_TEXTS = 0.5
 """Share of the time for texts and states; the rest is for learning."""
@@ -77,7 +72,7 @@ def train_head(
         NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
-    from pyfly_cpp.heads.fit import BlockFit, Dataset, Fit, Span
+    from pyfly_cpp.heads.fit import FITS, Dataset, Span
     from pyfly_cpp.heads.target import TargetFile
 
     tell, log = tell or (lambda what, done: None), log or (lambda line: None)
@@ -91,7 +86,7 @@ def train_head(
         with contextlib.closing(FlyLlama(plan.target, n_ctx=N_TEXT, n_batch=N_TEXT, **settings)) as llm:
             n_texts = write_states(states, llm, texts, plan.layers, begun + SHARE_OF_TEXTS * plan.hours * 3600, tell)
         target = TargetFile(plan.target)
-        rows = read_states(states, 3 * target.n_embd)
+        rows = read_states(states, target.n_embd)
         n_of_kind = Counter(text.kind for text in texts)
         spans, n = [], 0
         for text in texts[:n_texts]:
@@ -104,7 +99,7 @@ def train_head(
         n = sum(span.end - span.begin for span in spans)
         _require_enough(n)
         data = Dataset(rows, spans, target)
-        fit = (BlockFit if plan.head == "dspark" else Fit)(data, target, _shape(plan, target), seed, N_PASSES)
+        fit = FITS[plan.head](data, target, plan.layers, seed, N_PASSES)
         checkpoint = plan.folder / "checkpoint.pt"
         if checkpoint.exists():
             fit.load(checkpoint)
@@ -174,29 +169,15 @@ def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> li
     return texts
 
 
-def _shape(plan: Plan, target: Any) -> Any:
-    from pyfly_cpp.heads.shapes import DFlashShape, Eagle3Shape
-
-    n_embd = target.n_embd
-    sizes = {
-        "n_embd": n_embd, "n_ff": 256 * round(8 / 3 * n_embd / 256) or 256, "n_head": target.n_head,
-        "n_head_kv": target.n_head, "head_dim": target.head_dim, "n_rot": target.head_dim, "n_vocab": target.n_vocab,
-        "n_ctx": target.n_ctx, "norm_eps": target.norm_eps, "rope_base": target.rope_base,
-        "target_layers": plan.layers, "n_draft_vocab": min(N_DRAFT_VOCAB, target.n_vocab),
-    }  # fmt: skip
-    if plan.head == "dspark":
-        return DFlashShape(**sizes, n_layer=2, block_size=N_BLOCK, mask_token=target.mask_token, n_markov=N_MARKOV)
-    return Eagle3Shape(**sizes, n_layer=1, n_embd_target=n_embd, norms_features=True)
-
-
 def _percent(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.1%}" for share in shares)
 
 
-def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: int) -> None:
-    from pyfly_cpp.heads.export import with_adjacent_rope, write_gguf
+def _export(plan: Plan, target: TargetFile, fit: Fit, print_of_target: str, n_tokens: int) -> None:
+    from pyfly_cpp.heads.export import write_gguf
 
-    name, shape, is_block = HEADS[plan.head], fit.head.shape, plan.head == "dspark"
+    assert fit.best is not None
+    name, best = HEADS[plan.head], fit.best
 
     def describe(writer: Any) -> None:
         writer.add_name(f"{target.name} {name}")
@@ -206,15 +187,14 @@ def _export(plan: Plan, target: Any, fit: Any, print_of_target: str, n_tokens: i
         writer.add_string("pyfly.target.name", target.name)
         writer.add_string(TARGET_KEY, print_of_target)
         writer.add_uint32("pyfly.texts.tokens", n_tokens)
-        writer.add_array("pyfly.texts.kinds", sorted(fit.best.by_kind))
-        writer.add_array("pyfly.acceptance", [float(share) for share in fit.best.by_depth])
+        writer.add_array("pyfly.texts.kinds", sorted(best.by_kind))
+        writer.add_array("pyfly.acceptance", [float(share) for share in best.by_depth])
         target.write_vocabulary(writer)
-        if is_block and "tokenizer.ggml.mask_token_id" not in writer.kv_data[0]:
-            writer.add_mask_token_id(shape.mask_token)
+        if fit.architecture == "dflash" and "tokenizer.ggml.mask_token_id" not in writer.kv_data[0]:
+            writer.add_mask_token_id(target.mask_token)
 
-    weights = fit.weights() if is_block else with_adjacent_rope(fit.weights(), shape)
     with resumable(plan.output):
-        write_gguf(plan.output, "dflash" if is_block else "eagle3", describe, shape, weights, plan.kind)
+        write_gguf(plan.output, fit.architecture, describe, fit.head.shape, fit.weights(), plan.kind)
 
 
 N_MEASURED = 6

@@ -32,8 +32,9 @@ class Head(Protocol):
         """What the next step takes for a hidden state, and logits; from the residual stream behind the attention."""
 
 
-def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iterator[Tensor]:
-    """Logits [batch, row, vocabulary] of every step, for all rows together. Rows < s of step s mean nothing.
+def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states [batch, row, n_embd] and logits [batch, row, vocabulary] of every step, for all rows together.
+    Rows < s of step s mean nothing.
 
     Attention sees what the runtime's KV cache holds: of a draft that is at step s in row r, step-0 keys of the rows up
     to r - s, where it began, and the key of step j in row r - s + j.
@@ -53,7 +54,7 @@ def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iter
         for j in range(1, step + 1):
             mixed = mixed + weights[..., len(rows) + j - 1, None] * _down(values[j], step - j)
         given, logits = head.leave(residual + head.block.finish(mixed, gate))
-        yield logits
+        yield given, logits
         hidden = _down(given, 1)
 
 

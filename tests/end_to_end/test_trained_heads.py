@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import json
 import random
+import time
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +22,8 @@ from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads import plan_head, train_head
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.states import read_states, row_type, write_states
-from pyfly_cpp.heads.texts import Text
+from pyfly_cpp.heads.target import TargetFile
+from pyfly_cpp.heads.texts import Text, write_answers
 from pyfly_cpp.machine.files import OutputError
 
 ONE = {"n_threads": 1, "n_threads_batch": 1}
@@ -78,6 +82,16 @@ def test_prompts_are_many_and_of_all_kinds():
         assert not any("{" in prompt for prompt in prompts)
 
 
+def test_answers_that_are_begun_when_the_time_is_over_are_kept(tiny_target, tmp_path, monkeypatch):
+    path, prompts, told = tmp_path / "texts.jsonl", [("a", f"Count to {n}.") for n in range(4)], []
+    monkeypatch.setattr("pyfly_cpp.heads.texts.time", SimpleNamespace(monotonic=lambda: len(told)))
+    monkeypatch.setattr("pyfly_cpp.heads.texts.wait", lambda *_, **__: SimpleNamespace(done=time.sleep(0.2) or ()))
+    monkeypatch.setattr("pyfly_cpp.heads.texts.LEAST_ANSWER", 1)
+    write_answers(Path(tiny_target), prompts, path, 10**6, 2, lambda *_: told.append(0), **ONE)
+    kept = Text.read(path)
+    assert kept and all(0 < text.n_prompt < len(text.tokens) for text in kept)
+
+
 def test_states_are_those_of_the_target_and_are_resumed(tiny_target, tmp_path):
     path = tmp_path / "states.bin"
     with closing(FlyLlama(tiny_target, logits_all=True, **QUIET)) as llm:
@@ -90,25 +104,28 @@ def test_states_are_those_of_the_target_and_are_resumed(tiny_target, tmp_path):
         assert write_states(path, llm, written, (1, 3, 5), never, lambda *_: None) == 2
         llm.eval(tokens)
         logits = np.array(llm.scores[: len(tokens)], dtype=np.float64)
-    rows = read_states(path, 3 * 256)
-    assert rows.dtype == row_type(3 * 256)
+    rows = read_states(path, 256)
+    assert rows.dtype == row_type(256)
     assert rows["token"].tolist() == [*tokens, *tokens[:7]]
     assert np.array_equal(rows["ids"][: len(tokens), 0], logits.argmax(-1))
     log_probs = logits.max(-1) - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) - logits.max(-1)
     assert np.allclose(rows["log_probs"][: len(tokens), 0], log_probs, atol=1e-2)
+    target = TargetFile(Path(tiny_target))
+    read = rows["final"].astype(np.float32) @ target.outputs(np.arange(target.n_vocab)).T
+    assert (read.argmax(-1) == rows["ids"][:, 0]).mean() > 0.95  # half floats
     again = rows["inputs"][len(tokens) :].astype(np.float32)
     assert np.allclose(again, rows["inputs"][:7].astype(np.float32), atol=2e-2)
 
 
 def test_a_full_disk_keeps_the_states_of_whole_texts(tiny_target, tmp_path):
-    path, n_row = tmp_path / "states.bin", row_type(3 * 256).itemsize
+    path, n_row = tmp_path / "states.bin", row_type(256).itemsize
     texts = [Text("a", 0, list(range(10, 20))), Text("a", 0, list(range(30, 45)))]
     with closing(FlyLlama(tiny_target, **QUIET)) as llm:
         with full_disk(20 * n_row), pytest.raises(OutputError, match=r"states\.bin cannot be written .* to resume\.$"):
             write_states(path, llm, texts, (1, 3, 5), float("inf"), lambda *_: None)
-        first = read_states(path, 3 * 256)[:10].copy()
+        first = read_states(path, 256)[:10].copy()
         assert write_states(path, llm, texts, (1, 3, 5), float("inf"), lambda *_: None) == 2
-    rows = read_states(path, 3 * 256)
+    rows = read_states(path, 256)
     assert rows[:10].tobytes() == first.tobytes() and rows["token"].tolist() == [*range(10, 20), *range(30, 45)]
 
 
@@ -116,33 +133,42 @@ def test_a_text_with_a_state_that_is_not_a_number_is_left_out(damaged, tmp_path)
     path, bad, good = tmp_path / "states.bin", Text("a", 0, [50, 100, 60]), Text("a", 0, [50, 60])
     with closing(FlyLlama(damaged, **QUIET)) as llm:
         assert write_states(path, llm, [good, bad, good], (1, 3, 5), float("inf"), lambda *_: None) == 3
-        rows = read_states(path, 3 * 256)
+        rows = read_states(path, 256)
         assert (rows["ids"][:, 0] >= 0).tolist() == [True, True, False, False, False, True, True]
         assert np.isfinite(rows["inputs"]).all()
         with pytest.raises(NotFiniteError, match="not a number; download"):
             write_states(path, llm, [good, bad, good, *[bad] * 4], (1, 3, 5), float("inf"), lambda *_: None)
 
 
+def test_a_ridge_regression_finds_the_map_in_parts(torch):
+    from pyfly_cpp.heads.ridge import STRENGTH, Ridge
+
+    rng = torch.Generator().manual_seed(0)
+    x, matrix = torch.randn(400, 24, generator=rng), torch.randn(8, 24, generator=rng)
+    parts = Ridge()
+    for part in x.split(90):
+        parts.add(part, part @ matrix.T)
+    exact = torch.linalg.solve(x.T @ x + STRENGTH * (x.T @ x).diagonal().mean() * torch.eye(24), x.T @ x @ matrix.T).T
+    assert torch.allclose(parts.solve(), exact, atol=1e-4)
+    assert torch.allclose(parts.solve(), matrix, atol=0.2)
+
+
 def test_weights_stay_numbers(torch, tiny_target, tmp_path):
     from pyfly_cpp.heads.fit import Dataset, Fit, Span
-    from pyfly_cpp.heads.shapes import Eagle3Shape
-    from pyfly_cpp.heads.target import TargetFile
 
     rng = np.random.default_rng(0)
-    rows = np.zeros(120, row_type(3 * 256))
+    rows = np.zeros(120, row_type(256))
     rows["token"], rows["ids"] = rng.integers(0, 1536, 120), rng.integers(0, 1536, (120, 16))
-    rows["inputs"] = rng.normal(size=(120, 3 * 256))
-    shape = Eagle3Shape(
-        256, 1, 256, 4, 4, 64, 64, n_vocab=1536, n_ctx=64, n_embd_target=256, n_draft_vocab=64, norms_features=True
-    )
+    rows["inputs"], rows["final"] = rng.normal(size=(120, 768)), rng.normal(size=(120, 256))
     spans = [Span(i, i + 30, 0, "a") for i in range(0, 120, 30)]
-    fit = Fit(Dataset(rows, spans, TargetFile(tiny_target)), TargetFile(tiny_target), shape, 0, 1)
+    target = TargetFile(tiny_target)
+    fit = Fit(Dataset(rows, spans, target), target, (1, 3, 5), 0, 1)
     before = fit.weights()
     rows["inputs"][5] = np.nan
     assert list(fit.learn(float("inf"), 0.0))
     assert all(np.array_equal(before[name], array) for name, array in fit.weights().items())
     with pytest.raises(NotFiniteError, match="download or convert the target again"):
-        Fit(fit.data, TargetFile(tiny_target), shape, 0, 1).weights()
+        Fit(fit.data, target, (1, 3, 5), 0, 1).weights()
 
 
 @pytest.mark.slow
