@@ -41,14 +41,26 @@ struct Shape {
           n_together(std::clamp<size_t>(most_scores / (n_heads * n_tiles * tile), 1, n_rows)) {}
 };
 
+// Neighbouring rows of a batch that see much the same: those of one text, as a rule.
+struct Text {
+    size_t first, n_rows;
+    size_t n_cells; // that its rows see
+
+    size_t n_tiles() const { return (n_cells + tile - 1) / tile; }
+};
+
 // The work memory of all threads.
 struct Work {
     size_t n_converted; // floats of each thread
+    size_t * n_texts;   // [1]
+    Text * texts;       // [n_together]: of the rows that are taken together
     float * scores;     // [n_together][n_heads][n_tiles][tile]
     float * divisors;   // [n_together][n_heads]: of each head's weights
     float * converted;  // [n_threads][n_converted]: cells as floats
     int32_t * order;    // [n_cells]: the cells, as attention takes them
-    uint8_t * sees;     // [n_together][n_tiles]: whether a row sees a cell of a tile
+    int32_t * cells;    // [n_together][n_cells]: those that a text's rows see
+    uint8_t * sees;     // [n_together][n_tiles]: whether a row sees a cell of a tile of its text
+    uint8_t * is_seen;  // [n_threads][n_cells]
     size_t size;        // bytes
 
     // At `memory`; null where only the size is asked for.
@@ -61,15 +73,20 @@ struct Work {
             part = memory != nullptr ? reinterpret_cast<Number *>(begin + size) : nullptr;
             size += n * sizeof(Number);
         };
+        take(n_texts, 1);
+        take(texts, shape.n_together);
         take(scores, shape.n_together * shape.n_heads * shape.n_tiles * tile);
         take(divisors, shape.n_together * shape.n_heads);
         take(converted, n_threads * n_converted);
         take(order, shape.n_cells);
+        take(cells, shape.n_together * shape.n_cells);
         take(sees, shape.n_together * shape.n_tiles);
+        take(is_seen, n_threads * shape.n_cells);
     }
 };
 
-// Rows first..first + n - 1 of a stream, in three steps; all threads wait for each other behind each.
+// Rows first..first + n - 1 of a stream, step by step; all threads wait for each other behind each. The cells of texts
+// that are written at the same time lie one beside the other: each text takes its own out of them, in their order.
 class Rows {
   public:
     Rows(const ComputeParams & params, const ggml_tensor * op, const Shape & shape, const Work & work, size_t stream,
@@ -82,17 +99,68 @@ class Rows {
         scale_ /= cap_ != 0.0f ? cap_ : 1.0f;
     }
 
+    // Finds the texts: a row that sees what the row before it sees last is of the same. By one thread.
+    void part() {
+        size_t & n = *work_.n_texts = 0;
+        size_t last = shape_.n_cells; // of the row before, in their order; none
+        for (size_t r = 0; r < n_; r++) {
+            if (last == shape_.n_cells || !is_seen(r, last)) {
+                work_.texts[n++] = {r, 0, 0};
+            }
+            work_.texts[n - 1].n_rows++;
+            for (last = shape_.n_cells; last > 0 && !is_seen(r, last - 1); last--) {
+            }
+            last = last > 0 ? last - 1 : shape_.n_cells;
+        }
+    }
+
+    // Cells of the texts.
+    void gather() {
+        uint8_t * const is_seen = work_.is_seen + thread_ * shape_.n_cells;
+        for (size_t i = thread_; i < *work_.n_texts; i += n_threads_) {
+            Text & text = work_.texts[i];
+            std::fill_n(is_seen, shape_.n_cells, uint8_t{0});
+            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
+                const uint16_t * const hides = mask(r);
+                for (size_t c = 0; c < shape_.n_cells; c++) {
+                    is_seen[c] |= static_cast<uint8_t>(hides[c] != minus_infinity);
+                }
+            }
+            int32_t * const cells = work_.cells + i * shape_.n_cells;
+            for (size_t c = 0; c < shape_.n_cells; c++) {
+                if (is_seen[work_.order[c]] != 0) {
+                    cells[text.n_cells++] = work_.order[c];
+                }
+            }
+        }
+    }
+
     // Queries by keys.
     void score() {
-        for (size_t task = thread_; task < shape_.n_tiles * shape_.n_groups; task += n_threads_) {
-            score_tile(task / shape_.n_groups, task % shape_.n_groups);
+        size_t task = 0;
+        for (size_t i = 0; i < *work_.n_texts; i++) {
+            for (size_t t = 0; t < work_.texts[i].n_tiles(); t++) {
+                for (size_t group = 0; group < shape_.n_groups; group++) {
+                    if (task++ % n_threads_ == thread_) {
+                        score_tile(i, t, group);
+                    }
+                }
+            }
         }
     }
 
     // Scores become weights, and each head gets its divisor.
     void weigh() {
-        for (size_t task = thread_; task < n_ * shape_.n_heads; task += n_threads_) {
-            weigh_head(task / shape_.n_heads, task % shape_.n_heads);
+        size_t task = 0;
+        for (size_t i = 0; i < *work_.n_texts; i++) {
+            const Text & text = work_.texts[i];
+            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
+                for (size_t head = 0; head < shape_.n_heads; head++) {
+                    if (task++ % n_threads_ == thread_) {
+                        weigh_head(r, head, text.n_tiles());
+                    }
+                }
+            }
         }
     }
 
@@ -115,36 +183,44 @@ class Rows {
 
     uint8_t & sees(size_t r, size_t t) const { return work_.sees[r * shape_.n_tiles + t]; }
 
-    // A tile of keys or values.
+    // A tile of a text's keys or values.
     struct Tile {
+        const int32_t * which;
         const uint16_t * rows[tile];
         int n;
 
-        Tile(const Rows & of, const ggml_tensor * numbers, size_t group, size_t t, size_t column = 0)
-            : n(static_cast<int>(std::min<size_t>(tile, of.shape_.n_cells - t * tile))) {
+        Tile(const Rows & of, size_t text, const ggml_tensor * numbers, size_t group, size_t t, size_t column = 0)
+            : which(of.work_.cells + text * of.shape_.n_cells + t * tile),
+              n(static_cast<int>(std::min<size_t>(tile, of.work_.texts[text].n_cells - t * tile))) {
             for (int c = 0; c < n; c++) {
-                rows[c] = at<const uint16_t>(numbers, of.cell(t, c), group, of.stream_) + column;
+                rows[c] = at<const uint16_t>(numbers, static_cast<size_t>(which[c]), group, of.stream_) + column;
             }
         }
 
         kernels::Cells cells() const { return {rows, n}; }
     };
 
-    // The cell that is number c of a tile.
-    size_t cell(size_t t, int c) const { return static_cast<size_t>(work_.order[t * tile + static_cast<size_t>(c)]); }
+    // What is added to the scores of a row, F16, [n_cells].
+    const uint16_t * mask(size_t r) const {
+        return at<const uint16_t>(op_->src[3], first_ + r, 0, stream_ % size_of(op_->src[3], 3));
+    }
 
-    // What is added to the scores of a row's tile, F16.
-    void read_mask(size_t r, size_t t, int n, uint16_t * out) const {
-        const uint16_t * row = at<const uint16_t>(op_->src[3], first_ + r, 0, stream_ % size_of(op_->src[3], 3));
-        for (int c = 0; c < n; c++) {
-            out[c] = row[cell(t, c)];
+    // Whether a row sees the cell that is number c of all.
+    bool is_seen(size_t r, size_t c) const { return mask(r)[work_.order[c]] != minus_infinity; }
+
+    // The mask of a row and a tile.
+    void read_mask(size_t r, const Tile & tile_, uint16_t * out) const {
+        const uint16_t * row = mask(r);
+        for (int c = 0; c < tile_.n; c++) {
+            out[c] = row[tile_.which[c]];
         }
     }
 
     float * out(size_t r, size_t head) const { return at<float>(op_, head, first_ + r, stream_); }
 
-    void score_tile(size_t t, size_t group) {
-        const Tile keys(*this, op_->src[1], group, t);
+    void score_tile(size_t i, size_t t, size_t group) {
+        const Text & text = work_.texts[i];
+        const Tile keys(*this, i, op_->src[1], group, t);
         const float * queries[most_queries];
         float * into[most_queries];
         size_t n_queries = 0;
@@ -153,15 +229,16 @@ class Rows {
                                                static_cast<int>(n_queries), into, converted_);
             n_queries = 0;
         };
-        bool is_seen[most_queries];
-        for (size_t begin = 0; begin < n_; begin += most_queries) {
-            const size_t end = std::min(n_, begin + most_queries);
+        bool any_seen[most_queries];
+        const size_t n_rows = text.first + text.n_rows;
+        for (size_t begin = text.first; begin < n_rows; begin += most_queries) {
+            const size_t end = std::min(n_rows, begin + most_queries);
             for (size_t r = begin; r < end; r++) {
                 uint16_t hides[tile];
-                read_mask(r, t, keys.n, hides);
-                is_seen[r - begin] =
+                read_mask(r, keys, hides);
+                any_seen[r - begin] =
                     std::any_of(hides, hides + keys.n, [](uint16_t value) { return value != minus_infinity; });
-                for (size_t h = 0; is_seen[r - begin] && h < shape_.n_each; h++) {
+                for (size_t h = 0; any_seen[r - begin] && h < shape_.n_each; h++) {
                     if (n_queries == most_queries) {
                         flush();
                     }
@@ -173,21 +250,22 @@ class Rows {
             flush();
             for (size_t r = begin; r < end; r++) {
                 if (group == 0) {
-                    sees(r, t) = is_seen[r - begin];
+                    sees(r, t) = any_seen[r - begin];
                 }
-                if (is_seen[r - begin]) {
-                    finish_scores(r, t, group, keys.n);
+                if (any_seen[r - begin]) {
+                    finish_scores(r, t, group, keys);
                 }
             }
         }
     }
 
     // Scale, cap and mask.
-    void finish_scores(size_t r, size_t t, size_t group, int n) const {
+    void finish_scores(size_t r, size_t t, size_t group, const Tile & keys) const {
+        const int n = keys.n;
         float bias[tile];
         std::fill(bias, bias + tile, -INFINITY);
         uint16_t halves[tile];
-        read_mask(r, t, n, halves);
+        read_mask(r, keys, halves);
         ggml_fp16_to_fp32_row(halves, bias, n);
         for (size_t head = group * shape_.n_each; head < (group + 1) * shape_.n_each; head++) {
             float * own = scores(r, head, t);
@@ -204,15 +282,15 @@ class Rows {
         }
     }
 
-    void weigh_head(size_t r, size_t head) {
+    void weigh_head(size_t r, size_t head, size_t n_tiles) {
         const kernels::Attention & kernel = *kernels::attention();
         const float * sinks = op_->src[4] != nullptr ? static_cast<const float *>(op_->src[4]->data) : nullptr;
         float most = sinks != nullptr ? sinks[head] : -INFINITY;
-        for (size_t t = 0; t < shape_.n_tiles; t++) {
+        for (size_t t = 0; t < n_tiles; t++) {
             most = sees(r, t) ? std::max(most, kernel.largest(scores(r, head, t), tile)) : most;
         }
         float sum = 0.0f;
-        for (size_t t = 0; t < shape_.n_tiles; t++) {
+        for (size_t t = 0; t < n_tiles; t++) {
             if (sees(r, t)) {
                 float * own = scores(r, head, t);
                 kernel.exponentials(own, tile, most);
@@ -232,17 +310,34 @@ class Rows {
                 std::fill_n(out(r, first_head + h) + column, n_columns, 0.0f);
             }
         }
+        for (size_t i = 0; i < *work_.n_texts; i++) {
+            add_text(i, group, column, n_columns);
+        }
+        for (size_t r = 0; r < n_; r++) {
+            for (size_t head = first_head; head < first_head + shape_.n_each; head++) {
+                const float divisor = work_.divisors[r * shape_.n_heads + head];
+                const float factor = divisor == 0.0f ? 0.0f : 1.0f / divisor;
+                for (size_t c = column; c < column + n_columns; c++) {
+                    out(r, head)[c] *= factor;
+                }
+            }
+        }
+    }
+
+    void add_text(size_t i, size_t group, size_t column, size_t n_columns) {
+        const Text & text = work_.texts[i];
+        const size_t first_head = group * shape_.n_each;
         const float * weights[most_queries];
         float * into[most_queries];
-        for (size_t t = 0; t < shape_.n_tiles; t++) {
-            const Tile values(*this, op_->src[2], group, t, column);
+        for (size_t t = 0; t < text.n_tiles(); t++) {
+            const Tile values(*this, i, op_->src[2], group, t, column);
             size_t n_queries = 0;
             const auto flush = [&] {
                 kernels::attention()->add_weighted(values.cells(), static_cast<int>(n_columns), weights,
                                                    static_cast<int>(n_queries), into, converted_);
                 n_queries = 0;
             };
-            for (size_t r = 0; r < n_; r++) {
+            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
                 for (size_t h = 0; sees(r, t) && h < shape_.n_each; h++) {
                     if (n_queries == most_queries) {
                         flush();
@@ -252,15 +347,6 @@ class Rows {
                 }
             }
             flush();
-        }
-        for (size_t r = 0; r < n_; r++) {
-            for (size_t head = first_head; head < first_head + shape_.n_each; head++) {
-                const float divisor = work_.divisors[r * shape_.n_heads + head];
-                const float factor = divisor == 0.0f ? 0.0f : 1.0f / divisor;
-                for (size_t i = column; i < column + n_columns; i++) {
-                    out(r, head)[i] *= factor;
-                }
-            }
         }
     }
 
@@ -297,10 +383,15 @@ bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
     if (params->thread == 0) {
         order.read(cache != nullptr ? cache->data : nullptr, shape.n_cells, work.order);
     }
-    barrier(params->pool);
     for (size_t stream = 0; stream < shape.n_streams; stream++) {
         for (size_t first = 0; first < shape.n_rows; first += shape.n_together) {
             Rows rows(*params, op, shape, work, stream, first, std::min(shape.n_together, shape.n_rows - first));
+            if (params->thread == 0) {
+                rows.part();
+            }
+            barrier(params->pool);
+            rows.gather();
+            barrier(params->pool);
             rows.score();
             barrier(params->pool);
             rows.weigh();
