@@ -197,8 +197,10 @@ class LlamaTarget(Target):
         read, given = tokens("layers", layers), tokens("text", text)
         n = len(given)
         out = States(
-            np.zeros((n, len(read) * n_embd), np.float16), np.zeros((n, n_embd), np.float16),
-            np.zeros((n, k), np.int32), np.zeros((n, k), np.float32),
+            np.zeros((n, len(read) * n_embd), np.float16),
+            np.zeros((n, n_embd), np.float16),
+            np.zeros((n, k), np.int32),
+            np.zeros((n, k), np.float32),
         )
         check(
             lib.pyfly_target_states, self.pointer, token_pointer(read), len(read), token_pointer(given), n, k,

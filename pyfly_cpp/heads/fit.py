@@ -38,7 +38,8 @@ STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
 
 STATE_WEIGHT = 1.0
-"""Of the squared distance between the head's states and the target's, beside the cross-entropy in nats."""
+"""Of the mean squared distance between the head's states and the target's, both of size 1, next to the cross-entropy in
+nats."""
 
 DECAY = 7.0
 """So many rows further, a row of a block counts 1/e."""
@@ -55,6 +56,8 @@ N_PASSAGE = 4096
 """Rows at a time of the regressions that a head begins with."""
 
 RATE = 3e-3
+"""Learning rate of a head 256 wide. For others it falls with the width, or where learning begins with the regressions,
+which a higher rate spoils (5e-4 at a width of 1536), with its square."""
 
 WARM_UP = 20
 """Steps until the full learning rate."""
@@ -223,8 +226,12 @@ class Wanted(NamedTuple):
     def loss(self, logits: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean cross-entropy in nats of rows [..., n_draft_vocab]."""
         said = logits.float().log_softmax(-1).gather(-1, self.ids.clamp_min(0))
+        return self.mean(-(self.shares * said).sum(-1), weights)
+
+    def mean(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean of x [...] over the rows that count."""
         weights = weights * self.counts
-        return (-(self.shares * said).sum(-1) * weights).sum() / weights.sum().clamp_min(1)
+        return (x * weights).sum() / weights.sum().clamp_min(1)
 
     def is_right(self, logits: Tensor) -> Tensor:
         """Whether the proposal is the target's choice, [...]."""
@@ -236,6 +243,8 @@ class Fit:
 
     architecture = "eagle3"
     """Of its file."""
+    falls = 2
+    """Power of the width with which the learning rate falls."""
     head: Any
     """The network, with its `shape`."""
 
@@ -255,7 +264,7 @@ class Fit:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
         ]
-        rate = RATE * 256 / shape.n_embd
+        rate = RATE * (256 / shape.n_embd) ** self.falls
         self._optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
         self._rate = rate
         self.n_done = 0
@@ -314,11 +323,8 @@ class Fit:
         with autocast(self.device.type):
             for depth, (given, logits) in enumerate(self._unrolled(window)):
                 weights[:, :depth] = 0
-                loss = wanted.loss(logits, weights)
-                if STATE_WEIGHT:
-                    missing = (of_size_one(given.float()) - window.states).square().mean(-1)
-                    counts = weights * wanted.counts
-                    loss = loss + STATE_WEIGHT * (missing * counts).sum() / counts.sum().clamp_min(1)
+                missing = (of_size_one(given.float()) - window.states).square().mean(-1)
+                loss = wanted.loss(logits, weights) + STATE_WEIGHT * wanted.mean(missing, weights)
                 losses.append(STEP_WEIGHTS[depth] * loss)
         return torch.stack(losses).sum()
 
@@ -402,6 +408,7 @@ class BlockFit(Fit):
     """A DSpark head that learns from blocks at places of chance, every second one half as long."""
 
     architecture = "dflash"
+    falls = 1
 
     def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
         return DFlashShape(
