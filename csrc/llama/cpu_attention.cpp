@@ -60,7 +60,7 @@ struct Work {
     int32_t * order;    // [n_cells]: the cells, as attention takes them
     int32_t * cells;    // [n_together][n_cells]: those that a text's rows see
     uint8_t * sees;     // [n_together][n_tiles]: whether a row sees a cell of a tile of its text
-    uint8_t * is_seen;  // [n_threads][n_cells]
+    uint8_t * seen;     // [n_threads][n_cells]: whether the text sees a cell
     size_t size;        // bytes
 
     // At `memory`; null where only the size is asked for.
@@ -81,12 +81,12 @@ struct Work {
         take(order, shape.n_cells);
         take(cells, shape.n_together * shape.n_cells);
         take(sees, shape.n_together * shape.n_tiles);
-        take(is_seen, n_threads * shape.n_cells);
+        take(seen, n_threads * shape.n_cells);
     }
 };
 
 // Rows first..first + n - 1 of a stream, step by step; all threads wait for each other behind each. The cells of texts
-// that are written at the same time lie one beside the other: each text takes its own out of them, in their order.
+// that are written in the same step are neighbours: each text takes its own out of them, in their order.
 class Rows {
   public:
     Rows(const ComputeParams & params, const ggml_tensor * op, const Shape & shape, const Work & work, size_t stream,
@@ -102,33 +102,32 @@ class Rows {
     // Finds the texts: a row that sees what the row before it sees last is of the same. By one thread.
     void part() {
         size_t & n = *work_.n_texts = 0;
-        size_t last = shape_.n_cells; // of the row before, in their order; none
+        size_t end = 0; // behind the last cell that the row before sees, in their order
         for (size_t r = 0; r < n_; r++) {
-            if (last == shape_.n_cells || !is_seen(r, last)) {
+            if (end == 0 || !is_seen(r, end - 1)) {
                 work_.texts[n++] = {r, 0, 0};
             }
             work_.texts[n - 1].n_rows++;
-            for (last = shape_.n_cells; last > 0 && !is_seen(r, last - 1); last--) {
+            for (end = shape_.n_cells; end > 0 && !is_seen(r, end - 1); end--) {
             }
-            last = last > 0 ? last - 1 : shape_.n_cells;
         }
     }
 
     // Cells of the texts.
     void gather() {
-        uint8_t * const is_seen = work_.is_seen + thread_ * shape_.n_cells;
+        uint8_t * const seen = work_.seen + thread_ * shape_.n_cells;
         for (size_t i = thread_; i < *work_.n_texts; i += n_threads_) {
             Text & text = work_.texts[i];
-            std::fill_n(is_seen, shape_.n_cells, uint8_t{0});
+            std::fill_n(seen, shape_.n_cells, uint8_t{0});
             for (size_t r = text.first; r < text.first + text.n_rows; r++) {
                 const uint16_t * const hides = mask(r);
                 for (size_t c = 0; c < shape_.n_cells; c++) {
-                    is_seen[c] |= static_cast<uint8_t>(hides[c] != minus_infinity);
+                    seen[c] |= static_cast<uint8_t>(hides[c] != minus_infinity);
                 }
             }
             int32_t * const cells = work_.cells + i * shape_.n_cells;
             for (size_t c = 0; c < shape_.n_cells; c++) {
-                if (is_seen[work_.order[c]] != 0) {
+                if (seen[work_.order[c]] != 0) {
                     cells[text.n_cells++] = work_.order[c];
                 }
             }
@@ -209,10 +208,10 @@ class Rows {
     bool is_seen(size_t r, size_t c) const { return mask(r)[work_.order[c]] != minus_infinity; }
 
     // The mask of a row and a tile.
-    void read_mask(size_t r, const Tile & tile_, uint16_t * out) const {
+    void read_mask(size_t r, const Tile & of, uint16_t * out) const {
         const uint16_t * row = mask(r);
-        for (int c = 0; c < tile_.n; c++) {
-            out[c] = row[tile_.which[c]];
+        for (int c = 0; c < of.n; c++) {
+            out[c] = row[of.which[c]];
         }
     }
 

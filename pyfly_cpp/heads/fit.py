@@ -243,7 +243,7 @@ class Fit:
 
     architecture = "eagle3"
     """Of its file."""
-    falls = 2
+    rate_power = 2
     """Power of the width with which the learning rate falls."""
     head: Any
     """The network, with its `shape`."""
@@ -264,7 +264,7 @@ class Fit:
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
         ]
-        rate = RATE * (256 / shape.n_embd) ** self.falls
+        rate = RATE * (256 / shape.n_embd) ** self.rate_power
         self._optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
         self._rate = rate
         self.n_done = 0
@@ -281,8 +281,12 @@ class Fit:
         head.start_from(output, output_norm)
         head.level(self.data.sample(4096, self.seed))
         head.attend_to_itself()
-        head.begin_linear(self.data.passages)
         return head
+
+    def begin(self) -> None:
+        """The regressions that learning begins with, minutes; not needed before `load`."""
+        self.head.cpu().begin_linear(self.data.passages)
+        self.head.to(self.device)
 
     @property
     def has_ended(self) -> bool:
@@ -408,7 +412,7 @@ class BlockFit(Fit):
     """A DSpark head that learns from blocks at places of chance, every second one half as long."""
 
     architecture = "dflash"
-    falls = 1
+    rate_power = 1
 
     def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
         return DFlashShape(
@@ -424,6 +428,9 @@ class BlockFit(Fit):
         with torch.no_grad():
             head.markov_w1.weight[unknown] = 0  # behind a token of no text nothing is more probable
         return head
+
+    def begin(self) -> None:
+        """Nothing: it begins at random."""
 
     def _as_in_file(self, weights: Weights) -> Weights:
         return weights

@@ -107,6 +107,8 @@ def train_head(
         checkpoint = plan.folder / "checkpoint.pt"
         if checkpoint.exists():
             fit.load(checkpoint)
+        else:
+            fit.begin()
         deadline, begun = begun + plan.hours * 3600, time.monotonic()
         if fit.best is None:  # the linear map
             fit.judge()
