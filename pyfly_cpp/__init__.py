@@ -43,11 +43,11 @@ try:
     from pyfly_cpp.decoding.windows import Window
     from pyfly_cpp.llama.fly_llama import FlyLlama
     from pyfly_cpp.machine import kernels
-except VersionMismatchError as error:
+except (VersionMismatchError, KeyboardInterrupt) as error:
     # Our own commands cannot catch it: Python imports this file before theirs. `-m` stands there while it does.
     if Path((sys.argv or [""])[0]).stem not in ("pyfly-cpp", "-m"):
         raise
-    sys.exit(f"Error: {error}")
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"Error: {error}")
 
 __all__ = [  # noqa: RUF022 - the API pages begin with what most people use
     "FlyLlama",

@@ -11,6 +11,8 @@ def main() -> None:
         from pyfly_cpp.cli import main as run
 
         run()
+    except KeyboardInterrupt:  # during the imports
+        sys.exit(130)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in ("click", "rich", "prompt_toolkit"):

@@ -316,6 +316,23 @@ def test_an_interrupt_is_one_line(run, monkeypatch):
     assert (result.code, result.err) == (130, "Interrupted.\n")
 
 
+@pytest.mark.parametrize("module", ["numpy", "click", "pyfly_cpp.cli.chat"])
+def test_an_interrupt_while_modules_are_imported(module):
+    block = f"""
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["pyfly-cpp", "chat", "-m", {str(TARGET)!r}]
+from pyfly_cpp.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+
+
 def every_command():
     """(name, command) of all commands, and of the commands in them."""
 
