@@ -153,6 +153,18 @@ def test_a_ridge_regression_finds_the_map_in_parts(torch):
     assert torch.allclose(parts.solve(), matrix, atol=0.2)
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_learning_is_in_bfloat16_only_if_that_is_faster(torch, is_faster, monkeypatch):
+    from pyfly_cpp.heads import precision
+
+    monkeypatch.setattr(precision, "_seconds", lambda kind: 1.0 if (kind == torch.bfloat16) == is_faster else 2.0)
+    precision._bfloat16_is_faster.cache_clear()
+    with precision.autocast("cpu"):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    precision._bfloat16_is_faster.cache_clear()
+    assert product.dtype == (torch.bfloat16 if is_faster else torch.float32)
+
+
 def test_weights_stay_numbers(torch, tiny_target, tmp_path):
     from pyfly_cpp.heads.fit import Dataset, Fit, Span
 
