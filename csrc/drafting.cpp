@@ -225,6 +225,7 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
                                     &turns[i].free[d],
                                     gate.needs_draft_rows(),
                                     {},
+                                    {},
                                     is_changed_by_drafts(gate),
                                     sequence.config().owner});
             }
@@ -308,9 +309,9 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         t.n_asked = is_governed ? choices[i].k : 0;
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            gate.needs_draft_rows(), t.sequence.draw_draft(), is_changed_by_drafts(gate),
+                            gate.needs_draft_rows(), t.sequence.draw_draft(),
+                            policy_->stop(t.slot(), choices[i].drafter, choices[i].k), is_changed_by_drafts(gate),
                             t.sequence.config().owner});
-        asked.push_back(choices[i].k);
     }
     int64_t us = 0;
     {
@@ -322,6 +323,11 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
                 ask(drafter, {request});
             }
         }
+    }
+    for (const DraftRequest & request : requests) {
+        const size_t n_weighed = request.out->confidence.size();
+        const bool is_shorter = n_weighed > 0 && !drafters_[drafter].drafter->drafts_at_once();
+        asked.push_back(is_shorter ? static_cast<int32_t>(n_weighed) : request.n_max);
     }
     if (!requests.empty()) {
         policy_->observe_draft(static_cast<int32_t>(drafter), asked, static_cast<double>(us));
@@ -353,6 +359,8 @@ void Drafting::choose(Turns & turns) {
         d.draft.rows = std::move(d.proposal.rows);
         d.draft.drawn = std::move(d.proposal.drawn);
         d.text->proposal_class = d.proposal.proposal_class;
+        d.text->confidence = std::move(d.proposal.confidence);
+        d.text->dropped = d.proposal.dropped;
         d.text->is_from_answers = d.proposal.is_from_answers;
         for (size_t i = 0; i < d.free.size(); i++) {
             d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());
@@ -412,6 +420,14 @@ void Drafting::learn(Text & t) {
     const size_t n_right =
         t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
                          t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+    if (!t.confidence.empty()) {
+        const size_t at = t.sequence.draft_begin() + n_right;
+        const bool was_dropped = n_right == draft.tokens.size() && t.dropped >= 0 && at < history.size();
+        const bool is_right = was_dropped && history[at] == t.dropped;
+        policy_->observe_confidence(t.slot(), draft.drafter, t.confidence, t.n_asked,
+                                    static_cast<int32_t>(draft.tokens.size()), n_right + (is_right ? 1 : 0),
+                                    !is_right && at < history.size());
+    }
     t.sequence.stats().accepted_from_answers += t.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "policy/outcomes.h"
 #include "sequence.h"
@@ -34,6 +35,8 @@ struct Text {
     Outcomes outcomes = {};
     int32_t n_asked = 0; // how many tokens were asked of a drafter that is not free
     int32_t proposal_class = 0;
+    std::vector<float> confidence = {}; // see Proposal
+    int32_t dropped = -1;
     bool is_from_answers = false;
 
     int32_t slot() const { return sequence.memory().sequence(); }

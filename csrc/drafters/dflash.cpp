@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "draft_token.h"
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
@@ -200,14 +201,18 @@ void DFlash::read_block_rows(size_t span, Job & job) {
             break;
         }
         const float * row = own().row(span, i);
-        const auto token = draft_token(row, static_cast<size_t>(own().n_vocab()), is_limited ? 0.0 : p_min(),
-                                       shape().name, job.draw, job.out->drawn);
+        const auto confidence = block_.has_confidence ? std::optional<double>(own_row(span, i)[0]) : std::nullopt;
+        const auto [token, is_last] = draft_token(row, static_cast<size_t>(own().n_vocab()), is_limited ? 0.0 : p_min(),
+                                                  shape().name, job.draw, job.stop, *job.out, confidence);
         if (!token) {
             break;
         }
         job.drafted.push_back(*token);
         if (job.wants_rows) {
             job.out->rows.insert(job.out->rows.end(), row, row + own().n_vocab());
+        }
+        if (is_last) {
+            break;
         }
     }
 }

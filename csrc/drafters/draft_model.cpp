@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "draft_token.h"
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
@@ -136,7 +137,8 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
         // The last is not evaluated.
-        jobs.push_back({request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw});
+        jobs.push_back(
+            {request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw, request.stop});
     }
     while (catch_up(jobs) > 0) {
     }
@@ -176,7 +178,7 @@ void DraftModel::draft(std::vector<Job> & jobs) {
 // Drafts from a row.
 void DraftModel::take(Job & job, const float * row) const {
     Proposal & out = *job.out;
-    const auto token = draft_token(row, n_shared_, p_min_, "draft model", job.draw, out.drawn);
+    const auto [token, is_last] = draft_token(row, n_shared_, p_min_, "draft model", job.draw, job.stop, out);
     if (token) {
         out.tokens.push_back(*token);
         if (job.wants_rows) {
@@ -184,7 +186,7 @@ void DraftModel::take(Job & job, const float * row) const {
             out.rows.resize(out.rows.size() + n_vocab_ - n_shared_, -INFINITY);
         }
     }
-    job.is_done = !token || out.tokens.size() > job.n_more;
+    job.is_done = !token || is_last || out.tokens.size() > job.n_more;
 }
 
 } // namespace pyfly

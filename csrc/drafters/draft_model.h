@@ -44,6 +44,7 @@ class DraftModel : public Drafter {
         Proposal * out = nullptr;
         bool wants_rows = false;
         DrawDraft draw = {};
+        DraftStop stop = {};
         bool is_done = false;
     };
 

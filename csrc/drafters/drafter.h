@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "distribution.h"
+#include "draft_stop.h"
 #include "model.h"
 
 namespace pyfly {
@@ -20,6 +21,11 @@ struct Proposal {
 
     // [tokens], what each was drawn from; empty where none was.
     std::vector<Weights> drawn;
+
+    // Where the request had a stop: what it was asked with, [tokens], and of the token that it ended the draft before
+    // (`dropped`, -1: none), if it did.
+    std::vector<float> confidence;
+    int32_t dropped = -1;
 
     // 0..7: proposals of one class are about equally likely to be right. The governor keeps acceptance by class.
     int32_t proposal_class = 0;
@@ -38,6 +44,9 @@ struct DraftRequest {
     // With it, a drafter that draws() gives what it draws from its rows, where it would give their argmax. Whether it
     // proposes a token at all must not depend on what was drawn.
     DrawDraft draw = {};
+
+    // A drafter that knows how sure it is asks this where its draft ends; empty: nowhere before n_max.
+    DraftStop stop = {};
 
     bool is_independent = false; // its gate lets drafts change the text, and other texts must not
     int32_t owner = 0;           // pyfly_request.owner

@@ -197,7 +197,7 @@ void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
         if (sync(request.text, *request.history)) {
             const int32_t n_max = std::min(request.n_max, draft_most());
             jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
-                            request.draw});
+                            request.draw, request.stop});
             texts.push_back(request.text);
             n_new += jobs.back().last() - next_entry(request.text);
         }

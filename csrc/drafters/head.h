@@ -57,6 +57,7 @@ class HeadDrafter : public Drafter {
         size_t n_max; // tokens to propose, >= 1
         bool wants_rows;
         const DrawDraft & draw;
+        const DraftStop & stop;
         std::vector<int32_t> drafted = {};
         size_t last() const { return history.size() - 1; }
     };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "draft_token.h"
 #include "error.h"
 #include "llama/llama_ext.h"
 
@@ -87,15 +88,15 @@ void StepHead::take_steps(std::vector<Step> & all) {
             if (hidden == nullptr) {
                 throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape().name);
             }
-            const auto token =
-                draft_token(row, static_cast<size_t>(own().n_vocab()), p_min(), shape().name, job.draw, job.out->drawn);
+            const auto [token, is_last] = draft_token(row, static_cast<size_t>(own().n_vocab()), p_min(), shape().name,
+                                                      job.draw, job.stop, *job.out);
             if (token) {
                 job.drafted.push_back(*token);
                 if (job.wants_rows) {
                     job.out->rows.insert(job.out->rows.end(), row, row + own().n_vocab());
                 }
             }
-            step.is_done = !token || job.drafted.size() == job.n_max;
+            step.is_done = !token || is_last || job.drafted.size() == job.n_max;
             if (!step.is_done) {
                 if (!is_chain()) {
                     step.tokens.clear();

@@ -1,7 +1,6 @@
 #include "draft_context.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -9,7 +8,6 @@
 #include "error.h"
 #include "llama_ext.h"
 #include "packed_buffers.h"
-#include "rows.h"
 
 namespace pyfly {
 
@@ -127,19 +125,6 @@ double require_p_min(double p_min) {
         throw Error(PYFLY_STATUS_INVALID, "p_min must be in [0, 1]");
     }
     return p_min;
-}
-
-std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
-                                   const DrawDraft & draw, std::vector<Weights> & drawn) {
-    const RowMax max = row_max(row, n_vocab);
-    if (!max.finite) {
-        throw Error(PYFLY_STATUS_NOT_FINITE,
-                    std::string("the ") + who + " produced a logits row without a distribution; check its file");
-    }
-    if (p_min > 0.0 && std::exp(row_stats(row, n_vocab, 0).log_prob(max.logit)) < p_min) {
-        return std::nullopt;
-    }
-    return draw ? draw(row, n_vocab, drawn) : max.token;
 }
 
 OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_config & config) {

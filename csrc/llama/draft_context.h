@@ -3,10 +3,8 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
-#include "distribution.h"
 #include "llama.h"
 #include "llama_target.h"
 #include "model_file.h"
@@ -28,12 +26,6 @@ uint64_t vocabulary_hash(const llama_vocab * vocabulary);
 
 // Throws Error(PYFLY_STATUS_INVALID) unless p_min is in [0, 1].
 double require_p_min(double p_min);
-
-// What a logits row [n_vocab] of a drafter proposes: its most probable token, or, with `draw`, what that draws; nothing
-// where the most probable one falls under p_min. Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for a row without
-// a distribution.
-std::optional<int32_t> draft_token(const float * row, size_t n_vocab, double p_min, const char * who,
-                                   const DrawDraft & draw, std::vector<Weights> & drawn);
 
 // A model of its own, a head that may use tensors of the target and so must be where they are, or an MTP head, that is,
 // the file's MTP blocks.

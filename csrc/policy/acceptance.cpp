@@ -12,6 +12,9 @@ void Acceptance::begin_text(int32_t text) {
     if (static_cast<size_t>(text) < texts_.size()) {
         texts_[static_cast<size_t>(text)] = {};
     }
+    if (static_cast<size_t>(text) < lengths_.size()) {
+        lengths_[static_cast<size_t>(text)] = {};
+    }
 }
 
 void Acceptance::Counts::observe(int32_t n_seen, int32_t n_accepted, double memory) {
@@ -47,6 +50,31 @@ void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double *
         of_text = own ? own->at(i, prior, rates_.weight_of_all) : prior;
         product *= of_text;
         reached[i] = product;
+    }
+}
+
+void Acceptance::observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified) {
+    if (static_cast<size_t>(text) >= lengths_.size()) {
+        lengths_.resize(static_cast<size_t>(text) + 1);
+    }
+    Lengths & own = lengths_[static_cast<size_t>(text)];
+    const int32_t n = std::min(n_asked, PYFLY_MAX_DEPTH);
+    own.drafted.observe(n, n_drafted, rates_.memory);
+    own.verified.observe(n, n_verified, rates_.memory);
+    all_lengths_.drafted.observe(n, n_drafted, rates_.memory_of_all);
+    all_lengths_.verified.observe(n, n_verified, rates_.memory_of_all);
+}
+
+// Drafts that were never seen to end earlier do not.
+void Acceptance::lengths(int32_t text, int32_t k, double * drafted, double * verified) const {
+    const Lengths * own =
+        text >= 0 && static_cast<size_t>(text) < lengths_.size() ? &lengths_[static_cast<size_t>(text)] : nullptr;
+    double all_drafted = 1.0, all_verified = 1.0;
+    for (int32_t i = 0; i < k; i++) {
+        all_drafted = all_lengths_.drafted.at(i, all_drafted, 1.0);
+        all_verified = all_lengths_.verified.at(i, all_verified, 1.0);
+        drafted[i] = own ? own->drafted.at(i, all_drafted, rates_.weight_of_all) : all_drafted;
+        verified[i] = own ? own->verified.at(i, all_verified, rates_.weight_of_all) : all_verified;
     }
 }
 

@@ -38,6 +38,13 @@ class Acceptance {
     // At depths 1..k, given that those before are accepted: of all texts and of the class that was seen most of late.
     void of_all(int32_t k, double * at_depth) const;
 
+    // What becomes of drafts of n_asked tokens that may end earlier: so many were drafted, so many verified.
+    void observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified);
+
+    // drafted[i], verified[i], for i < k: the probability that a draft of k tokens has more than i drafted, and
+    // verified. text < 0: of all texts.
+    void lengths(int32_t text, int32_t k, double * drafted, double * verified) const;
+
   private:
     struct Counts {
         std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
@@ -50,11 +57,17 @@ class Acceptance {
     };
     using Classes = std::array<Counts, n_classes>;
 
+    struct Lengths {
+        Counts drafted, verified;
+    };
+
     static size_t index(int32_t proposal_class);
 
     Rates rates_;
     Classes all_ = {};
     std::vector<Classes> texts_;
+    Lengths all_lengths_ = {};
+    std::vector<Lengths> lengths_; // by text
 };
 
 } // namespace pyfly

@@ -32,6 +32,13 @@ class CostCurve {
     // slope from the smallest. While nothing is known: in units of one.
     double at(int32_t n) const { return n <= largest_ ? us_[static_cast<size_t>(n)] : beyond(n); }
 
+    // Of n on average.
+    double at_mean(double n) const {
+        const int32_t below = static_cast<int32_t>(n);
+        const double more = n - below;
+        return more > 0.0 ? (1.0 - more) * at(below) + more * at(below + 1) : at(below);
+    }
+
     bool is_known() const { return n_known_ > 0; }
 
   private:

@@ -8,7 +8,7 @@ namespace pyfly {
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
       texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
-      acceptance(settings.acceptance) {
+      acceptance(settings.acceptance), confidence(settings.confidence) {
     texts.expect(1, 1.0);
 }
 
@@ -54,11 +54,11 @@ void Governor::expect_costs(const MeasuredCosts & costs) {
     }
 }
 
-// A batch of n_rows for n_texts, behind the last one, and what it adds to the next.
-double Governor::batch_us(int32_t n_rows, int32_t n_texts) const {
+// A batch of n_rows, on average, for n_texts, behind the last one, and what it adds to the next.
+double Governor::batch_us(double n_rows, int32_t n_texts) const {
     const double before = n_rows_last_ == 0 || n_rows == n_rows_last_ ? 0.0 : change_us_;
     const double after = n_rows == n_texts ? 0.0 : change_us_ * (1.0 - stays_);
-    return target_.at(n_rows) + before + after;
+    return target_.at_mean(n_rows) + before + after;
 }
 
 // Of k tokens for one text.
@@ -67,6 +67,11 @@ double Governor::draft_us(const Arm & a, int32_t k) const {
         return 0.0;
     }
     return a.tokens.is_known() ? a.tokens.at(k) : a.relative_cost * target_.at(1) * k;
+}
+
+// Of the k-th of these tokens.
+double Governor::last_us(const Arm & a, int32_t k) const {
+    return std::max(draft_us(a, k) - (k > 1 ? draft_us(a, k - 1) : 0.0), 0.0);
 }
 
 // A step in which all texts draft k tokens with it.
@@ -95,6 +100,7 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
             option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
             option.catch_up_us = catch_up_us(a, offer.n_behind) / settings_.stay;
             a.acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
+            a.acceptance.lengths(candidate.text, option.k_max, option.drafted.data(), option.verified.data());
         }
     }
     options.begin.push_back(options.all.size());
@@ -102,8 +108,9 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
 }
 
 Governor::Plan Governor::plain(size_t n_texts) const {
-    return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, static_cast<double>(n_texts),
-            batch_us(static_cast<int32_t>(n_texts), static_cast<int32_t>(n_texts))};
+    const double n = static_cast<double>(n_texts);
+    return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, n,
+            batch_us(n, static_cast<int32_t>(n_texts))};
 }
 
 // Of each text, the drafter that earns most where a microsecond is worth `speed` tokens, as if all texts did likewise.
@@ -116,11 +123,14 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
             const Option & option = options.all[i];
             const Arm & a = arms_[static_cast<size_t>(option.drafter)];
             const double share = a.texts.at(n_texts) / n_texts; // of a draft's cost
-            double tokens = 0.0;
+            double tokens = 0.0, rows = 0.0, drafts_us = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
-                tokens += option.reached[static_cast<size_t>(k) - 1];
-                const double rows_us = (target_.at(n_texts + n_texts * k) - target_.at(n_texts)) / n_texts;
-                const double us = rows_us + draft_us(a, k) * share + option.catch_up_us;
+                const size_t depth = static_cast<size_t>(k) - 1;
+                tokens += option.reached[depth];
+                rows += option.verified[depth];
+                drafts_us += option.drafted[depth] * last_us(a, k);
+                const double rows_us = (target_.at_mean(n_texts + n_texts * rows) - target_.at(n_texts)) / n_texts;
+                const double us = rows_us + drafts_us * share + option.catch_up_us;
                 if (tokens - speed * us > most) {
                     most = tokens - speed * us;
                     assigned[text] = &option;
@@ -152,7 +162,8 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
             worth[text] = nothing;
             return;
         }
-        us[text] = depths[static_cast<size_t>(option.drafter)][depth].next_us + (depth == 0 ? option.catch_up_us : 0.0);
+        us[text] = option.drafted[depth] * depths[static_cast<size_t>(option.drafter)][depth].next_us +
+                   (depth == 0 ? option.catch_up_us : 0.0);
         worth[text] = option.reached[depth] - speed * us[text];
     };
     for (size_t text = 0; text < n_texts; text++) {
@@ -161,14 +172,14 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
             auto & of_arm = depths[static_cast<size_t>(option->drafter)];
             while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
                 const int32_t depth = static_cast<int32_t>(of_arm.size());
-                const double step = std::max(draft_us(a, depth + 1) - (depth > 0 ? draft_us(a, depth) : 0.0), 0.0);
+                const double step = last_us(a, depth + 1);
                 of_arm.push_back({0, step, step});
             }
             weigh_next(text);
         }
     }
     std::vector<size_t> order; // the text of each row
-    double tokens = best.tokens, us_drafts = 0.0;
+    double tokens = best.tokens, us_drafts = 0.0, n_rows = static_cast<double>(n_texts);
     size_t n_best = 0;
     while (true) {
         const size_t next = static_cast<size_t>(std::max_element(worth.begin(), worth.end()) - worth.begin());
@@ -180,6 +191,7 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
         const int32_t before = k[next]++;
         tokens += option.reached[static_cast<size_t>(before)];
         us_drafts += us[next];
+        n_rows += option.verified[static_cast<size_t>(before)];
         order.push_back(next);
         weigh_next(next);
         if (!a.is_free) {
@@ -192,8 +204,7 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
                 }
             }
         }
-        const double all_us =
-            batch_us(static_cast<int32_t>(n_texts + order.size()), static_cast<int32_t>(n_texts)) + us_drafts;
+        const double all_us = batch_us(n_rows, static_cast<int32_t>(n_texts)) + us_drafts;
         if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
             best.us = all_us;
@@ -226,13 +237,18 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
     const double price = catch_up_us(a, n_behind);
     const bool is_first = !a.acceptance.was_seen() && (a.first_text < 0 || a.first_text == text);
     const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_us_);
-    std::array<double, PYFLY_MAX_DEPTH> at_depth;
+    std::array<double, PYFLY_MAX_DEPTH> at_depth, drafted, verified;
     a.acceptance.of_all(PYFLY_MAX_DEPTH, at_depth.data());
-    double tokens = 1.0, reached = 1.0, gain_us = 0.0;
+    a.acceptance.lengths(-1, PYFLY_MAX_DEPTH, drafted.data(), verified.data());
+    double tokens = 1.0, reached = 1.0, gain_us = 0.0, rows = 0.0, drafts_us = 0.0;
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        reached *= is_trial ? settings_.hope : at_depth[static_cast<size_t>(k) - 1];
+        const size_t depth = static_cast<size_t>(k) - 1;
+        reached *= is_trial ? settings_.hope : at_depth[depth];
         tokens += reached;
-        const double us = settings_.hysteresis * step_us(a, k, n_texts);
+        rows += is_trial ? 1.0 : verified[depth];
+        drafts_us += (is_trial ? 1.0 : drafted[depth]) * last_us(a, k);
+        const double us =
+            settings_.hysteresis * (target_.at_mean(n_texts + n_texts * rows) + drafts_us * a.texts.at(n_texts));
         gain_us = std::max(gain_us, target_.at(n_texts) - us / tokens);
     }
     const bool pays = settings_.length * gain_us > n_texts * price * (n_texts > 1 ? settings_.beside : 1.0);
@@ -248,7 +264,6 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
     const int32_t n_texts = static_cast<int32_t>(candidates.size());
     const int32_t n_rows = n_texts + plan.n_rows;
     const double before = batch_us(n_rows, n_texts);
-    us_per_token_ = 1.0 / plan.speed();
     const double affordable = credit_ * target_.at(1);
     double least = 0.0, price = 0.0;
     Choice trial;
@@ -313,6 +328,9 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
                 best = std::move(plan);
             }
         }
+        us_per_token_ = 1.0 / best.speed();
+        const int32_t n_more = std::max(best.n_rows, 1);
+        row_us_ = (target_.at(n_texts_ + n_more) - target_.at(n_texts_)) / n_more;
         for (size_t i = 0; i < choices.size(); i++) {
             if (best.k[i] > 0) {
                 choices[i] = {best.options[i]->drafter, best.k[i]};
@@ -332,6 +350,41 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
         rounds_at_[static_cast<size_t>(choice.k)]++;
     }
     return choices;
+}
+
+// Whether the rows of a draft from its n-th token on, of at most k, are worth their time: the n-th is reached with this
+// probability, each further one with the probability `next`. is_drafted: the n-th is there already. C is a staircase:
+// several rows may pay where one does not.
+bool Governor::pays(const Arm & a, int32_t n, int32_t k, double reached, double next, bool is_drafted) const {
+    const double share = a.texts.at(n_texts_) / n_texts_;
+    double tokens = 0.0, us = 0.0;
+    for (; n <= k; n++, reached *= next) {
+        tokens += reached;
+        us += n_texts_ == 1 ? target_.at(n + 1) - target_.at(n) : row_us_;
+        us += is_drafted ? 0.0 : share * last_us(a, n);
+        if (tokens * us_per_token_ > us) {
+            return true;
+        }
+        is_drafted = false;
+    }
+    return false;
+}
+
+// Where a change of a batch's size has its price, drafts keep their lengths.
+DraftStop Governor::stop(int32_t, int32_t drafter, int32_t k) {
+    if (change_us_ > 0.0 || us_per_token_ <= 0.0) {
+        return {};
+    }
+    return [this, drafter, k, n = 0, reached = 1.0](double p) mutable {
+        const Arm & a = arm(drafter);
+        const double next = a.confidence.next(p);
+        reached *= a.confidence.right(p);
+        n++;
+        if (!pays(a, n, k, reached, next, true)) {
+            return DraftStep::ends_before;
+        }
+        return pays(a, n + 1, k, reached * next, next, false) ? DraftStep::goes_on : DraftStep::ends_behind;
+    };
 }
 
 void Governor::begin_text(int32_t text) {
@@ -391,6 +444,15 @@ void Governor::observe_acceptance(int32_t text, int32_t drafter, int32_t proposa
     if (text == tried_text_ && drafter == tried_drafter_) { // it was not all rejected
         credit_ = std::min(credit_ + n_accepted * us_per_token_ / target_.at(1), settings_.credit);
     }
+}
+
+void Governor::observe_confidence(int32_t text, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
+                                  int32_t n_verified, size_t n_right, bool is_refuted) {
+    Arm & a = arm(drafter);
+    a.confidence.observe(confidence, n_right, is_refuted);
+    a.acceptance.observe_length(text, n_asked, static_cast<int32_t>(confidence.size()), n_verified);
+    rounds_at_[static_cast<size_t>(n_asked)]--;
+    rounds_at_[static_cast<size_t>(n_verified)]++;
 }
 
 void Governor::state(pyfly_governor_state & out) const {

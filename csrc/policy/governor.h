@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "acceptance.h"
+#include "confidence.h"
 #include "cost_curve.h"
 #include "policy.h"
 #include "pyfly.h"
@@ -62,6 +63,7 @@ struct GovernorSettings {
     double stays = 0.1;       // how far the share of drafts behind which the size stays follows one of them
     CostCurve::Rates costs;
     Acceptance::Rates acceptance;
+    Confidence::Rates confidence;
 };
 
 class Governor : public Policy {
@@ -77,6 +79,7 @@ class Governor : public Policy {
 
     std::vector<Choice> choose(const std::vector<Candidate> & candidates) override;
     bool pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) override;
+    DraftStop stop(int32_t text, int32_t drafter, int32_t k) override;
 
     void begin_text(int32_t text) override;
     void observe_target(int32_t n_rows, double us) override;
@@ -84,6 +87,9 @@ class Governor : public Policy {
     void observe_catch_up(int32_t drafter, int64_t n_tokens, double us) override;
     void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                             int32_t n_accepted) override;
+
+    void observe_confidence(int32_t text, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
+                            int32_t n_verified, size_t n_right, bool is_refuted) override;
 
     // For whoever wants to look: costs of drafts for one text, acceptance of all texts, rounds of each text.
     void state(pyfly_governor_state & out) const;
@@ -97,6 +103,7 @@ class Governor : public Policy {
         CostCurve texts;             // of a step for n texts, relative to one
         double us_per_caught_up = 0; // of evaluating a token in a batch; 0: not measured
         Acceptance acceptance;
+        Confidence confidence;
         int32_t first_text = -1; // that may follow while nothing is known of the acceptance
     };
 
@@ -104,7 +111,8 @@ class Governor : public Policy {
     struct Option {
         int32_t drafter, k_max;
         double catch_up_us;
-        std::array<double, PYFLY_MAX_DEPTH> reached; // A(1), A(2), ...
+        std::array<double, PYFLY_MAX_DEPTH> reached;           // A(1), A(2), ...
+        std::array<double, PYFLY_MAX_DEPTH> drafted, verified; // how likely there is a first token, a second one, ...
     };
     struct Options {
         std::vector<Option> all;
@@ -114,15 +122,17 @@ class Governor : public Policy {
     struct Plan {
         std::vector<const Option *> options; // [text]: which drafter it is about; nullptr: none
         std::vector<int32_t> k;              // [text]
-        int32_t n_rows;                      // of all drafts
+        int32_t n_rows;                      // of all drafts, at most
         double tokens, us;
         double speed() const { return tokens / us; }
     };
 
     Arm & arm(int32_t drafter);
-    double batch_us(int32_t n_rows, int32_t n_texts) const;
+    double batch_us(double n_rows, int32_t n_texts) const;
     double draft_us(const Arm & arm, int32_t k) const;
+    double last_us(const Arm & arm, int32_t k) const;
     double step_us(const Arm & arm, int32_t k, int32_t n_texts) const;
+    bool pays(const Arm & arm, int32_t n, int32_t k, double reached, double next, bool is_drafted) const;
     double catch_up_us(const Arm & arm, int64_t n_behind) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
     Plan plain(size_t n_texts) const;
@@ -145,6 +155,7 @@ class Governor : public Policy {
     double credit_;         // for trials, in plain steps of one text
     int32_t tried_text_ = -1, tried_drafter_ = -1;
     double us_per_token_ = 0.0; // of the step
+    double row_us_ = 0.0;       // of a drafted row, where several texts share the batch
 };
 
 } // namespace pyfly

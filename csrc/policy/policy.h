@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "draft_stop.h"
 #include "pyfly.h"
 
 namespace pyfly {
@@ -38,6 +39,12 @@ class Policy {
     // would look cheap.
     virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates) = 0;
 
+    // Where a draft of at most k tokens that was just chosen ends; empty: nowhere before. Valid until the next choice.
+    virtual DraftStop stop(int32_t text, int32_t drafter, int32_t k) {
+        (void) text, (void) drafter, (void) k;
+        return {};
+    }
+
     // Whether a text whose drafter had nothing to propose turns to the next one, in this very step.
     virtual bool asks_the_next() const { return false; }
 
@@ -66,6 +73,14 @@ class Policy {
     virtual void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                                     int32_t n_accepted) {
         (void) text, (void) drafter, (void) proposal_class, (void) n_drafted, (void) n_accepted;
+    }
+
+    // Of the tokens of a draft with a stop, the last of which may have been dropped, the first n_right were right and,
+    // if is_refuted, the next one, if there is one, was not. confidence: see Proposal. n_asked: of its tokens.
+    virtual void observe_confidence(int32_t text, int32_t drafter, const std::vector<float> & confidence,
+                                    int32_t n_asked, int32_t n_verified, size_t n_right, bool is_refuted) {
+        (void) text, (void) drafter, (void) confidence, (void) n_asked, (void) n_verified, (void) n_right,
+            (void) is_refuted;
     }
 };
 

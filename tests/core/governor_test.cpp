@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "confidence.h"
 #include "governor.h"
 #include "governor_worlds.h"
 
@@ -15,7 +16,9 @@ namespace {
 
 using namespace worlds;
 using pyfly::Acceptance;
+using pyfly::Confidence;
 using pyfly::CostCurve;
+using pyfly::DraftStep;
 using pyfly::Governor;
 using pyfly::MeasuredCosts;
 
@@ -390,6 +393,64 @@ void test_it_reacts_when_the_text_changes() {
     assert(k[k.size() - 12] >= 4);
 }
 
+// A drafter that says how sure it is of each token; what it says is right, or nearly noise.
+void test_a_draft_ends_where_the_drafter_is_unsure() {
+    double over_fixed = 0.0, over_whole = 0.0, of_noise = 0.0;
+    int32_t n_worlds = 0;
+    for (const auto & target : {packed_avx512, packed_avx2}) {
+        for (const double sure : {0.25, 0.45, 0.7}) {
+            for (const size_t n_slots : {1, 4}) {
+                const Machine here = machine(target, 80.0);
+                const std::vector<Text> texts = worlds::texts_of("uneven", sure, 8 * n_slots, 120, 3);
+                const auto speed = [&](double says) {
+                    const Drafters drafters = {false, true, true, says};
+                    Governor governor = make(here, drafters, measured(here, drafters));
+                    return decode(here, drafters, texts, n_slots, governor).speed();
+                };
+                over_fixed += std::log(speed(0.0) / best_fixed(here, head, texts, n_slots));
+                over_whole += std::log(speed(0.0) / speed(1.0));
+                of_noise += std::log(speed(0.9) / speed(1.0));
+                assert(speed(0.0) > 0.98 * plain(here, texts, n_slots));
+                n_worlds++;
+            }
+        }
+    }
+    assert(std::exp(over_fixed / n_worlds) > 1.04 && std::exp(over_whole / n_worlds) > 1.06);
+    assert(std::exp(of_noise / n_worlds) > 0.99);
+}
+
+void test_what_a_drafter_says_of_itself_is_put_right() {
+    Confidence confidence({});
+    assert(confidence.right(0.95) == 0.95 && confidence.next(0.25) == 0.25);
+    for (int32_t i = 0; i < 400; i++) { // half of what it is sure of is wrong, and nothing is right behind that
+        confidence.observe({0.95f, 0.55f}, i % 2 == 0 ? 1 : 0, true);
+    }
+    assert(std::abs(confidence.right(0.95) - 0.5) < 0.02 && confidence.next(0.95) < 0.05);
+    assert(confidence.right(0.55) < 0.05 && confidence.right(0.25) == 0.25);
+    confidence.observe({0.25f}, 0, false); // nothing is known of it
+    assert(confidence.right(0.25) == 0.25 && confidence.right(std::nan("")) == confidence.right(0.0));
+}
+
+void test_where_a_draft_ends() {
+    const Machine here = machine(memory_bound, 100.0);
+    Governor governor = make(here, head, measured(here, head));
+    assert(!governor.stop(0, 0, 4)); // before anything was chosen
+    governor.choose({{0, {{0, 4, 0, 0}}}});
+    const auto ends = [&](std::vector<double> said) {
+        const auto stop = governor.stop(0, 0, 4);
+        std::vector<DraftStep> steps;
+        for (const double p : said) {
+            steps.push_back(stop(p));
+        }
+        return steps.back();
+    };
+    assert(ends({0.95, 0.9}) == DraftStep::goes_on);
+    assert(ends({0.95, 0.9, 0.9, 0.9}) == DraftStep::ends_behind); // of four
+    assert(ends({0.3}) == DraftStep::ends_behind);
+    assert(ends({0.01}) == DraftStep::ends_before);
+    assert(ends({0.5, 0.1}) == DraftStep::ends_before);
+}
+
 void test_one_slow_batch_does_not_stop_it() {
     const Machine here = machine(memory_bound, 100.0);
     Governor governor = make(here, draft);
@@ -616,6 +677,9 @@ int main() {
     test_the_rows_go_where_they_earn_most();
     test_free_places_in_a_block_of_rows_are_used();
     test_it_reacts_when_the_text_changes();
+    test_a_draft_ends_where_the_drafter_is_unsure();
+    test_what_a_drafter_says_of_itself_is_put_right();
+    test_where_a_draft_ends();
     test_one_slow_batch_does_not_stop_it();
     test_costs_between_and_beyond_what_was_measured();
     test_load_scales_what_was_measured_beforehand();

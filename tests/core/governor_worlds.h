@@ -57,6 +57,7 @@ struct Text {
 struct Drafters {
     bool lookup = false, model = false;
     bool is_head = false; // the model has nothing to catch up with
+    double says = 1.0;    // how far what the model says of its tokens is from the truth, 0..1; 1: nothing is asked
 };
 
 constexpr int32_t k_max = 10, n_prompt = 150;
@@ -139,14 +140,37 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
         if (candidates.empty()) {
             return result;
         }
-        const std::vector<Choice> choices = policy.choose(candidates);
+        std::vector<Choice> choices = policy.choose(candidates);
+        std::vector<std::vector<float>> confidence(choices.size());
+        std::vector<bool> is_dropped(choices.size());
+        const std::vector<Choice> chosen = choices;
+        for (size_t i = 0; i < choices.size(); i++) {
+            Choice & choice = choices[i];
+            if (choice.k == 0 || choice.drafter != model || !drafters.model || drafters.says == 1.0) {
+                continue;
+            }
+            const Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
+            const auto stop = policy.stop(candidates[i].text, model, choice.k);
+            double deeper = 1.0;
+            for (int32_t n = 0; stop && n < choice.k; n++) {
+                const double p = slot.text->places[slot.position + static_cast<size_t>(n)].model * deeper;
+                deeper *= slot.text->deeper;
+                const double said = p + drafters.says * (std::uniform_real_distribution<double>(0.0, 1.0)(rng) - p);
+                confidence[i].push_back(static_cast<float>(said));
+                const auto step = stop(said);
+                is_dropped[i] = step == pyfly::DraftStep::ends_before;
+                if (step != pyfly::DraftStep::goes_on) {
+                    choice.k = n + (is_dropped[i] ? 0 : 1);
+                }
+            }
+        }
         int32_t n_rows = static_cast<int32_t>(candidates.size());
         std::vector<int32_t> asked;
         int64_t n_missed = 0;
         for (size_t i = 0; i < choices.size(); i++) {
             n_rows += choices[i].k;
-            if (choices[i].k > 0 && drafters.model && choices[i].drafter == model) {
-                asked.push_back(choices[i].k);
+            if (chosen[i].k > 0 && drafters.model && choices[i].drafter == model) {
+                asked.push_back(confidence[i].empty() ? choices[i].k : static_cast<int32_t>(confidence[i].size()));
                 for (const Offer & offer : candidates[i].offers) {
                     n_missed += offer.drafter == model ? offer.n_behind : 0;
                 }
@@ -172,10 +196,17 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             const Text::Place & here = slot.text->places[slot.position];
             const int32_t room = static_cast<int32_t>(slot.text->places.size() - slot.position) - 1;
             int32_t accepted = 0;
-            if (choice.k > 0) {
+            if (chosen[i].k > 0) {
                 accepted = run_of(*slot.text, slot.position, by_lookup, choice.k);
                 policy.observe_acceptance(candidates[i].text, choice.drafter, by_lookup ? here.lookup_class : 0,
-                                          choice.k, accepted);
+                                          chosen[i].k, accepted);
+            }
+            if (!confidence[i].empty()) {
+                const bool is_right = is_dropped[i] && accepted == choice.k &&
+                                      run_of(*slot.text, slot.position, false, choice.k + 1) > choice.k;
+                policy.observe_confidence(candidates[i].text, model, confidence[i], chosen[i].k, choice.k,
+                                          static_cast<size_t>(accepted + (is_right ? 1 : 0)),
+                                          !is_right && (accepted < choice.k || is_dropped[i]));
             }
             if (drafters.lookup && !by_lookup && here.lookup_class >= 0 && room > 0 && slot.position >= slot.shadowed) {
                 const int32_t n = std::min(room, k_max), right = run_of(*slot.text, slot.position, true, n);
@@ -183,7 +214,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
                 slot.shadowed = slot.position + static_cast<size_t>(right) + 1;
             }
             slot.position += static_cast<size_t>(accepted) + 1;
-            if (choice.k > 0 && !by_lookup) {
+            if (chosen[i].k > 0 && !by_lookup) {
                 slot.synced = slot.position;
             }
             result.tokens += accepted + 1;
@@ -235,9 +266,10 @@ inline std::vector<Text> texts_of(const std::string & kind, double level, size_t
             if (rng() % 15 == 0) {
                 is_easy = !is_easy;
             }
-            place.model = kind == "stretches" ? (is_easy ? 0.97 : level)
-                          : kind == "change"  ? ((i < length / 2) == (t % 2 == 0) ? level : 1.0 - level)
-                                              : of_this;
+            place.model = kind == "uneven"      ? (uniform(rng) < level ? 0.95 : 0.15)
+                          : kind == "stretches" ? (is_easy ? 0.97 : level)
+                          : kind == "change"    ? ((i < length / 2) == (t % 2 == 0) ? level : 1.0 - level)
+                                                : of_this;
             // Lookup has something in stretches; long n-grams are right more often.
             if (lookup_left-- <= 0) {
                 lookup_left = 4 + static_cast<int32_t>(rng() % 20);
