@@ -414,6 +414,18 @@ void Drafting::end_text(const Text & t, size_t n) {
     }
 }
 
+// The first n_right tokens of the draft were right. What the target says in place of a token that was dropped tells
+// whether that was.
+void Drafting::learn_confidence(const Text & t, size_t n_right) {
+    const Draft & draft = t.sequence.draft();
+    const std::vector<int32_t> & history = t.sequence.transcript().history();
+    const size_t n = draft.tokens.size(), at = t.sequence.draft_begin() + n_right;
+    const int32_t next = n_right < n ? draft.tokens[n_right] : t.dropped;
+    const bool is_known = next >= 0 && at < history.size(), is_right = is_known && history[at] == next;
+    policy_->observe_confidence(t.slot(), draft.drafter, t.confidence, t.n_asked, static_cast<int32_t>(n),
+                                n_right + (is_right ? 1 : 0), is_known && !is_right);
+}
+
 void Drafting::learn(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const Draft & draft = t.sequence.draft();
@@ -421,12 +433,7 @@ void Drafting::learn(Text & t) {
         t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
                          t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
     if (!t.confidence.empty()) {
-        const size_t at = t.sequence.draft_begin() + n_right;
-        const bool was_dropped = n_right == draft.tokens.size() && t.dropped >= 0 && at < history.size();
-        const bool is_right = was_dropped && history[at] == t.dropped;
-        policy_->observe_confidence(t.slot(), draft.drafter, t.confidence, t.n_asked,
-                                    static_cast<int32_t>(draft.tokens.size()), n_right + (is_right ? 1 : 0),
-                                    !is_right && at < history.size());
+        learn_confidence(t, n_right);
     }
     t.sequence.stats().accepted_from_answers += t.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }

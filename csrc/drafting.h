@@ -93,6 +93,7 @@ class Drafting {
     std::vector<Candidate> offer(Turns & turns);
     void choose(Turns & turns);
     void ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices);
+    void learn_confidence(const Text & text, size_t n_right);
     void ask(size_t drafter, const std::vector<DraftRequest> & requests);
 
     Model & target_;

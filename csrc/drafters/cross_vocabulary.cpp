@@ -77,11 +77,19 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         for (Job * job : active) {
             job->made = {};
             asked.push_back({job->request.text, &job->history, static_cast<int32_t>(n_more(*job)), &job->made});
+            if (job->request.stop) {
+                asked.back().stop = [job](double p) {
+                    const DraftStep step = job->request.stop(p);
+                    job->has_ended = step != DraftStep::goes_on;
+                    return step;
+                };
+            }
         }
         inner_->propose(asked);
         for (size_t i = 0; i < active.size(); i++) {
             Job & job = *active[i];
-            job.is_done = job.made.tokens.size() < static_cast<size_t>(asked[i].n_max);
+            job.is_done = job.has_ended || job.made.tokens.size() < static_cast<size_t>(asked[i].n_max);
+            job.said.insert(job.said.end(), job.made.confidence.begin(), job.made.confidence.end());
             job.history.insert(job.history.end(), job.made.tokens.begin(), job.made.tokens.end());
             convert(job);
             job.is_done = job.is_done || n_more(job) == 0;
@@ -91,7 +99,41 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
     }
     for (Job & job : jobs) {
         job.tokens.resize(std::min(job.tokens.size(), static_cast<size_t>(job.request.n_max)));
+        if (!job.said.empty()) {
+            say(job);
+        }
         job.request.out->tokens = std::move(job.tokens);
+    }
+}
+
+// What it said of its tokens, for the target's tokens of a draft and the one that it ended before.
+void CrossVocabulary::say(const Job & job) const {
+    Proposal & out = *job.request.out;
+    size_t n_used = 0, own_end = 0, end = job.tail.size();
+    const auto use = [&] {
+        own_end += draft_->piece(job.history[job.begin + n_used]).size();
+        return static_cast<double>(job.said[n_used++]);
+    };
+    const size_t n_own = job.history.size() - job.begin;
+    for (const int32_t token : job.tokens) {
+        const size_t n_bytes = target_->piece(token).size();
+        end += n_bytes;
+        double p = n_bytes == 0 && n_used < n_own ? use() : 1.0; // a control token
+        while (n_used < n_own && own_end < end) {
+            p *= use();
+        }
+        out.confidence.push_back(static_cast<float>(p));
+    }
+    if (job.made.dropped < 0 || n_used < n_own) {
+        return;
+    }
+    out.confidence.push_back(job.said.back());
+    Job more = {job.request, job.tail, job.ratio, job.history, job.begin};
+    more.history.push_back(job.made.dropped);
+    convert(more);
+    if (more.tokens.size() > job.tokens.size() &&
+        std::equal(job.tokens.begin(), job.tokens.end(), more.tokens.begin())) {
+        out.dropped = more.tokens[job.tokens.size()];
     }
 }
 

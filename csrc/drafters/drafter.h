@@ -22,8 +22,8 @@ struct Proposal {
     // [tokens], what each was drawn from; empty where none was.
     std::vector<Weights> drawn;
 
-    // Where the request had a stop: what it was asked with, [tokens], and of the token that it ended the draft before
-    // (`dropped`, -1: none), if it did.
+    // Where the request had a stop: how sure the drafter is of each token, [tokens], and behind these of the token that
+    // the stop ended the draft before, if it did. dropped: that token; -1: there is none, or it is not known.
     std::vector<float> confidence;
     int32_t dropped = -1;
 

@@ -50,7 +50,7 @@ ROWS_OF_BLOCK = 4
 N_ROWS = (512, 4096)
 """Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
 
-STEPS_OF_PASS = 100
+STEPS_OF_PASS = 300
 
 N_PASSAGE = 4096
 """Rows at a time of the regressions that a head begins with."""

@@ -4,6 +4,7 @@
 #undef NDEBUG
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -132,6 +133,17 @@ class Knowing : public pyfly::Drafter {
             out = pieces_.tokenize(text.substr(said.size()));
             out.push_back(pieces_.end());
             out.resize(std::min(out.size(), static_cast<size_t>(request.n_max)));
+            auto step = pyfly::DraftStep::goes_on;
+            for (size_t i = 0; i < out.size() && request.stop && step == pyfly::DraftStep::goes_on; i++) {
+                request.out->confidence.push_back(0.5f);
+                step = request.stop(0.5);
+                if (step == pyfly::DraftStep::ends_before) {
+                    request.out->dropped = out[i];
+                }
+                if (step != pyfly::DraftStep::goes_on) {
+                    out.resize(i + (step == pyfly::DraftStep::ends_behind ? 1 : 0));
+                }
+            }
         }
     }
 
@@ -208,6 +220,46 @@ void test_texts_that_grow_and_are_taken_back(World & world, int n) {
     assert(n_proposed > n_asked / 3);
 }
 
+// A draft that is stopped somewhere: what is said of the tokens, and the one that was dropped.
+void test_drafts_that_are_stopped(World & world, int n) {
+    size_t n_dropped = 0;
+    for (int i = 0; i < n; i++) {
+        const std::string text = random_text();
+        world.inner->text = text;
+        const std::vector<int32_t> tokens = cut_up(*world.target, text);
+        if (tokens.empty()) {
+            continue;
+        }
+        const std::vector<int32_t> history(tokens.begin(),
+                                           tokens.begin() + static_cast<std::ptrdiff_t>(1 + below(tokens.size())));
+        const size_t n_own = 1 + below(6);
+        const bool drops = below(2) == 0;
+        size_t n_asked = 0;
+        Proposal proposal;
+        const auto stop = [&](double) {
+            return ++n_asked < n_own ? pyfly::DraftStep::goes_on
+                   : drops           ? pyfly::DraftStep::ends_before
+                                     : pyfly::DraftStep::ends_behind;
+        };
+        world.cross.propose({{0, &history, 8, &proposal, false, {}, stop}});
+        const std::vector<int32_t> & made = proposal.tokens;
+        std::string then = world.target->bytes(history) + world.target->bytes(made);
+        assert(text.compare(0, then.size(), then) == 0 && n_asked <= n_own);
+        assert(proposal.confidence.size() - made.size() <= (drops ? 1 : 0));
+        double all = 1.0;
+        for (const float p : proposal.confidence) {
+            all *= p;
+        }
+        assert(proposal.confidence.empty() || (all <= 0.5 && all >= std::pow(0.5, n_asked) - 1e-9));
+        if (proposal.dropped >= 0) {
+            n_dropped++;
+            then += world.target->bytes({proposal.dropped});
+            assert(drops && text.compare(0, then.size(), then) == 0);
+        }
+    }
+    assert(n_dropped > static_cast<size_t>(n) / 20); // most of these texts are bytes of broken characters
+}
+
 // Bytes that are no UTF-8, and control tokens.
 void test_anything(World & world, int n) {
     const int32_t both = world.target->n() - 2, other = world.target->n() - 1, end = world.target->n() - 3;
@@ -245,6 +297,7 @@ int main() {
     for (const bool has_begin : {true, false}) {
         World world = make_world(320, 300, has_begin);
         test_texts_that_grow_and_are_taken_back(world, 4'000);
+        test_drafts_that_are_stopped(world, 2'000);
         test_anything(world, 1'000);
     }
     World bytes = make_world(320, 256, true); // a draft that spells
