@@ -196,14 +196,15 @@ const float * DFlash::own_row(size_t span, size_t i) {
 // The best token of every row, or what is drawn from it. A row of a Markov head follows the best tokens before it.
 void DFlash::read_block_rows(size_t span, Job & job) {
     const bool is_limited = block_.has_confidence && p_min() > 0.0;
+    const size_t n_vocab = static_cast<size_t>(own().n_vocab());
     for (size_t i = block_.first_row; job.drafted.size() < job.n_max; i++) {
         if (is_limited && !(own_row(span, i)[0] >= p_min())) {
             break;
         }
         const float * row = own().row(span, i);
         const auto confidence = block_.has_confidence ? std::optional<double>(own_row(span, i)[0]) : std::nullopt;
-        const auto [token, is_last] = draft_token(row, static_cast<size_t>(own().n_vocab()), is_limited ? 0.0 : p_min(),
-                                                  shape().name, job.draw, job.stop, *job.out, confidence);
+        const auto [token, is_last] = draft_token(row, n_vocab, require_row(row, n_vocab, shape().name),
+                                                  is_limited ? 0.0 : p_min(), job.draw, job.stop, *job.out, confidence);
         if (!token) {
             break;
         }

@@ -178,7 +178,8 @@ void DraftModel::draft(std::vector<Job> & jobs) {
 // Drafts from a row.
 void DraftModel::take(Job & job, const float * row) const {
     Proposal & out = *job.out;
-    const auto [token, is_last] = draft_token(row, n_shared_, p_min_, "draft model", job.draw, job.stop, out);
+    const RowMax max = require_row(row, n_shared_, "draft model");
+    const auto [token, is_last] = draft_token(row, n_shared_, max, p_min_, job.draw, job.stop, out);
     if (token) {
         out.tokens.push_back(*token);
         if (job.wants_rows) {

@@ -4,17 +4,20 @@
 #include <string>
 
 #include "error.h"
-#include "rows.h"
 
 namespace pyfly {
 
-DraftToken draft_token(const float * row, size_t n_vocab, double p_min, const char * who, const DrawDraft & draw,
-                       const DraftStop & stop, Proposal & out, std::optional<double> confidence) {
+RowMax require_row(const float * row, size_t n_vocab, const char * who) {
     const RowMax max = row_max(row, n_vocab);
     if (!max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE,
                     std::string("the ") + who + " produced a logits row without a distribution; check its file");
     }
+    return max;
+}
+
+DraftToken draft_token(const float * row, size_t n_vocab, const RowMax & max, double p_min, const DrawDraft & draw,
+                       const DraftStop & stop, Proposal & out, std::optional<double> confidence) {
     double p = confidence.value_or(1.0);
     if (p_min > 0.0 || (stop && !confidence)) {
         const double of_row = std::exp(row_stats(row, n_vocab, 0).log_prob(max.logit));

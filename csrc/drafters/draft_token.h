@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "drafter.h"
+#include "rows.h"
 
 namespace pyfly {
 
@@ -14,11 +15,15 @@ struct DraftToken {
     bool is_last = false;         // the draft ends behind it
 };
 
-// What a row [n_vocab] proposes: its most probable token, or, with `draw`, what that draws; nothing where the most
-// probable one falls under p_min, or where `stop` ends the draft. `confidence`: what `stop` is asked with; by default
-// the probability of the most probable token. Adds to out.drawn, out.confidence and out.dropped, not to the tokens.
-// Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for a row without a distribution.
-DraftToken draft_token(const float * row, size_t n_vocab, double p_min, const char * who, const DrawDraft & draw,
+// The maximum of a row [n_vocab] of a drafter of our own. Throws Error(PYFLY_STATUS_NOT_FINITE), naming `who`, for one
+// without a distribution.
+RowMax require_row(const float * row, size_t n_vocab, const char * who);
+
+// What a row [n_vocab] with this maximum proposes: its most probable token, or, with `draw`, what that draws; nothing
+// where the most probable one falls under p_min, or where `stop` ends the draft. `confidence`: what `stop` is asked
+// with; by default the probability of the most probable token. Adds to out.drawn, out.confidence and out.dropped, not
+// to the tokens.
+DraftToken draft_token(const float * row, size_t n_vocab, const RowMax & max, double p_min, const DrawDraft & draw,
                        const DraftStop & stop, Proposal & out, std::optional<double> confidence = std::nullopt);
 
 } // namespace pyfly

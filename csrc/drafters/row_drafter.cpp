@@ -1,9 +1,9 @@
 #include "row_drafter.h"
 
+#include "draft_token.h"
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "rows.h"
 
 namespace pyfly {
 
@@ -21,7 +21,7 @@ void RowDrafter::propose(const std::vector<DraftRequest> & requests) {
         const DraftRequest & request = requests[r];
         Proposal & out = proposals[r];
         std::vector<int32_t> history = *request.history;
-        while (static_cast<int32_t>(out.tokens.size()) < request.n_max) {
+        for (bool is_last = false; !is_last && static_cast<int32_t>(out.tokens.size()) < request.n_max;) {
             if (row_(user_, history.data(), history.size(), row.data()) != 0) {
                 throw Error(PYFLY_STATUS_CALLBACK, "the drafter's callback stopped");
             }
@@ -29,7 +29,12 @@ void RowDrafter::propose(const std::vector<DraftRequest> & requests) {
             if (!max.finite) {
                 throw Error(PYFLY_STATUS_NOT_FINITE, "the drafter gave a row without a distribution; check its logits");
             }
-            out.tokens.push_back(request.draw ? request.draw(row.data(), n_vocab_, out.drawn) : max.token);
+            const DraftToken next = draft_token(row.data(), n_vocab_, max, 0.0, request.draw, request.stop, out);
+            if (!next.token) {
+                break;
+            }
+            is_last = next.is_last;
+            out.tokens.push_back(*next.token);
             if (request.wants_rows) {
                 out.rows.insert(out.rows.end(), row.begin(), row.end());
             }

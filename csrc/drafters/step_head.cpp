@@ -88,8 +88,9 @@ void StepHead::take_steps(std::vector<Step> & all) {
             if (hidden == nullptr) {
                 throw Error(PYFLY_STATUS_INTERNAL, std::string("llama.cpp kept no row of the ") + shape().name);
             }
-            const auto [token, is_last] = draft_token(row, static_cast<size_t>(own().n_vocab()), p_min(), shape().name,
-                                                      job.draw, job.stop, *job.out);
+            const size_t n_vocab = static_cast<size_t>(own().n_vocab());
+            const RowMax max = require_row(row, n_vocab, shape().name);
+            const auto [token, is_last] = draft_token(row, n_vocab, max, p_min(), job.draw, job.stop, *job.out);
             if (token) {
                 job.drafted.push_back(*token);
                 if (job.wants_rows) {
