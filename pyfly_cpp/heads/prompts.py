@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 _TASKS = (
@@ -20,6 +21,12 @@ _TASKS = (
     "checks whether two texts are anagrams", "sorts a linked list", "computes the intersection of intervals",
 )  # fmt: skip
 _LANGUAGES = ("Python", "Python, with type hints", "Python, with tests", "JavaScript", "C++", "Go", "Rust", "Java")
+_PROGRAMS = (
+    *(f"Write a function in {language} that {{}}." for language in _LANGUAGES),
+    'Complete this function:\n```python\ndef solve(value):\n    """A function that {}."""\n```',
+    'Complete this class so that its method {}:\n```python\nclass Solution:\n    def run(self, value):\n```',
+    "Which mistakes are common in a Python function that {}? Show a correct one.",
+)
 _SUBJECTS = (
     "photosynthesis", "compound interest", "the tides", "vaccines", "recursion", "the French Revolution", "inflation",
     "how a refrigerator works", "black holes", "hash tables", "plate tectonics", "how bread rises", "supply and demand",
@@ -86,8 +93,9 @@ def _filled(forms: Sequence[str], *parts: Sequence[object]) -> Iterator[str]:
     total = 1
     for one in lists:
         total *= len(one)
+    step = next(n for n in itertools.count(round(0.618 * total)) if math.gcd(n, total) == 1)
     for i in range(total):
-        at, chosen = i * 7919 % total, []
+        at, chosen = i * step % total, []
         for one in lists:
             chosen.append(one[at % len(one)])
             at //= len(one)
@@ -97,7 +105,7 @@ def _filled(forms: Sequence[str], *parts: Sequence[object]) -> Iterator[str]:
 def built_in() -> Mapping[str, Iterator[str]]:
     """Prompts by their kind: code, maths, explanations, stories, instructions."""
     return {
-        "code": _filled(["Write a function in {1} that {0}."], _TASKS, _LANGUAGES),
+        "code": _filled(_PROGRAMS, _TASKS),
         "maths": itertools.islice(_maths(), 6 * 10 * 17),
         "explain": _filled(_WAYS, _SUBJECTS),
         "story": _filled(_FORMS, _HEROES, _PLOTS),

@@ -20,6 +20,7 @@ from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads import plan_head, train_head
+from pyfly_cpp.heads import prompts as prompt_parts
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.states import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
@@ -80,6 +81,9 @@ def test_prompts_are_many_and_of_all_kinds():
     for prompts in kinds.values():
         assert len(set(prompts)) == len(prompts) >= 200
         assert not any("{" in prompt for prompt in prompts)
+    for kind, topics in (("code", prompt_parts._TASKS), ("explain", prompt_parts._SUBJECTS)):
+        first = kinds[kind][:30]  # a short training has seen most of them
+        assert sum(any(topic in prompt for prompt in first) for topic in topics) > 20
 
 
 def test_answers_that_are_begun_when_the_time_is_over_are_kept(tiny_target, tmp_path, monkeypatch):
