@@ -47,7 +47,10 @@ def test_written_forms(text, setting):
     assert Decoding.parse(str(setting)) == setting.canonical()
 
 
-WORDS = [None, "none", "draft", "lookup", "both", "both:d.gguf", "mtp", "eagle3:a b.gguf", "draft:it's.gguf"]
+WORDS = [
+    None, "none", "draft", "lookup", "both", "both:d.gguf", "lookup+cross:d.gguf", "mtp", "eagle3:a b.gguf",
+    "draft:it's.gguf",
+]  # fmt: skip
 DRAFTERS_GIVEN = [
     "auto", DraftModel("d.gguf", p_min=0.5), PromptLookup(texts=("src", "b")), CrossVocabulary(DraftModel("./d.gguf")),
     (PromptLookup(3, 7), CrossVocabulary(DraftModel("/d.gguf"))),

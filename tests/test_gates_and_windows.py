@@ -362,7 +362,9 @@ def test_drafters_and_windows_in_their_written_form():
 
 def test_the_table_of_drafters():
     """What the command line sets are fields; what a word says can be made."""
-    assert list(WORDS) == [*DRAFTERS, "both"]
+    assert list(WORDS)[: len(DRAFTERS) + 1] == [*DRAFTERS, "both"]
+    assert all(WORDS[f"lookup+{word}"] == (PromptLookup, kind) for word, kind in DRAFTERS.items() if word != "lookup")
+    assert "lookup+lookup" not in WORDS and WORDS["lookup+draft"] == WORDS["both"]
     for word, kind in DRAFTERS.items():
         made = kind.make("x.gguf")
         parts = [made, *filter(dataclasses.is_dataclass, vars(made).values())]

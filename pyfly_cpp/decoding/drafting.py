@@ -72,7 +72,7 @@ class Drafters:
             if drafter is None and draft is not None:
                 drafter = _made(kind, draft.file, self.options)
             if drafter is None and kind.needs_file:
-                raise ValueError(f"{who} needs {kind.noun}; write {kind.word}:FILE, or give it with --draft.")
+                raise ValueError(f"{who} needs {kind.noun}; write {name}:FILE, or give it with --draft.")
             parts.append(drafter or _made(kind, None, self.options))
         return as_given(parts)
 

@@ -222,9 +222,8 @@ def require_repeatable(settings: Iterable[Decoding]) -> None:
 
 def written_drafters(and_file: str = "[:FILE]") -> str:
     """The words for drafters, for people."""
-    kinds = {word: DRAFTERS[word].takes_file if word in DRAFTERS else False for word in DRAFTER_WORDS}
-    *words, last = (word + and_file if takes_file else word for word, takes_file in kinds.items())
-    return f"{', '.join(words)} or {last}"
+    words = (word + and_file if kind.takes_file else word for word, kind in DRAFTERS.items())
+    return f"{', '.join(words)}, both (lookup and the draft model) or lookup+WORD"
 
 
 def written(adaptive: str = "") -> str:

@@ -24,7 +24,7 @@ _LANGUAGES = ("Python", "Python, with type hints", "Python, with tests", "JavaSc
 _PROGRAMS = (
     *(f"Write a function in {language} that {{}}." for language in _LANGUAGES),
     'Complete this function:\n```python\ndef solve(value):\n    """A function that {}."""\n```',
-    'Complete this class so that its method {}:\n```python\nclass Solution:\n    def run(self, value):\n```',
+    "Complete this class so that its method {}:\n```python\nclass Solution:\n    def run(self, value):\n```",
     "Which mistakes are common in a Python function that {}? Show a correct one.",
 )
 _SUBJECTS = (

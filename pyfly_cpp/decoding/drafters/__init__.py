@@ -67,8 +67,12 @@ DRAFTERS: dict[str, type[OwnDrafter]] = {
 WORDS: dict[str, tuple[type[OwnDrafter], ...]] = {
     **{word: (kind,) for word, kind in DRAFTERS.items()},
     "both": (PromptLookup, DraftModel),
+    **{f"lookup+{word}": (PromptLookup, kind) for word, kind in DRAFTERS.items() if kind is not PromptLookup},
 }
-"""These, and words for several together, the cheapest first."""
+"""These, and words for several together, the cheapest first; `both` is lookup+draft."""
+
+_NAMED = (*DRAFTERS, "both", "lookup+WORD")
+"""In messages."""
 
 Drafter = Union[OwnDrafter, LlamaDraftModel]
 
@@ -106,7 +110,7 @@ def require_word(text: str) -> str:
         near = difflib.get_close_matches(word, WORDS, n=1)
         near = [f"draft:{text}"] if text.endswith(".gguf") else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(WORDS)} or none.")
+        raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(_NAMED)} or none.")
     takes_file = any(kind.takes_file for kind in WORDS[word])
     if separator and not (file and takes_file):
         what = f"{word}:FILE, or {word} alone" if takes_file else f"{word}, which takes no file"
