@@ -310,7 +310,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
                             gate.needs_draft_rows(), t.sequence.draw_draft(),
-                            policy_->stop(t.slot(), choices[i].drafter, choices[i].k), is_changed_by_drafts(gate),
+                            policy_->stop(choices[i].drafter, choices[i].k), is_changed_by_drafts(gate),
                             t.sequence.config().owner});
     }
     int64_t us = 0;

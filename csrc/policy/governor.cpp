@@ -371,7 +371,7 @@ bool Governor::pays(const Arm & a, int32_t n, int32_t k, double reached, double 
 }
 
 // Where a change of a batch's size has its price, drafts keep their lengths.
-DraftStop Governor::stop(int32_t, int32_t drafter, int32_t k) {
+DraftStop Governor::stop(int32_t drafter, int32_t k) {
     if (change_us_ > 0.0 || us_per_token_ <= 0.0) {
         return {};
     }

@@ -9,6 +9,9 @@
 //   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
 //   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
 //
+// The length that is chosen is a draft's longest: it ends where the drafter, put right by what came of its tokens
+// (confidence.h), is so unsure that a further one is not worth its time.
+//
 // Costs are measured beforehand where somebody did (expect_costs), and scaled by what steps show; without that they are
 // learned from steps. It is never random, but it depends on measured times: which tokens are drafted is not
 // reproducible (what is committed is, as far as the rule is exact).
@@ -79,7 +82,7 @@ class Governor : public Policy {
 
     std::vector<Choice> choose(const std::vector<Candidate> & candidates) override;
     bool pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) override;
-    DraftStop stop(int32_t text, int32_t drafter, int32_t k) override;
+    DraftStop stop(int32_t drafter, int32_t k) override;
 
     void begin_text(int32_t text) override;
     void observe_target(int32_t n_rows, double us) override;

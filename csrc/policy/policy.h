@@ -40,8 +40,8 @@ class Policy {
     virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates) = 0;
 
     // Where a draft of at most k tokens that was just chosen ends; empty: nowhere before. Valid until the next choice.
-    virtual DraftStop stop(int32_t text, int32_t drafter, int32_t k) {
-        (void) text, (void) drafter, (void) k;
+    virtual DraftStop stop(int32_t drafter, int32_t k) {
+        (void) drafter, (void) k;
         return {};
     }
 

@@ -434,10 +434,10 @@ void test_what_a_drafter_says_of_itself_is_put_right() {
 void test_where_a_draft_ends() {
     const Machine here = machine(memory_bound, 100.0);
     Governor governor = make(here, head, measured(here, head));
-    assert(!governor.stop(0, 0, 4)); // before anything was chosen
+    assert(!governor.stop(0, 4)); // before anything was chosen
     governor.choose({{0, {{0, 4, 0, 0}}}});
     const auto ends = [&](std::vector<double> said) {
-        const auto stop = governor.stop(0, 0, 4);
+        const auto stop = governor.stop(0, 4);
         std::vector<DraftStep> steps;
         for (const double p : said) {
             steps.push_back(stop(p));

@@ -150,7 +150,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
                 continue;
             }
             const Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
-            const auto stop = policy.stop(candidates[i].text, model, choice.k);
+            const auto stop = policy.stop(model, choice.k);
             double deeper = 1.0;
             for (int32_t n = 0; stop && n < choice.k; n++) {
                 const double p = slot.text->places[slot.position + static_cast<size_t>(n)].model * deeper;
