@@ -147,6 +147,11 @@ class Dataset:
                 (self._states(first["final"]), self._states(before["final"]), self._states(self.rows["final"][now])),
             )
 
+    def prompts(self) -> list[list[int]]:
+        """Of the texts that are not learned from, in their order: the kinds alternate about as they do in the file."""
+        begins = [(span.begin, span.begin + span.n_prompt) for span in self.held_out if span.n_prompt]
+        return [self.rows["token"][begin:end].tolist() for begin, end in begins]
+
     def _embedded(self, tokens: npt.NDArray[np.int32]) -> Tensor:
         return self._embeddings[torch.from_numpy(self._index[tokens])].float()
 

@@ -123,7 +123,7 @@ def train_head(
             with resumable(checkpoint, (OSError, RuntimeError)):  # PyTorch's own of a full disk
                 fit.save(checkpoint)
     assert fit.best is not None
-    speeds = _measure(plan, [text for text in texts if text.n_prompt], tell, settings) if measure else None
+    speeds = _measure(plan, data.prompts()[:N_MEASURED], tell, settings) if measure else None
     return Trained(plan.output, n, fit.best.by_depth, fit.best.by_kind, speeds)
 
 
@@ -203,16 +203,15 @@ def _export(plan: Plan, target: TargetFile, fit: Fit, print_of_target: str, n_to
         write_gguf(plan.output, fit.architecture, describe, fit.head.shape, fit.weights(), plan.kind)
 
 
-N_MEASURED = 6
+N_MEASURED = 8
 """Prompts that the speed is measured with."""
 
 
-def _measure(plan: Plan, texts: Sequence[Text], tell: Tell, settings: dict[str, Any]) -> tuple[float, float] | None:
-    """Tokens per second without and with the head, governed, behind prompts that were not learned from; None if the
-    answers are too few or too short."""
-    from pyfly_cpp.heads.fit import HELD_OUT
-
-    prompts = [text.tokens[: text.n_prompt] for text in texts[HELD_OUT // 2 :: HELD_OUT]][:N_MEASURED]
+def _measure(
+    plan: Plan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]
+) -> tuple[float, float] | None:
+    """Tokens per second without and with the head, governed, behind these prompts; None if the answers are too few or
+    too short."""
     if not prompts:
         return None
     speeds = []

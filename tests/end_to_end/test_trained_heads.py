@@ -253,6 +253,9 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     torch, tiny_target, tmp_path, monkeypatch
 ):
     """The first run is killed when the head is the linear map: there is an output, and no checkpoint yet."""
+    from pyfly_cpp.heads import training
+    from pyfly_cpp.heads.fit import Dataset
+
     out, options = tmp_path / "head.gguf", {"n_tokens": 4000, "hours": 0.2}
 
     def killed(*_):
@@ -268,7 +271,20 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     assert {text.kind for text in written} == set(built_in()) and all(text.n_prompt > 0 for text in written)
     with closing(FlyLlama(tiny_target, drafter=Eagle3(out), **QUIET)) as llm:
         assert llm("Question: Dora has 4 books", max_tokens=4)["choices"]
-    found = train_head(plan_head(tiny_target, out, **options), **ONE)
+    learned_from, measured = [], []
+
+    class Watched(Dataset):
+        def __init__(self, *given):
+            super().__init__(*given)
+            learned_from.extend(self.rows["token"][s.begin : s.begin + s.n_prompt].tolist() for s in self.training)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pyfly_cpp.heads.fit.Dataset", Watched)
+        patched.setattr(training, "_measure", lambda plan, prompts, *_: measured.extend(prompts) or (1.0, 1.0))
+        train_head(plan_head(tiny_target, out, **options), **ONE)
+    assert measured and not any(prompt in learned_from for prompt in measured)
+    out.unlink()
+    found = train_head(plan_head(tiny_target, out, **options, force=True), **ONE)
     assert Text.read(plan.folder / "texts.jsonl") == written
     assert found.acceptance[0] > 0.55
     assert found.speeds is not None and all(speed > 0 for speed in found.speeds)
