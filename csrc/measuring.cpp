@@ -258,12 +258,19 @@ class Measuring {
         std::vector<std::vector<int32_t>> histories;
         std::vector<DraftRequest> requests;
         proposals_.assign(static_cast<size_t>(n_texts), {});
+        const std::vector<int32_t> usual = batch_.drafters()[d].drafter->usual_text();
         for (size_t i = 0; i < proposals_.size(); i++) {
-            histories.push_back(texts_[i]);
-            histories.back().push_back(0);
+            histories.push_back(usual.empty() ? texts_[i] : usual);
+            if (usual.empty()) {
+                histories.back().push_back(0);
+            }
         }
         for (size_t i = 0; i < proposals_.size(); i++) {
-            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i]});
+            // As they are asked while decoding: a draft that is stopped needs nothing behind its last token.
+            const auto stop = [k, n = 0](double) mutable {
+                return ++n < k ? DraftStep::goes_on : DraftStep::ends_behind;
+            };
+            requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i], false, {}, stop});
         }
         return time([&] { batch_.drafters()[d].drafter->propose(requests); });
     }

@@ -28,6 +28,11 @@ CrossVocabulary::CrossVocabulary(std::unique_ptr<Tokenizer> target, std::unique_
     }
 }
 
+std::vector<int32_t> CrossVocabulary::usual_text() const {
+    return target_->tokenize(
+        "The river was high after the rain, so they took the long way home. When they came to the");
+}
+
 Translation & CrossVocabulary::sync(int32_t text, const std::vector<int32_t> & history) const {
     while (texts_.size() <= static_cast<size_t>(text)) {
         texts_.emplace_back(*target_, *draft_, to_draft_);

@@ -31,6 +31,7 @@ class CrossVocabulary : public Drafter {
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void forget(int32_t text) override { inner_->forget(text); }
     void propose(const std::vector<DraftRequest> & requests) override;
+    std::vector<int32_t> usual_text() const override; // of others it needs many of its tokens for one of the target's
     double expected_cost() const override { return inner_->expected_cost(); }
     int64_t n_evaluated() const override { return inner_->n_evaluated(); }
 

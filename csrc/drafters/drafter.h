@@ -124,6 +124,9 @@ class Drafter {
     // Whether it may be asked to draft for a made-up text, to see what that costs.
     virtual bool can_be_measured() const { return !is_free(); }
 
+    // A text to measure its drafts behind, in the target's tokens, if that must be one that people write; empty: any.
+    virtual std::vector<int32_t> usual_text() const { return {}; }
+
     // What drafting a token costs, relative to the target's evaluating one, as far as it is known before it was
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }

@@ -29,6 +29,10 @@ from pyfly_cpp.machine.files import OutputError, write_atomically
 VARIABLE = "PYFLY_COSTS"
 """Environment variable: 0 to measure nothing beforehand, 1 to measure every time and to keep nothing."""
 
+_WAY = 2
+"""Of measuring; costs that were measured in another way are measured again. 2: drafts of another vocabulary behind a
+text that people write."""
+
 
 def setup_of(
     model_path: str | os.PathLike[str],
@@ -55,7 +59,7 @@ def setup_of(
         "model_params": _numbers(model_params),
         "context_params": _numbers(context_params),
         "changes": [repr(change) for change in changes],
-        "build": [__version__, llama_cpp.__version__, features],
+        "build": [__version__, llama_cpp.__version__, features, _WAY],
         "devices": [[device["backend"], device["name"], device["description"]] for device in devices()],
     }
 

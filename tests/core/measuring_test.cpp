@@ -44,6 +44,33 @@ class Watched : public pyfly::ScriptedModel {
     bool records_;
 };
 
+// Made-up tokens are no text that a model of another vocabulary drafts for as it does for others.
+class OfUsualTexts : public pyfly::Drafter {
+  public:
+    int32_t n_texts() const override { return 3; }
+    std::vector<int32_t> usual_text() const override { return {5, 6, 7}; }
+    void propose(const std::vector<pyfly::DraftRequest> & requests) override {
+        for (const pyfly::DraftRequest & request : requests) {
+            assert(*request.history == usual_text());
+            request.out->tokens.assign(static_cast<size_t>(request.n_max), 1);
+            n_drafted += request.n_max;
+        }
+    }
+    int64_t n_evaluated() const override { return n_drafted; }
+
+    int64_t n_drafted = 0;
+};
+
+void test_drafts_are_measured_behind_the_drafters_usual_text() {
+    Watched model(false);
+    const pyfly::Vocabulary vocabulary(8);
+    OfUsualTexts drafter;
+    pyfly::Batch batch(model, vocabulary);
+    batch.configure(true, {{&drafter, 2}}, 0, 0);
+    const pyfly::MeasuredCosts costs = pyfly::measure(batch);
+    assert(drafter.n_drafted > 0 && costs.drafts.size() >= 2);
+}
+
 // Before the first batch of two rows: one row warms up, and one is measured. Where batches in a row are faster, two
 // more of each size go before the one that is measured, and what the first takes in addition is known.
 void test_batches_are_measured_in_a_row(bool records) {
@@ -67,6 +94,7 @@ void test_batches_are_measured_in_a_row(bool records) {
 } // namespace
 
 int main() {
+    test_drafts_are_measured_behind_the_drafters_usual_text();
     test_batches_are_measured_in_a_row(false);
     test_batches_are_measured_in_a_row(true);
     std::printf("measuring: ok\n");
