@@ -5,7 +5,7 @@
 
 namespace pyfly {
 
-// What becomes of a draft at a token that the drafter has at hand.
+// Whether a draft continues with the token that the drafter has at hand.
 enum class DraftStep {
     ends_before, // the token is not worth a row of the target
     ends_behind, // it is, another one is not worth the work

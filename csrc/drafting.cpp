@@ -414,8 +414,8 @@ void Drafting::end_text(const Text & t, size_t n) {
     }
 }
 
-// The first n_right tokens of the draft were right. What the target says in place of a token that was dropped tells
-// whether that was.
+// The first n_right tokens of the draft were right. The target's token in place of a dropped one shows whether that
+// was right, too.
 void Drafting::learn_confidence(const Text & t, size_t n_right) {
     const Draft & draft = t.sequence.draft();
     const std::vector<int32_t> & history = t.sequence.transcript().history();

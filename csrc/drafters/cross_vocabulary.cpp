@@ -94,7 +94,7 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         for (size_t i = 0; i < active.size(); i++) {
             Job & job = *active[i];
             job.is_done = job.has_ended || job.made.tokens.size() < static_cast<size_t>(asked[i].n_max);
-            job.said.insert(job.said.end(), job.made.confidence.begin(), job.made.confidence.end());
+            job.own.insert(job.own.end(), job.made.confidence.begin(), job.made.confidence.end());
             job.history.insert(job.history.end(), job.made.tokens.begin(), job.made.tokens.end());
             convert(job);
             job.is_done = job.is_done || n_more(job) == 0;
@@ -104,20 +104,20 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
     }
     for (Job & job : jobs) {
         job.tokens.resize(std::min(job.tokens.size(), static_cast<size_t>(job.request.n_max)));
-        if (!job.said.empty()) {
-            say(job);
+        if (!job.own.empty()) {
+            weigh(job);
         }
         job.request.out->tokens = std::move(job.tokens);
     }
 }
 
-// What it said of its tokens, for the target's tokens of a draft and the one that it ended before.
-void CrossVocabulary::say(const Job & job) const {
+// The confidence in the target's tokens of a draft, and in the one that it ended before.
+void CrossVocabulary::weigh(Job & job) const {
     Proposal & out = *job.request.out;
     size_t n_used = 0, own_end = 0, end = job.tail.size();
     const auto use = [&] {
         own_end += draft_->piece(job.history[job.begin + n_used]).size();
-        return static_cast<double>(job.said[n_used++]);
+        return static_cast<double>(job.own[n_used++]);
     };
     const size_t n_own = job.history.size() - job.begin;
     for (const int32_t token : job.tokens) {
@@ -132,14 +132,14 @@ void CrossVocabulary::say(const Job & job) const {
     if (job.made.dropped < 0 || n_used < n_own) {
         return;
     }
-    out.confidence.push_back(job.said.back());
-    Job more = {job.request, job.tail, job.ratio, job.history, job.begin};
-    more.history.push_back(job.made.dropped);
-    convert(more);
-    if (more.tokens.size() > job.tokens.size() &&
-        std::equal(job.tokens.begin(), job.tokens.end(), more.tokens.begin())) {
-        out.dropped = more.tokens[job.tokens.size()];
+    out.confidence.push_back(job.own.back());
+    const std::vector<int32_t> kept = job.tokens;
+    job.history.push_back(job.made.dropped);
+    convert(job);
+    if (job.tokens.size() > kept.size() && std::equal(kept.begin(), kept.end(), job.tokens.begin())) {
+        out.dropped = job.tokens[kept.size()];
     }
+    job.tokens = kept;
 }
 
 // The target's tokens for what is drafted so far. Done when there are more than enough, or no more can come.

@@ -18,8 +18,8 @@ namespace pyfly {
 // that very character. The last token of a draft that ends in the middle of a word would often be another one if the
 // word went on, so a little more is drafted than is asked for, and what is too much is dropped.
 //
-// Its drafts have no rows in the target's vocabulary. A stop is asked of each token of its own; of a token of the
-// target's, what it said is the product of those that are needed for it.
+// Its drafts have no rows in the target's vocabulary. A stop is asked of each token of its own. The confidence
+// in a token of the target's is the product of those in its own tokens that it needs.
 class CrossVocabulary : public Drafter {
   public:
     // `inner` drafts in the vocabulary `draft`.
@@ -48,7 +48,7 @@ class CrossVocabulary : public Drafter {
         std::vector<int32_t> history; // in the draft's tokens, with what it has drafted
         size_t begin;                 // of its draft
         Proposal made = {};           // of the inner drafter, last
-        std::vector<float> said = {}; // with which the stop was asked
+        std::vector<float> own = {};  // confidence in its own tokens
         bool has_ended = false;       // by the stop
         std::vector<int32_t> tokens = {};
         bool is_done = false;
@@ -57,7 +57,7 @@ class CrossVocabulary : public Drafter {
     Translation & sync(int32_t text, const std::vector<int32_t> & history) const;
     size_t n_more(const Job & job) const;
     void convert(Job & job) const;
-    void say(const Job & job) const;
+    void weigh(Job & job) const;
     bool finish_character(const std::string & rest, std::vector<int32_t> & out) const;
 
     std::unique_ptr<Tokenizer> target_, draft_;

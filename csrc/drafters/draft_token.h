@@ -1,4 +1,4 @@
-// What a row of a drafter's logits proposes.
+// The token that a row of a drafter's logits proposes.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@ struct DraftToken {
 // without a distribution.
 RowMax require_row(const float * row, size_t n_vocab, const char * who);
 
-// What a row [n_vocab] with this maximum proposes: its most probable token, or, with `draw`, what that draws; nothing
-// where the most probable one falls under p_min, or where `stop` ends the draft. `confidence`: what `stop` is asked
-// with; by default the probability of the most probable token. Adds to out.drawn, out.confidence and out.dropped, not
-// to the tokens.
+// The proposal of a row [n_vocab] with this maximum: its most probable token, or, with `draw`, the one that it draws;
+// none if the most probable one is less probable than p_min, or if `stop` ends the draft before it. `confidence`:
+// passed to `stop`, 0..1; by default the probability of the most probable token. Fills in out.drawn, out.confidence
+// and out.dropped, not the tokens.
 DraftToken draft_token(const float * row, size_t n_vocab, const RowMax & max, double p_min, const DrawDraft & draw,
                        const DraftStop & stop, Proposal & out, std::optional<double> confidence = std::nullopt);
 

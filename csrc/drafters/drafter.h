@@ -45,7 +45,7 @@ struct DraftRequest {
     // proposes a token at all must not depend on what was drawn.
     DrawDraft draw = {};
 
-    // A drafter that knows how sure it is asks this where its draft ends; empty: nowhere before n_max.
+    // Decides for a drafter that knows how sure it is where its draft ends; empty: not before n_max.
     DraftStop stop = {};
 
     bool is_independent = false; // its gate lets drafts change the text, and other texts must not

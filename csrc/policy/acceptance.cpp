@@ -12,9 +12,18 @@ void Acceptance::begin_text(int32_t text) {
     if (static_cast<size_t>(text) < texts_.size()) {
         texts_[static_cast<size_t>(text)] = {};
     }
-    if (static_cast<size_t>(text) < lengths_.size()) {
-        lengths_[static_cast<size_t>(text)] = {};
+}
+
+Acceptance::Seen & Acceptance::of(int32_t text) {
+    const size_t i = static_cast<size_t>(text);
+    if (i >= texts_.size()) {
+        texts_.resize(i + 1);
     }
+    return texts_[i];
+}
+
+const Acceptance::Seen * Acceptance::find(int32_t text) const {
+    return text >= 0 && static_cast<size_t>(text) < texts_.size() ? &texts_[static_cast<size_t>(text)] : nullptr;
 }
 
 void Acceptance::Counts::observe(int32_t n_seen, int32_t n_accepted, double memory) {
@@ -29,19 +38,16 @@ void Acceptance::observe(int32_t text, int32_t proposal_class, int32_t n_drafted
     if (n_drafted < 1) {
         return;
     }
-    if (static_cast<size_t>(text) >= texts_.size()) {
-        texts_.resize(static_cast<size_t>(text) + 1);
-    }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
-    texts_[static_cast<size_t>(text)][index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
-    all_[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory_of_all);
+    of(text).classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
+    all_.classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory_of_all);
 }
 
 // Depths that were hardly seen take after the depth before them.
 void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double * reached) const {
-    const Counts & all = all_[index(proposal_class)];
-    const Counts * own =
-        static_cast<size_t>(text) < texts_.size() ? &texts_[static_cast<size_t>(text)][index(proposal_class)] : nullptr;
+    const Counts & all = all_.classes[index(proposal_class)];
+    const Seen * seen = find(text);
+    const Counts * own = seen ? &seen->classes[index(proposal_class)] : nullptr;
     double of_all = rates_.first, of_text = 0.0, product = 1.0;
     for (int32_t i = 0; i < k; i++) {
         of_all = all.at(i, of_all, 1.0);
@@ -54,36 +60,33 @@ void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double *
 }
 
 void Acceptance::observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified) {
-    if (static_cast<size_t>(text) >= lengths_.size()) {
-        lengths_.resize(static_cast<size_t>(text) + 1);
-    }
-    Lengths & own = lengths_[static_cast<size_t>(text)];
     const int32_t n = std::min(n_asked, PYFLY_MAX_DEPTH);
+    Seen & own = of(text);
     own.drafted.observe(n, n_drafted, rates_.memory);
     own.verified.observe(n, n_verified, rates_.memory);
-    all_lengths_.drafted.observe(n, n_drafted, rates_.memory_of_all);
-    all_lengths_.verified.observe(n, n_verified, rates_.memory_of_all);
+    all_.drafted.observe(n, n_drafted, rates_.memory_of_all);
+    all_.verified.observe(n, n_verified, rates_.memory_of_all);
 }
 
 // Drafts that were never seen to end earlier do not.
 void Acceptance::lengths(int32_t text, int32_t k, double * drafted, double * verified) const {
-    const Lengths * own =
-        text >= 0 && static_cast<size_t>(text) < lengths_.size() ? &lengths_[static_cast<size_t>(text)] : nullptr;
+    const Seen * own = find(text);
     double all_drafted = 1.0, all_verified = 1.0;
     for (int32_t i = 0; i < k; i++) {
-        all_drafted = all_lengths_.drafted.at(i, all_drafted, 1.0);
-        all_verified = all_lengths_.verified.at(i, all_verified, 1.0);
+        all_drafted = all_.drafted.at(i, all_drafted, 1.0);
+        all_verified = all_.verified.at(i, all_verified, 1.0);
         drafted[i] = own ? own->drafted.at(i, all_drafted, rates_.weight_of_all) : all_drafted;
         verified[i] = own ? own->verified.at(i, all_verified, rates_.weight_of_all) : all_verified;
     }
 }
 
 bool Acceptance::was_seen() const {
-    return std::any_of(all_.begin(), all_.end(), [](const Counts & counts) { return counts.seen[0] > 0.0; });
+    return std::any_of(all_.classes.begin(), all_.classes.end(),
+                       [](const Counts & counts) { return counts.seen[0] > 0.0; });
 }
 
 void Acceptance::of_all(int32_t k, double * at_depth) const {
-    const auto commonest = std::max_element(all_.begin(), all_.end(),
+    const auto commonest = std::max_element(all_.classes.begin(), all_.classes.end(),
                                             [](const auto & x, const auto & y) { return x.seen[0] < y.seen[0]; });
     double estimate = rates_.first;
     for (int32_t i = 0; i < k; i++) {

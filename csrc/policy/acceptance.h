@@ -38,7 +38,7 @@ class Acceptance {
     // At depths 1..k, given that those before are accepted: of all texts and of the class that was seen most of late.
     void of_all(int32_t k, double * at_depth) const;
 
-    // What becomes of drafts of n_asked tokens that may end earlier: so many were drafted, so many verified.
+    // A draft of n_asked tokens that might end earlier: so many were drafted, so many verified.
     void observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified);
 
     // drafted[i], verified[i], for i < k: the probability that a draft of k tokens has more than i drafted, and
@@ -55,19 +55,18 @@ class Acceptance {
             return (accepted[depth] + weight * prior) / (seen[depth] + weight);
         }
     };
-    using Classes = std::array<Counts, n_classes>;
-
-    struct Lengths {
-        Counts drafted, verified;
+    struct Seen {
+        std::array<Counts, n_classes> classes = {};
+        Counts drafted = {}, verified = {}; // of drafts that may end earlier
     };
 
     static size_t index(int32_t proposal_class);
+    Seen & of(int32_t text);
+    const Seen * find(int32_t text) const; // nullptr: nothing of it was seen
 
     Rates rates_;
-    Classes all_ = {};
-    std::vector<Classes> texts_;
-    Lengths all_lengths_ = {};
-    std::vector<Lengths> lengths_; // by text
+    Seen all_ = {};
+    std::vector<Seen> texts_;
 };
 
 } // namespace pyfly

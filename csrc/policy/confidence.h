@@ -1,5 +1,5 @@
-// How likely a draft's token is right, by how probable the drafter finds its most probable token: what it says itself,
-// put right by what came of it.
+// How likely a draft's token is right, by the drafter's probability of its most probable token: that probability,
+// corrected by the outcomes of earlier tokens with about the same one.
 #pragma once
 
 #include <array>
@@ -12,19 +12,19 @@ class Confidence {
   public:
     struct Rates {
         double memory = 0.998; // of the counts, kept per observation
-        double weight = 8.0;   // observations that the drafter's own word is worth
+        double weight = 8.0;   // observations that the drafter's own probability is worth
     };
 
     explicit Confidence(const Rates & rates) : rates_(rates) {}
 
-    // That a token of which the drafter says p, 0..1, is right, given that those before it are.
+    // The probability that a token with the drafter's probability p, 0..1, is right, given that those before it are.
     double right(double p) const;
 
-    // That the token behind such a one is right, given that this one is.
+    // That the token behind such a token is right, given that this one is.
     double next(double p) const;
 
-    // Of the tokens of a draft, of which the drafter said p[0], p[1], ..., the first n_right were right and, if
-    // is_refuted, the one behind them, if there is one, was not.
+    // The first n_right tokens of a draft with the probabilities p were right and, if is_refuted, the one behind them,
+    // if there is one, was not.
     void observe(const std::vector<float> & p, size_t n_right, bool is_refuted);
 
   private:

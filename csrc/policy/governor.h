@@ -9,8 +9,8 @@
 //   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
 //   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
 //
-// The length that is chosen is a draft's longest: it ends where the drafter, put right by what came of its tokens
-// (confidence.h), is so unsure that a further one is not worth its time.
+// The length that is chosen is a draft's longest: it ends as soon as a further token is so unlikely to be right
+// (confidence.h) that it is not worth its time.
 //
 // Costs are measured beforehand where somebody did (expect_costs), and scaled by what steps show; without that they are
 // learned from steps. It is never random, but it depends on measured times: which tokens are drafted is not

@@ -220,7 +220,7 @@ void test_texts_that_grow_and_are_taken_back(World & world, int n) {
     assert(n_proposed > n_asked / 3);
 }
 
-// A draft that is stopped somewhere: what is said of the tokens, and the one that was dropped.
+// A draft that is stopped somewhere: the confidence in its tokens, and the one that was dropped.
 void test_drafts_that_are_stopped(World & world, int n) {
     size_t n_dropped = 0;
     for (int i = 0; i < n; i++) {

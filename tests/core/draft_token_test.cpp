@@ -1,12 +1,14 @@
-// What a row of a drafter's logits proposes, and where a draft ends.
+// The token that a row of a drafter's logits proposes, and where a draft ends.
 
 #undef NDEBUG
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
 #include "drafters/draft_token.h"
+#include "drafters/row_drafter.h"
 #include "error.h"
 
 using pyfly::draft_token;
@@ -57,6 +59,24 @@ void test_a_confidence_of_its_own() {
     assert(next(0.0, {}, stop, out, 0.9).token == 1);
 }
 
+// A drafter whose most probable token is always 1, with a probability of 0.6.
+void test_a_drafter_ends_where_it_is_stopped() {
+    const auto give = [](void *, const int32_t *, size_t, float * out) {
+        return std::copy(row.begin(), row.end(), out), 0;
+    };
+    pyfly::RowDrafter drafter(give, nullptr, 3);
+    const std::vector<int32_t> history = {0};
+    for (const auto end : {DraftStep::ends_before, DraftStep::ends_behind, DraftStep::goes_on}) {
+        Proposal out;
+        int n_asked = 0;
+        drafter.propose(
+            {{0, &history, 5, &out, false, {}, [&](double) { return ++n_asked < 3 ? DraftStep::goes_on : end; }}});
+        assert(out.tokens.size() == (end == DraftStep::ends_before ? 2u : end == DraftStep::ends_behind ? 3u : 5u));
+        assert(out.confidence.size() == static_cast<size_t>(n_asked));
+        assert(out.dropped == (end == DraftStep::ends_before ? 1 : -1));
+    }
+}
+
 void test_a_row_without_a_distribution() {
     const std::vector<float> bad = {std::nanf(""), 1.0f};
     try {
@@ -73,6 +93,7 @@ int main() {
     test_without_a_stop();
     test_a_stop_is_asked_with_the_probability_and_before_anything_is_drawn();
     test_a_confidence_of_its_own();
+    test_a_drafter_ends_where_it_is_stopped();
     test_a_row_without_a_distribution();
     std::printf("draft token: ok\n");
     return 0;

@@ -393,7 +393,7 @@ void test_it_reacts_when_the_text_changes() {
     assert(k[k.size() - 12] >= 4);
 }
 
-// A drafter that says how sure it is of each token; what it says is right, or nearly noise.
+// A drafter that knows how sure it is of each token, or whose confidence is nearly noise.
 void test_a_draft_ends_where_the_drafter_is_unsure() {
     double over_fixed = 0.0, over_whole = 0.0, of_noise = 0.0;
     int32_t n_worlds = 0;
@@ -402,8 +402,8 @@ void test_a_draft_ends_where_the_drafter_is_unsure() {
             for (const size_t n_slots : {1, 4}) {
                 const Machine here = machine(target, 80.0);
                 const std::vector<Text> texts = worlds::texts_of("uneven", sure, 8 * n_slots, 120, 3);
-                const auto speed = [&](double says) {
-                    const Drafters drafters = {false, true, true, says};
+                const auto speed = [&](double noise) {
+                    const Drafters drafters = {false, true, true, noise};
                     Governor governor = make(here, drafters, measured(here, drafters));
                     return decode(here, drafters, texts, n_slots, governor).speed();
                 };
@@ -419,7 +419,7 @@ void test_a_draft_ends_where_the_drafter_is_unsure() {
     assert(std::exp(of_noise / n_worlds) > 0.99);
 }
 
-void test_what_a_drafter_says_of_itself_is_put_right() {
+void test_a_drafters_confidence_is_corrected() {
     Confidence confidence({});
     assert(confidence.right(0.95) == 0.95 && confidence.next(0.25) == 0.25);
     for (int32_t i = 0; i < 400; i++) { // half of what it is sure of is wrong, and nothing is right behind that
@@ -436,10 +436,10 @@ void test_where_a_draft_ends() {
     Governor governor = make(here, head, measured(here, head));
     assert(!governor.stop(0, 4)); // before anything was chosen
     governor.choose({{0, {{0, 4, 0, 0}}}});
-    const auto ends = [&](std::vector<double> said) {
+    const auto ends = [&](std::vector<double> confidence) {
         const auto stop = governor.stop(0, 4);
         std::vector<DraftStep> steps;
-        for (const double p : said) {
+        for (const double p : confidence) {
             steps.push_back(stop(p));
         }
         return steps.back();
@@ -678,7 +678,7 @@ int main() {
     test_free_places_in_a_block_of_rows_are_used();
     test_it_reacts_when_the_text_changes();
     test_a_draft_ends_where_the_drafter_is_unsure();
-    test_what_a_drafter_says_of_itself_is_put_right();
+    test_a_drafters_confidence_is_corrected();
     test_where_a_draft_ends();
     test_one_slow_batch_does_not_stop_it();
     test_costs_between_and_beyond_what_was_measured();

@@ -57,7 +57,7 @@ struct Text {
 struct Drafters {
     bool lookup = false, model = false;
     bool is_head = false; // the model has nothing to catch up with
-    double says = 1.0;    // how far what the model says of its tokens is from the truth, 0..1; 1: nothing is asked
+    double noise = 1.0;   // share of chance in the model's confidence, 0..1; 1: its drafts are not stopped
 };
 
 constexpr int32_t k_max = 10, n_prompt = 150;
@@ -146,7 +146,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
         const std::vector<Choice> chosen = choices;
         for (size_t i = 0; i < choices.size(); i++) {
             Choice & choice = choices[i];
-            if (choice.k == 0 || choice.drafter != model || !drafters.model || drafters.says == 1.0) {
+            if (choice.k == 0 || choice.drafter != model || !drafters.model || drafters.noise == 1.0) {
                 continue;
             }
             const Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
@@ -155,9 +155,9 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             for (int32_t n = 0; stop && n < choice.k; n++) {
                 const double p = slot.text->places[slot.position + static_cast<size_t>(n)].model * deeper;
                 deeper *= slot.text->deeper;
-                const double said = p + drafters.says * (std::uniform_real_distribution<double>(0.0, 1.0)(rng) - p);
-                confidence[i].push_back(static_cast<float>(said));
-                const auto step = stop(said);
+                const double guess = p + drafters.noise * (std::uniform_real_distribution<double>(0.0, 1.0)(rng) - p);
+                confidence[i].push_back(static_cast<float>(guess));
+                const auto step = stop(guess);
                 is_dropped[i] = step == pyfly::DraftStep::ends_before;
                 if (step != pyfly::DraftStep::goes_on) {
                     choice.k = n + (is_dropped[i] ? 0 : 1);

@@ -52,6 +52,10 @@ class OfUsualTexts : public pyfly::Drafter {
     void propose(const std::vector<pyfly::DraftRequest> & requests) override {
         for (const pyfly::DraftRequest & request : requests) {
             assert(*request.history == usual_text());
+            for (int32_t n = 1; n <= request.n_max; n++) {
+                assert(request.stop(0.1) ==
+                       (n < request.n_max ? pyfly::DraftStep::goes_on : pyfly::DraftStep::ends_behind));
+            }
             request.out->tokens.assign(static_cast<size_t>(request.n_max), 1);
             n_drafted += request.n_max;
         }
@@ -61,7 +65,7 @@ class OfUsualTexts : public pyfly::Drafter {
     int64_t n_drafted = 0;
 };
 
-void test_drafts_are_measured_behind_the_drafters_usual_text() {
+void test_drafts_are_measured_behind_the_usual_text_and_stopped_at_their_end() {
     Watched model(false);
     const pyfly::Vocabulary vocabulary(8);
     OfUsualTexts drafter;
@@ -94,7 +98,7 @@ void test_batches_are_measured_in_a_row(bool records) {
 } // namespace
 
 int main() {
-    test_drafts_are_measured_behind_the_drafters_usual_text();
+    test_drafts_are_measured_behind_the_usual_text_and_stopped_at_their_end();
     test_batches_are_measured_in_a_row(false);
     test_batches_are_measured_in_a_row(true);
     std::printf("measuring: ok\n");
