@@ -219,7 +219,9 @@ def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "drafter", "least"), [("eagle3", Eagle3, 0.6), ("dspark", DSpark, 0.3)])
-def test_a_head_is_trained_found_and_drafts(kind, drafter, least, torch, tiny_target, texts, tmp_path):
+def test_a_head_is_trained_found_and_drafts(kind, drafter, least, torch, tiny_target, texts, tmp_path, monkeypatch):
+    """Without the regressions, from which alone an EAGLE-3 head knows these texts."""
+    monkeypatch.setattr("pyfly_cpp.heads.fit.Fit.begin", lambda self: None)
     folder = tmp_path / "models"
     folder.mkdir()
     target = folder / "target.gguf"
@@ -253,6 +255,8 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     torch, tiny_target, tmp_path, monkeypatch
 ):
     """The first run is killed when the head is the linear map: there is an output, and no checkpoint yet."""
+    import gguf
+
     from pyfly_cpp.heads import training
     from pyfly_cpp.heads.fit import Dataset
 
@@ -271,6 +275,7 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     assert {text.kind for text in written} == set(built_in()) and all(text.n_prompt > 0 for text in written)
     with closing(FlyLlama(tiny_target, drafter=Eagle3(out), **QUIET)) as llm:
         assert llm("Question: Dora has 4 books", max_tokens=4)["choices"]
+    start = gguf.GGUFReader(out).get_field("pyfly.acceptance").contents()[0]
     learned_from, measured = [], []
 
     class Watched(Dataset):
@@ -290,7 +295,7 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
         found = train_head(plan_head(tiny_target, out, **options), **ONE)
     assert measured and not any(prompt in learned_from for prompt in measured)
     assert Text.read(plan.folder / "texts.jsonl") == written
-    assert found.acceptance[0] > 0.5
+    assert found.acceptance[0] > 0.5 and found.acceptance[0] > start - 1e-6  # so few texts rarely teach more
     assert found.speeds is not None and all(speed > 0 for speed in found.speeds)
     (tmp_path / "mine.gguf").write_text("of another kind", encoding="utf-8")
     with pytest.raises(OutputError, match=r"mine\.gguf exists"):
