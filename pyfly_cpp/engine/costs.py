@@ -1,7 +1,8 @@
-"""Costs of batches and drafts: measured once for each setup, before somebody waits, and kept in the cache folder.
+"""Costs of batches and drafts: measured for each setup before somebody waits, and kept in the cache folder.
 
-The governor begins with these and corrects them by what it sees (docs/governor.md), so that an entry that has become
-wrong, or was measured on a busy machine, does no lasting harm.
+The governor begins with these and corrects them by what it sees (docs/governor.md). It sees nothing of a drafter that
+seems too dear to try, so the costs are measured again at the second load, and the lower ones count: what else a machine
+does only ever adds to a time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 
@@ -32,6 +33,9 @@ VARIABLE = "PYFLY_COSTS"
 _WAY = 2
 """Of measuring; costs that were measured in another way are measured again. 2: drafts of another vocabulary behind a
 text that people write."""
+
+_TIMES = 2
+"""Loads at which a setup's costs are measured."""
 
 
 def setup_of(
@@ -67,8 +71,8 @@ def setup_of(
 def expect_costs(
     batch: _native.Batch, setup: dict[str, Any], *, may_measure: bool = True, verbose: bool = False
 ) -> bool:
-    """Tells the governor of a batch the cost of batches and drafts: kept for this setup, or else measured
-    now. Never fails: what cannot be measured the governor learns while it decodes.
+    """Tells the governor of a batch the cost of batches and drafts: measured now, kept for this setup, or the lower of
+    both. Never fails: what cannot be measured the governor learns while it decodes.
 
     Args:
         batch: Configured with its drafters.
@@ -85,13 +89,18 @@ def expect_costs(
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} is {wish!r}; set it to 0 or 1, or not at all.")
-    if wish == "0" or (not wish and _expect_kept(batch, setup)):
+    if wish == "0":
+        return True
+    kept = None if wish else _expect_kept(batch, setup)
+    if kept is not None and (kept.times >= _TIMES or not may_measure):
         return True
     if not may_measure:
         return False
     started = time.monotonic()
     try:
         costs = batch.measure()
+        if kept is not None:
+            costs = _lower(kept.costs, costs)
         batch.expect(costs)
     except (PyflyError, ValueError, MemoryError):  # the first request will say it better
         return True
@@ -99,11 +108,29 @@ def expect_costs(
         seconds = time.monotonic() - started
         print(f"pyfly-cpp: measured the cost of batches and drafts in {seconds:.1f} s", file=sys.stderr)
     if costs.rows and not wish:
-        _keep(costs, setup)
+        _keep(_Kept(costs, kept.times + 1 if kept is not None else 1), setup)
     return True
 
 
+def _lower(one: _native.Costs, other: _native.Costs) -> _native.Costs:
+    """Of each size, the lower cost."""
+    rows = dict(sorted((*one.rows, *other.rows), reverse=True))
+    drafts = {of[:3]: of[3] for of in sorted((*one.drafts, *other.drafts), reverse=True)}
+    return _native.Costs(
+        tuple(sorted(rows.items())),
+        tuple((*of, us) for of, us in sorted(drafts.items())),
+        tuple(map(min, zip(one.catch_up, other.catch_up))),
+        min(one.change, other.change),
+    )
+
+
 # ---- What is kept: a file for each setup -----------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    costs: _native.Costs
+    times: int
+    """How often they were measured."""
 
 
 def _file(setup: dict[str, Any]) -> Path:
@@ -111,23 +138,29 @@ def _file(setup: dict[str, Any]) -> Path:
     return cache_folder() / "costs" / f"{key[:32]}.json"
 
 
-def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> bool:
-    """Whether there are costs of this setup, which the governor then expects; a damaged file is none."""
+def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> _Kept | None:
+    """What is kept of this setup, which the governor then expects; a damaged file is nothing."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, KeyError, TypeError):
-        kept = json.loads(_file(setup).read_text(encoding="utf-8"))["costs"]
-        values: list[Any] = [kept[name] for name in _native.Costs._fields]
-        values = [tuple(value) if isinstance(value, list) else value for value in values]
-        batch.expect(_native.Costs(*values))
-        return True
-    return False
+        read = json.loads(_file(setup).read_text(encoding="utf-8"))
+        costs = _native.Costs(*(_tuples(read["costs"][name]) for name in _native.Costs._fields))
+        times = int(read["times"])
+        batch.expect(costs)
+        return _Kept(costs, times)
+    return None
 
 
-def _keep(costs: _native.Costs, setup: dict[str, Any]) -> None:
+def _tuples(value: Any) -> Any:
+    """With tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _keep(kept: _Kept, setup: dict[str, Any]) -> None:
     """If it cannot be kept, it is measured again the next time."""
     with contextlib.suppress(OSError, RuntimeError, OutputError):
         path = _file(setup)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"setup": setup, "costs": costs._asdict()}, indent=1) + "\n")
+        text = json.dumps({"setup": setup, "times": kept.times, "costs": kept.costs._asdict()}, indent=1)
+        write_atomically(path, text + "\n")
 
 
 # ---- What they hang on -----------------------------------------------------------------------------------------------
