@@ -25,7 +25,7 @@ from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, in_words
 from pyfly_cpp.machine.rpc import devices_of
-from pyfly_cpp.machine.threads import physical_cores
+from pyfly_cpp.machine.threads import physical_cores, threads_sleep
 from pyfly_cpp.models.metadata import metadata, open_metadata, quantisation
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
@@ -103,6 +103,7 @@ def _machine() -> dict[str, Any]:
         "physical_cores": physical_cores(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "used_by_others": used_by_others(),
+        "threads_sleep": threads_sleep(),
         "row_statistics": _native.simd_level,
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode("utf-8", errors="replace").strip(" |"),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
@@ -134,7 +135,8 @@ def _threads(machine: dict[str, Any]) -> str:
     used = machine["used_by_others"]
     others = "" if used is None else f"; other programs are using {used:.1f} cores"
     cores = machine["physical_cores"]
-    return f"auto: {'1' if cores == 1 else f'at most {cores}, fewer while other programs use cores'}{others}"
+    slow = "; slow, because OMP_WAIT_POLICY is PASSIVE: unset it" if machine["threads_sleep"] else ""
+    return f"auto: {'1' if cores == 1 else f'at most {cores}, fewer while other programs use cores'}{others}{slow}"
 
 
 # ---- Models ----------------------------------------------------------------------------------------------------------

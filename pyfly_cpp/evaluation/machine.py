@@ -16,7 +16,7 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.machine import extra_buffers
 from pyfly_cpp.machine.files import sha256
-from pyfly_cpp.machine.threads import physical_cores
+from pyfly_cpp.machine.threads import physical_cores, threads_sleep
 
 _DISTURBING = 0.25
 """Cores that other programs may use before no speed is to be believed. An idle desktop stays under 0.1."""
@@ -44,6 +44,8 @@ def used_by_others(seconds: float = 0.5) -> float | None:
 
 def disturbance(machine: dict[str, Any]) -> str | None:
     """Why speeds measured on this machine (`describe_machine()`) are not to be believed, in a sentence; else None."""
+    if machine.get("threads_sleep"):
+        return "OMP_WAIT_POLICY is PASSIVE, so threads sleep while they wait for each other; unset it."
     used = machine["used_by_others"]
     if used is None:  # the load includes what has just ended
         load, cores = machine["load_before"], machine["physical_cores"]
@@ -68,6 +70,7 @@ def describe_machine() -> dict[str, Any]:
         "physical_cores": physical_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "used_by_others": used_by_others(),
+        "threads_sleep": threads_sleep(),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "pyfly_cpp": __version__,

@@ -15,7 +15,7 @@ from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.cli import cli
 from pyfly_cpp.decoding.presets import FORMAT, load_preset
 from pyfly_cpp.evaluation.machine import disturbance, used_by_others
-from pyfly_cpp.machine.threads import AUTO, physical_cores
+from pyfly_cpp.machine.threads import AUTO, physical_cores, threads_sleep
 
 
 def load(path, **settings):
@@ -112,11 +112,22 @@ def test_others_are_seen():
             busy.kill()
 
 
+@pytest.mark.parametrize(("policy", "sleeps"), [(None, False), ("", False), ("active", False), (" Passive", True)])
+def test_sleeping_threads_are_seen(policy, sleeps, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert threads_sleep() == sleeps
+
+
 def test_a_busy_machine_is_told():
     idle = {"used_by_others": 0.1, "load_before": 9.0, "physical_cores": 4}
     assert disturbance(idle) is None
     assert disturbance({**idle, "used_by_others": 1.32}) == (
         "other programs were using 1.3 of 4 cores before the run; close them."
+    )
+    assert disturbance({**idle, "threads_sleep": True}) == (
+        "OMP_WAIT_POLICY is PASSIVE, so threads sleep while they wait for each other; unset it."
     )
     unseen = {**idle, "used_by_others": None}
     assert disturbance(unseen) == "the load of this machine was 9.0 on 4 cores before the run; close other programs."
