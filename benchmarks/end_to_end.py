@@ -1,11 +1,11 @@
 """Tokens a second as shipped, against plain stock llama-cpp-python: `llama_cpp.Llama` with llama.cpp's own kernels.
 
-    python benchmarks/end_to_end.py --model MODEL [--cross DRAFT] [-n 96] [--per-kind 2] [--threads N]
+    python benchmarks/end_to_end.py --model MODEL [-n 96] [--per-kind 2] [--threads N]
 
 Every way answers every built-in prompt, governed and exact, one after the other, so that whatever else the machine does
 slows all alike. Timed is what follows the first token. A way's answers must be those of `plain`, our kernels without
-drafts, token for token; how many are not is counted. Ratios are of tokens a second to `stock`: geometric means over the
-prompts of a kind, then over the kinds, with the smallest kind.
+drafts, token for token; how many are not is counted. `auto` is what the commands do by default. Ratios are of tokens a
+second to `stock`: geometric means over the prompts of a kind, then over the kinds, with the smallest kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import llama_cpp
 from common import llama_options, model_parser, print_machine
 
-from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, PromptLookup, _native
+from pyfly_cpp import FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.engine.prompting import render_chat
 from pyfly_cpp.machine import extra_buffers
@@ -39,14 +39,11 @@ def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:
 
 def main() -> None:
     parser = model_parser(__doc__, n=96)
-    parser.add_argument("--cross", metavar="DRAFT", help="a draft model of another vocabulary")
     parser.add_argument("--per-kind", type=int, default=2)
     given = parser.parse_args()
     print_machine()
     options = {"n_ctx": 2048, **llama_options(given)}
-    ways: dict[str, Any] = {"plain": None, "lookup": PromptLookup()}
-    if given.cross:
-        ways["lookup + cross"] = [PromptLookup(), CrossVocabulary(DraftModel(given.cross))]
+    ways: dict[str, Any] = {"plain": None, "lookup": PromptLookup(), "auto": "auto"}
     _native.take_kernels_everywhere(0)
     extra_buffers.guard_llama_cpp()
     loaded: dict[str, Any] = {"stock": llama_cpp.Llama(given.model, **options)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 from gguf_edit import edit_gguf, other_token, with_padding, without
 
-from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError
+from pyfly_cpp import MTP, CrossVocabulary, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError
 from pyfly_cpp.cli import main
-from pyfly_cpp.decoding import companions
+from pyfly_cpp.decoding import Decoding, auto, companions
 from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.models import here
 from pyfly_cpp.models.pairs import PAIRS, published_pair
 
@@ -118,6 +120,76 @@ def test_what_does_not_fit(target, home, tiny_draft, tiny_qwen35, smollm2):
     assert found(target) == []
     edit_gguf(tiny_draft, folder / "fits.gguf", *with_padding(tiny_draft, 128))
     assert found(target) == [("fits.gguf", DraftModel)]
+
+
+# ---- The demo model beside lookup ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(smollm2, monkeypatch):
+    """Small enough for any target."""
+    monkeypatch.setattr(auto, "MOST_SHARE_OF_DEMO", math.inf)
+    monkeypatch.setattr(auto, "default_gpus", list)
+    return auto.DemoDraft(DraftModel(Path(smollm2), n_ctx=2048))
+
+
+def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, target, tiny_draft, monkeypatch):
+    lookup = PromptLookup()
+    assert choose_drafter(target)[::2] == (lookup, demo)
+    for decoding, drafters in [
+        (Decoding(), (lookup, demo)),
+        (Decoding(adaptive=True, draft_max=4), (lookup, demo)),
+        (Decoding(draft_max=4), lookup),
+        (Decoding(adaptive=False), lookup),
+    ]:
+        assert choose_drafter(target).drafters(decoding) == drafters
+    drafters, _ = choose_drafters(target)
+    for setting, of_setting in [
+        ("exact", lookup.alone),
+        ("exact adaptive", (lookup.alone, demo)),
+        ("exact k=4", lookup.alone),
+        ("exact adaptive lookup", lookup.alone),
+    ]:
+        assert drafters.of(Decoding.parse(setting)) == of_setting
+    monkeypatch.setattr(auto, "default_gpus", lambda: ["a GPU"])
+    assert choose_drafter(target).beside is None
+    monkeypatch.undo()
+    assert choose_drafter(target).beside is None  # it is larger than the target
+    put(tiny_draft, target.parent / "draft.gguf")
+    assert choose_drafter(target).beside is None
+
+
+def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monkeypatch):
+    n = target.stat().st_size + 2 * Path(demo.file).stat().st_size
+    monkeypatch.setattr(auto, "available", lambda: n)
+    assert choose_drafter(target).beside == demo
+    monkeypatch.setattr(auto, "available", lambda: n - 1)
+    assert choose_drafter(target).beside is None
+
+
+def test_with_the_demo_model_answers_are_the_same(demo, target):
+    options = {"n_ctx": 256, "n_threads": 1, "verbose": False}
+    request = {"max_tokens": 24, "temperature": 0.0}
+    with FlyLlama(target, **options) as llm:
+        expected = llm("Natalia sold clips", **request)["choices"][0]["text"]
+    with FlyLlama(target, drafter="auto", **options) as llm:
+        assert llm.drafter == (PromptLookup(), demo)
+        assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
+        llm.adaptive = False
+        assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
+        assert llm.stats.drafted > 0
+
+
+def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, monkeypatch):
+    damaged = target.parent / "damaged.bin"
+    damaged.write_bytes(Path(demo.file).read_bytes()[:1000])
+    monkeypatch.setattr(auto, "embedded_model", lambda: damaged)
+    with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as llm:
+        assert llm.drafter == PromptLookup()
+        llm.drafter = [PromptLookup(), demo]
+        with pytest.raises(ValueError, match="damaged"):
+            llm.drafter = [PromptLookup(), CrossVocabulary(DraftModel(damaged)), demo]
+        assert llm.drafter == [PromptLookup(), demo]
 
 
 # ---- One verdict -----------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ _LEAST_SHARE = 0.01
 def command(models: Models, max_tokens: int) -> None:
     """Answer one edit prompt without drafts, then with drafts as in chat, and compare texts and speeds."""
     drafters, reason = models.drafters()
-    llm = models.load(FlyLlama, drafter=drafters.default)
+    llm = models.load(FlyLlama, drafter=drafters.default_of(as_in_chat()))
     try:
-        names = " and ".join(map(str, require_drafters(drafters.default)))
+        names = " and ".join(map(str, require_drafters(llm.drafter)))
         note(f"drafter: {names} ({reason})")
         note(f"--- prompt ---\n{_PROMPT}")
         _answer(llm, PLAIN, 8)  # warms up

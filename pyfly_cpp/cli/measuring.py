@@ -117,7 +117,8 @@ def open_session(
         "gpu_layers": n_gpu_layers if llama_cpp.llama_supports_gpu_offload() or _PLACED & said.keys() else 0,
         "chat_format": llm.chat_format,
     }
-    return Session(generator, machine, described, f"{' and '.join(map(str, default))} ({reason})")
+    beside = "" if drafters.beside is None else f"; if adaptive, also {drafters.beside}"
+    return Session(generator, machine, described, f"{' and '.join(map(str, default))} ({reason}){beside}")
 
 
 def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head
+from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head, with_beside
 from pyfly_cpp.decoding.drafters import (
     WORDS,
     AnyDrafter,
@@ -24,7 +24,7 @@ from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import resolve_model
 
 AUTO = "auto"
-"""The model's MTP head, else the draft model, else prompt lookup: as in `pyfly-cpp chat`."""
+"""As `choose_drafter` chooses, in `pyfly-cpp chat` too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Drafters:
     if there is none."""
     default: AnyDrafter | None = None
     """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
+    beside: OwnDrafter | None = None
+    """Drafts as well as the default where the governor chooses, see `AutoDrafter`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of drafters that are made of words, by the names of `OwnDrafter.options`."""
 
@@ -54,11 +56,16 @@ class Drafters:
         if setting.is_plain:
             return None
         if setting.drafter is None:
-            drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+            drafter = self.default_of(replace(setting, adaptive=bool(setting.adaptive)))
         else:
             drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
         # Prompts are answered again and again, which is not to be looked up.
         return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
+
+    def default_of(self, setting: Decoding) -> AnyDrafter:
+        """The drafter of a FlyLlama that decodes like this, if it names none."""
+        drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+        return with_beside(drafter, self.beside, setting)
 
     def of_word(self, word: str, who: str) -> AnyDrafter | None:
         """The drafter behind a word; `who` begins the message of the ValueError."""
@@ -100,7 +107,8 @@ def choose_drafters(
     """The drafters behind the words, and the reason for the default as a sentence without its full stop.
 
     The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
-    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup.
+    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, with the demo model
+    beside it.
 
     Args:
         model: Path of the target.
@@ -119,12 +127,12 @@ def choose_drafters(
     heads = () if head is None else (_made(type(head), None, options),)
     parts = with_draft(preset, draft)
     if parts:
-        return Drafters((*parts, *heads), as_given(parts), options), "the preset sets it"
+        return Drafters((*parts, *heads), as_given(parts), None, options), "the preset sets it"
     given = () if draft is None else (_made(type(drafter_of_file(model, draft)), draft, options),)
-    default, reason = choose_drafter(model, *given)
+    default, reason, beside = choose_drafter(model, *given)
     if isinstance(default, OwnDrafter):
         default = _made(type(default), default.file, options)
-    return Drafters((*given, *heads), default, options), reason
+    return Drafters((*given, *heads), default, beside, options), reason
 
 
 def _made(kind: type[OwnDrafter], file: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Any:
@@ -140,5 +148,5 @@ def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, options: 
     given = [_made(kind, file, options) for kind in kinds if file is not None or not kind.needs_file]
     if draft is not None:
         given.append(_made(DraftModel, draft, options))
-    drafters = Drafters(tuple(given), None, options)
+    drafters = Drafters(tuple(given), options=options)
     return replace(drafters, default=drafters.of_word(name, f"the drafter {name}"))

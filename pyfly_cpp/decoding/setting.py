@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.decoding import windows
 from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fields
-from pyfly_cpp.decoding.drafters import DRAFTERS, require_word
+from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter, require_word
 from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.decoding.gates import Exact, Gate, Stochastic, examples, parse_gate, require_gate, require_window_for
@@ -77,6 +77,13 @@ class Decoding:
     def effective_window(self) -> Window:
         """`window` with its default filled in."""
         return self.window or self.gate.window
+
+    def is_governed_with(self, drafters: Sequence[Drafter]) -> bool:
+        """Whether the governor chooses among these drafters in a FlyLlama: as set, or else unless a draft length was
+        set, of all drafters or of one of them."""
+        if self.adaptive is not None or self.draft_max is not None:
+            return bool(self.adaptive)
+        return bool(drafters) and all(getattr(drafter, "draft_max", None) is None for drafter in drafters)
 
     def but(self, **given: Any) -> Decoding:
         """This, with what is given; None: the field stays as it is, except for the window if the new gate has no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import llama_cpp
@@ -68,11 +68,3 @@ def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> i
     asked = getattr(drafter, "draft_max", None) if asked is None else asked
     k: int = getattr(drafter, "draft_most", 10) if asked is None else asked
     return min(k, n_batch - 1)
-
-
-def is_governed(adaptive: bool | None, drafters: Sequence[Drafter], draft_max: int | None) -> bool:
-    """Whether the governor chooses: as set, or else unless a draft length was set, of all drafters
-    (`draft_max`) or of one of them."""
-    if adaptive is not None or draft_max is not None:
-        return bool(adaptive)
-    return bool(drafters) and all(getattr(drafter, "draft_max", None) is None for drafter in drafters)

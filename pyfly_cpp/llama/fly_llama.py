@@ -30,11 +30,11 @@ from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file
 from pyfly_cpp.decoding.drafters import WORDS, Drafter, OwnDrafter, as_given, has_own_head, require_drafters
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_beyond, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
-from pyfly_cpp.engine.arguments import draft_max_of, is_governed, require_base_arguments, require_fitting
+from pyfly_cpp.engine.arguments import draft_max_of, require_base_arguments, require_fitting
 from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Stats
-from pyfly_cpp.errors import BusyError
+from pyfly_cpp.errors import BusyError, PyflyError
 from pyfly_cpp.llama.arguments import LlamaArguments
 from pyfly_cpp.llama.completions import CompletingLlama
 from pyfly_cpp.llama.generation import Generation
@@ -110,8 +110,8 @@ class FlyLlama(CompletingLlama):
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
-                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
-                `drafter_reason` has the reason.
+                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup, with
+                the demo model beside it if that is far smaller; `drafter_reason` has the reason.
             gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
                 the gate's own.
@@ -157,7 +157,8 @@ class FlyLlama(CompletingLlama):
         require_gguf(model_path)
         self.drafter_reason = None
         if drafter == "auto":
-            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
+            chosen = choose_drafter(model_path, draft_model)
+            drafter, self.drafter_reason = chosen.drafters(self._decoding), chosen.reason
         elif drafter is None:
             drafter = draft_model
         elif _is_file(drafter):
@@ -234,15 +235,25 @@ class FlyLlama(CompletingLlama):
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
         if _is_file(drafter):
             drafter = drafter_of_file(self.model_path, drafter)
-        drafters = require_drafters(drafter)
+        wanted = require_drafters(drafter)
         with self._access.exclusive():
-            opened = self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
+            drafters, opened = self._open(wanted)
             self._supersede()
             self.decoder.drafters = opened
-            given = as_given(drafters) if isinstance(drafter, str) else drafter
+            given = as_given(drafters) if isinstance(drafter, str) or drafters != wanted else drafter
             self._decoding = replace(self._decoding, drafter=given)
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
                 self._configure(self._drafting(), True)
+
+    def _open(self, drafters: Sequence[Drafter]) -> tuple[Sequence[Drafter], list[_native.Drafter]]:
+        """The drafters and their native ones, without optional ones that cannot be opened."""
+        try:
+            return drafters, self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
+        except (PyflyError, ValueError):
+            needed = tuple(one for one in drafters if not getattr(one, "is_optional", False))
+            if len(needed) == len(drafters):
+                raise
+            return self._open(needed)
 
     @property
     def draft_model(self) -> Any:
@@ -302,7 +313,7 @@ class FlyLlama(CompletingLlama):
     @property
     def adaptive(self) -> bool:
         """Whether the governor chooses. None: unless a `draft_max` is set."""
-        return is_governed(self._decoding.adaptive, require_drafters(self.drafter), self._decoding.draft_max)
+        return self._decoding.is_governed_with(require_drafters(self.drafter))
 
     @adaptive.setter
     def adaptive(self, adaptive: bool | None) -> None:

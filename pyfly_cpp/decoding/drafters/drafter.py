@@ -86,6 +86,8 @@ class OwnDrafter:
     """The field that names the file, if it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
+    is_optional: ClassVar[bool] = False
+    """Whether a FlyLlama goes without it, and without an error, if it cannot be opened."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[AnyOption, ...]] = ()
