@@ -14,7 +14,18 @@ from pathlib import Path
 import pytest
 from gguf_edit import edit_gguf, other_token, with_padding, without
 
-from pyfly_cpp import MTP, CrossVocabulary, DFlash, DraftModel, DSpark, Eagle3, FlyLlama, PromptLookup, PyflyError
+from pyfly_cpp import (
+    MTP,
+    CrossVocabulary,
+    DFlash,
+    DraftModel,
+    DSpark,
+    Eagle3,
+    FlyBatch,
+    FlyLlama,
+    PromptLookup,
+    PyflyError,
+)
 from pyfly_cpp.cli import main
 from pyfly_cpp.decoding import Decoding, auto, companions
 from pyfly_cpp.decoding.auto import choose_drafter
@@ -178,6 +189,13 @@ def test_with_the_demo_model_answers_are_the_same(demo, target):
         llm.adaptive = False
         assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
         assert llm.stats.drafted > 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_several_texts_do_without_the_demo_model(n, demo, target):
+    with FlyBatch(target, n, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as batch:
+        assert batch.llama.drafter == ((PromptLookup(), demo) if n == 1 else PromptLookup())
+        assert len(batch.complete(["Natalia sold"] * 3, max_tokens=4, temperature=0)) == 3
 
 
 def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, monkeypatch):

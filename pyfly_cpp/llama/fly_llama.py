@@ -75,6 +75,7 @@ class FlyLlama(CompletingLlama):
 
     _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
     _closes_at_exit = True
+    _has_several_texts = False
 
     trace: bool
     """Whether the next generation keeps a `Record` of every token in `records`."""
@@ -246,11 +247,13 @@ class FlyLlama(CompletingLlama):
                 self._configure(self._drafting(), True)
 
     def _open(self, drafters: Sequence[Drafter]) -> tuple[Sequence[Drafter], list[_native.Drafter]]:
-        """The drafters and their native ones, without optional ones that cannot be opened."""
+        """The drafters and their native ones, without optional ones that cannot be opened, or are of no use."""
+        needed = tuple(one for one in drafters if not getattr(one, "is_optional", False))
+        if self._has_several_texts:
+            drafters = needed
         try:
             return drafters, self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
         except (PyflyError, ValueError):
-            needed = tuple(one for one in drafters if not getattr(one, "is_optional", False))
             if len(needed) == len(drafters):
                 raise
             return self._open(needed)
