@@ -47,6 +47,7 @@ import numpy as np
 from common import markdown, print_machine
 
 from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.errors import PyflyError
@@ -243,10 +244,12 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     options = {"n_ctx": args.ctx, "verbose": False, "trace": True, "n_gpu_layers": args.gpu_layers, **threads}
     n_parallel = args.parallel if args.parallel > 1 else None
-    return load_generator(args.model, drafters, settings, n_parallel, **options), {
+    generator = load_generator(args.model, drafters, settings, n_parallel, **options)
+    drafters = generator.drafters
+    return generator, {
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
-        "drafter": str(drafters.default),
+        "drafter": " and ".join(map(str, require_drafters(drafters.default_of(Decoding())))),
         "k": None if args.governed else args.k,
         "parallel": args.parallel,
         "threads": args.threads,

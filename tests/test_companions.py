@@ -27,9 +27,10 @@ from pyfly_cpp import (
     PyflyError,
 )
 from pyfly_cpp.cli import main
-from pyfly_cpp.decoding import Decoding, auto, companions
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, auto, companions
 from pyfly_cpp.decoding.auto import choose_drafter
 from pyfly_cpp.decoding.drafting import choose_drafters
+from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.models import here
 from pyfly_cpp.models.pairs import PAIRS, published_pair
 
@@ -156,9 +157,9 @@ def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, ta
         assert choose_drafter(target).drafters(decoding) == drafters
     drafters, _ = choose_drafters(target)
     for setting, of_setting in [
-        ("exact", lookup.alone),
+        ("exact", (lookup.alone, demo)),
         ("exact adaptive", (lookup.alone, demo)),
-        ("exact k=4", lookup.alone),
+        ("exact k=4", (lookup.alone, demo)),
         ("exact adaptive lookup", lookup.alone),
     ]:
         assert drafters.of(Decoding.parse(setting)) == of_setting
@@ -171,7 +172,7 @@ def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, ta
 
 
 def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monkeypatch):
-    n = target.stat().st_size + 2 * Path(demo.file).stat().st_size
+    n = target.stat().st_size + 3 * Path(demo.file).stat().st_size
     monkeypatch.setattr(auto, "available", lambda: n)
     assert choose_drafter(target).beside == demo
     monkeypatch.setattr(auto, "available", lambda: n - 1)
@@ -186,9 +187,12 @@ def test_with_the_demo_model_answers_are_the_same(demo, target):
     with FlyLlama(target, drafter="auto", **options) as llm:
         assert llm.drafter == (PromptLookup(), demo)
         assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
-        llm.adaptive = False
-        assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
-        assert llm.stats.drafted > 0
+        assert llm.draft_lengths(llm.decoding) == [10, 8]
+        for decoding in (Decoding(adaptive=False), Decoding(draft_max=4)):
+            llm.decoding = decoding
+            assert llm.draft_lengths(decoding) == [10 if decoding.draft_max is None else 4, 0]
+            assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
+        assert dict(llm.stats.accepted_by_drafter).get("cross-vocabulary", 0) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -196,6 +200,28 @@ def test_several_texts_do_without_the_demo_model(n, demo, target):
     with FlyBatch(target, n, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as batch:
         assert batch.llama.drafter == ((PromptLookup(), demo) if n == 1 else PromptLookup())
         assert len(batch.complete(["Natalia sold"] * 3, max_tokens=4, temperature=0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "is_there"), [(["exact adaptive"], None, True), (["exact"], None, False), (["exact"], 2, False)]
+)
+def test_measuring_loads_the_demo_model_only_for_governed_settings(settings, n, is_there, demo, target):
+    settings = [Decoding.parse(setting) for setting in settings]
+    generator = load_generator(target, choose_drafters(target)[0], settings, n, n_ctx=256, n_threads=1, verbose=False)
+    with contextlib.closing(generator.llm):
+        assert (generator.drafters.beside == demo) == is_there
+
+
+def test_settings_that_take_turns_keep_their_drafters(demo, target, monkeypatch):
+    """So the governor goes on learning, as in a chat."""
+    settings = [PLAIN, EXACT, Decoding.parse("exact adaptive")]
+    generator = load_generator(target, choose_drafters(target)[0], settings, n_ctx=256, n_threads=1, verbose=False)
+    with contextlib.closing(generator.llm):
+        for setting in settings:
+            generator.configure(setting)
+        monkeypatch.setattr(generator.llm.decoder, "open_drafters", None)
+        for setting in settings * 2:
+            generator.configure(setting)
 
 
 def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, monkeypatch):

@@ -60,7 +60,7 @@ class Session:
             f"threads: {models['n_threads']}, {layers} layers on the GPU{more}",
             f"drafter, if a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
-            f"{machine['load_before']}" + (f"; NOT IDLE: {why}" if (why := disturbance(machine)) else ""),
+            f"{machine['load_before']}" + (f"; NOT RELIABLE: {why}" if (why := disturbance(machine)) else ""),
             f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, "
             f"Python {machine['python']}; started {machine['started']}",
         ]
@@ -104,7 +104,8 @@ def open_session(
         warn(f"Warning: {why} The speeds cannot be trusted.")
     drafters, reason = models.drafters(settings)
     generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
-    llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
+    drafters = generator.drafters
+    llm, default = generator.llm, require_drafters(drafters.default_of(Decoding(adaptive=False)))
     said = {**models.arguments, **models.drafting}
     n_gpu_layers = said.pop("n_gpu_layers")
     described: dict[str, Any] = {
@@ -117,7 +118,7 @@ def open_session(
         "gpu_layers": n_gpu_layers if llama_cpp.llama_supports_gpu_offload() or _PLACED & said.keys() else 0,
         "chat_format": llm.chat_format,
     }
-    beside = "" if drafters.beside is None else f"; if adaptive, also {drafters.beside}"
+    beside = "" if drafters.beside is None else f"; settings with adaptive: also {drafters.beside}"
     return Session(generator, machine, described, f"{' and '.join(map(str, default))} ({reason}){beside}")
 
 

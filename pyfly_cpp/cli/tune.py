@@ -130,7 +130,7 @@ def command(
     chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
     claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
     claim += f" Sampling: {sampling.described(len(prompts))}."
-    preset = make_preset(tuned.chosen.setting, models.model, drafters)
+    preset = make_preset(tuned.chosen.setting, models.model, session.generator.drafters)
     facts = {
         "sentence": claim,
         "n_prompts": tuned.n_prompts,

@@ -24,7 +24,7 @@ from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import resolve_model
 
 AUTO = "auto"
-"""As `choose_drafter` chooses, in `pyfly-cpp chat` too."""
+"""Chosen by `choose_drafters`, as in `pyfly-cpp chat`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Drafters:
     default: AnyDrafter | None = None
     """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
     beside: OwnDrafter | None = None
-    """Drafts as well as the default where the governor chooses, see `AutoDrafter`."""
+    """Also drafts if the governor chooses, see `AutoDrafter`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of drafters that are made of words, by the names of `OwnDrafter.options`."""
 
@@ -56,7 +56,7 @@ class Drafters:
         if setting.is_plain:
             return None
         if setting.drafter is None:
-            drafter = self.default_of(replace(setting, adaptive=bool(setting.adaptive)))
+            drafter = self.default_of(Decoding())  # one that drafts only if governed is kept for all
         else:
             drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
         # Prompts are answered again and again, which is not to be looked up.
@@ -107,8 +107,8 @@ def choose_drafters(
     """The drafters behind the words, and the reason for the default as a sentence without its full stop.
 
     The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
-    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, with the demo model
-    beside it.
+    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, and beside it the
+    demo model.
 
     Args:
         model: Path of the target.

@@ -1,8 +1,8 @@
 """Costs of batches and drafts: measured for each setup before somebody waits, and kept in the cache folder.
 
 The governor begins with these and corrects them by what it sees (docs/governor.md). It sees nothing of a drafter that
-seems too dear to try, so the costs are measured again at the second load, and the lower ones count: what else a machine
-does only ever adds to a time.
+seems too dear to try, so the costs are measured again at the second load, and the lower ones count: other work only
+adds to a time.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def setup_of(
 def expect_costs(
     batch: _native.Batch, setup: dict[str, Any], *, may_measure: bool = True, verbose: bool = False
 ) -> bool:
-    """Tells the governor of a batch the cost of batches and drafts: measured now, kept for this setup, or the lower of
-    both. Never fails: what cannot be measured the governor learns while it decodes.
+    """Tells the governor of a batch the cost of batches and drafts: measured now, kept for this setup, or at the
+    second load the lower of both. Never fails: what cannot be measured the governor learns while it decodes.
 
     Args:
         batch: Configured with its drafters.
@@ -113,14 +113,14 @@ def expect_costs(
 
 
 def _lower(one: _native.Costs, other: _native.Costs) -> _native.Costs:
-    """Of each size, the lower cost."""
+    """Of each size, the lower cost; the price of a change, a difference of two, is the other one's."""
     rows = dict(sorted((*one.rows, *other.rows), reverse=True))
     drafts = {of[:3]: of[3] for of in sorted((*one.drafts, *other.drafts), reverse=True)}
     return _native.Costs(
         tuple(sorted(rows.items())),
         tuple((*of, us) for of, us in sorted(drafts.items())),
         tuple(map(min, zip(one.catch_up, other.catch_up))),
-        min(one.change, other.change),
+        other.change,
     )
 
 
@@ -140,18 +140,19 @@ def _file(setup: dict[str, Any]) -> Path:
 
 def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> _Kept | None:
     """What is kept of this setup, which the governor then expects; a damaged file is nothing."""
-    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ArithmeticError, RuntimeError, ValueError, RecursionError, KeyError, TypeError):
         read = json.loads(_file(setup).read_text(encoding="utf-8"))
-        costs = _native.Costs(*(_tuples(read["costs"][name]) for name in _native.Costs._fields))
-        times = int(read["times"])
-        batch.expect(costs)
-        return _Kept(costs, times)
+        costs = _native.Costs(
+            tuple((int(n), float(us)) for n, us in read["costs"]["rows"]),
+            tuple((int(drafter), int(n), int(k), float(us)) for drafter, n, k, us in read["costs"]["drafts"]),
+            tuple(map(float, read["costs"]["catch_up"])),
+            float(read["costs"]["change"]),
+        )
+        times = max(int(read["times"]), 1)
+        if costs.rows and len(costs.catch_up) == len(setup["drafters"]):
+            batch.expect(costs)
+            return _Kept(costs, times)
     return None
-
-
-def _tuples(value: Any) -> Any:
-    """With tuples in place of lists."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _keep(kept: _Kept, setup: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def load_generator(
     Raises:
         ValueError, PyflyError: as of `FlyLlama`, `FlyBatch` and `Generator.require`.
     """
+    if n_parallel is not None or not any(setting.adaptive and setting.drafter is None for setting in settings):
+        drafters = replace(drafters, beside=None)
     first = _first_drafter(model, drafters, settings, draft_max)
     arguments = {"drafter": first, "adaptive": False, **arguments}
     generator: Generator

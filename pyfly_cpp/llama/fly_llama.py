@@ -53,6 +53,10 @@ def _close_all() -> None:
             llm.close()
 
 
+def _is_optional(drafter: Drafter) -> bool:
+    return isinstance(drafter, OwnDrafter) and drafter.is_optional
+
+
 def _is_file(drafter: object) -> TypeGuard[str]:
     """Whether this is the path of a draft model or head, with no drafter's word before it."""
     return isinstance(drafter, str) and drafter.endswith(".gguf") and drafter.partition(":")[0] not in WORDS
@@ -75,7 +79,6 @@ class FlyLlama(CompletingLlama):
 
     _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
     _closes_at_exit = True
-    _has_several_texts = False
 
     trace: bool
     """Whether the next generation keeps a `Record` of every token in `records`."""
@@ -111,8 +114,9 @@ class FlyLlama(CompletingLlama):
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
-                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup, with
-                the demo model beside it if that is far smaller; `drafter_reason` has the reason.
+                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
+                beside that, under the governor and without a GPU, the demo model if it is far smaller.
+                `drafter_reason` has the reason.
             gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
                 the gate's own.
@@ -248,12 +252,12 @@ class FlyLlama(CompletingLlama):
 
     def _open(self, drafters: Sequence[Drafter]) -> tuple[Sequence[Drafter], list[_native.Drafter]]:
         """The drafters and their native ones, without optional ones that cannot be opened, or are of no use."""
-        needed = tuple(one for one in drafters if not getattr(one, "is_optional", False))
-        if self._has_several_texts:
+        needed = tuple(one for one in drafters if not _is_optional(one))
+        if self.n_parallel > 1 or self.context_params.embeddings:
             drafters = needed
         try:
             return drafters, self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
-        except (PyflyError, ValueError):
+        except (PyflyError, ValueError, MemoryError):
             if len(needed) == len(drafters):
                 raise
             return self._open(needed)
@@ -307,7 +311,12 @@ class FlyLlama(CompletingLlama):
 
     def draft_lengths(self, decoding: Decoding) -> list[int]:
         """Most tokens that each drafter proposes in a step of such a request."""
-        return [draft_max_of(d, decoding.draft_max, self.n_batch) for d in require_drafters(self._decoding.drafter)]
+        drafters = require_drafters(self._decoding.drafter)
+        is_governed = decoding.is_governed_with(drafters)
+        return [
+            0 if _is_optional(one) and not is_governed else draft_max_of(one, decoding.draft_max, self.n_batch)
+            for one in drafters
+        ]
 
     def _drafting(self) -> list[tuple[Drafter, int]]:
         """Each drafter and its K."""

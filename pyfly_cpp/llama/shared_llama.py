@@ -68,7 +68,6 @@ class SharedLlama(FlyLlama):
             kwargs["kv_overrides"] = {key: self._n_cells, **(kwargs.get("kv_overrides") or {})}
             kwargs["yarn_orig_ctx"] = kwargs.get("yarn_orig_ctx") or info.n_ctx_short
         self._bytes_of_text: int | None = None
-        self._has_several_texts = self.n_parallel > 1
         try:
             super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 
@@ -247,18 +248,21 @@ def test_a_slow_moment_is_forgotten_at_the_next_load(load, tmp_path, monkeypatch
         "rows": [[1, 800.0], [2, 1000.0], [4, 5000.0], [8, 2000.0]],
         "drafts": [[0, 1, 1, 100.0], [0, 1, 8, 650.0]],
         "catch_up": [50.0],
-        "change": 3.0,
+        "change": 4.0,
     }
 
 
 DAMAGED = [
     "", "{", "[]", "null", '{"costs": 7}', '{"costs": {}}', "[" * 100_000, "\udcff",
-    '{"costs": {"rows": [], "drafts": []}}',
-    '{"costs": {"rows": [[1, -5]], "drafts": [], "catch_up": [0]}}',
-    '{"costs": {"rows": [[1, NaN]], "drafts": [], "catch_up": [0]}}',
-    '{"costs": {"rows": [[1]], "drafts": [[7, 1, 1, 5.0]], "catch_up": [0]}}',
-    '{"costs": {"rows": [{"n": 1}], "drafts": [["a", 1, 1, 5.0]], "catch_up": "abc"}}',
-    '{"costs": {"rows": [[1e400, 5]], "drafts": [], "catch_up": [0]}}',
+    *(
+        json.dumps({"times": times, "costs": {"rows": [[1, 900]], "drafts": [], "catch_up": [0], "change": 0, **costs}})
+        for times, costs in [
+            (1, {"rows": []}), (1, {"rows": [[1, -5]]}), (1, {"rows": [[1, math.nan]]}), (1, {"rows": [[1]]}),
+            (1, {"rows": [{"n": 1, "us": 900.0}]}), (1, {"rows": [[math.inf, 5]]}), (1, {"drafts": [[7, 1, 1, 5.0]]}),
+            (1, {"drafts": [["a", 1, 1, 5.0]]}), (1, {"drafts": [{"drafter": 0}]}), (1, {"catch_up": []}),
+            (1, {"catch_up": "abc"}), (1, {"change": None}), (math.inf, {}), ("two", {}), (None, {}),
+        ]
+    ),
 ]  # fmt: skip
 
 

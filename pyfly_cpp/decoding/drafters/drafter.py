@@ -87,7 +87,8 @@ class OwnDrafter:
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
     is_optional: ClassVar[bool] = False
-    """Whether it is left out, without an error, where it cannot be opened, or where several texts run at a time."""
+    """Whether it drafts for the speed alone: it is left out, without an error, if it cannot be opened or if several
+    texts run at a time, and drafts nothing unless the governor chooses."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[AnyOption, ...]] = ()
