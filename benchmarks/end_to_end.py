@@ -4,7 +4,7 @@
 
 Every way answers every built-in prompt, governed and exact, one after the other, so that whatever else the machine does
 slows all alike. Timed is what follows the first token. A way's answers must be those of `plain`, our kernels without
-drafts, token for token; how many are not is counted. `auto` is what the commands do by default. Ratios are of tokens a
+drafts, token for token; how many are not is counted. `auto` is the default of the commands. Ratios are of tokens a
 second to `stock`: geometric means over the prompts of a kind, then over the kinds, with the smallest kind.
 """
 

@@ -283,7 +283,7 @@ _WHAT: list[Declared] = [
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft, else a fitting file on this machine (see "
-                 "`models pair`), else prompt lookup, and without a GPU also the demo model, if far smaller."),
+                 "`models pair`), else prompt lookup, and without a GPU also the demo model if that is far smaller."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {

@@ -88,6 +88,6 @@ def _linux_cores() -> int:
 
 
 def threads_sleep() -> bool:
-    """Whether OMP_WAIT_POLICY makes threads sleep while they wait for each other, hundreds of times for each token: a
-    small draft model then takes four to five times as long (docs/threads.md)."""
+    """Whether OMP_WAIT_POLICY makes threads sleep while they wait for each other, hundreds of times for each token
+    (docs/threads.md)."""
     return os.environ.get("OMP_WAIT_POLICY", "").strip().upper() == "PASSIVE"
