@@ -175,9 +175,13 @@ class Chat:
         elif not llm.can_speculate:
             note("this model's memory cannot be rolled back: plain decoding, without speculation")
         else:
-            names = " and ".join(str(drafter) for drafter in require_drafters(llm.drafter))
+            names = [str(drafter) for drafter in require_drafters(llm.drafter)]
+            guess = "guesses" if len(names) == 1 else "guess"
             when = " when that is faster" if llm.adaptive else ""
-            note(f"drafter: {names} guesses the next tokens{when}, and the model checks them ({llm.drafter_reason})")
+            note(
+                f"drafter: {' and '.join(names)} {guess} the next tokens{when}, and the model checks them "
+                f"({llm.drafter_reason})"
+            )
 
     def _show_gate(self) -> None:
         gate = self._llm.gate
