@@ -249,7 +249,7 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     return generator, {
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
-        "drafter": " and ".join(map(str, require_drafters(drafters.default_of(Decoding())))),
+        "drafter": " and ".join(map(str, require_drafters(drafters.of(Decoding())))),
         "k": None if args.governed else args.k,
         "parallel": args.parallel,
         "threads": args.threads,

@@ -147,14 +147,15 @@ def demo(smollm2, monkeypatch):
 
 def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, target, tiny_draft, monkeypatch):
     lookup = PromptLookup()
-    assert choose_drafter(target)[::2] == (lookup, demo)
-    for decoding, drafters in [
-        (Decoding(), (lookup, demo)),
-        (Decoding(adaptive=True, draft_max=4), (lookup, demo)),
-        (Decoding(draft_max=4), lookup),
-        (Decoding(adaptive=False), lookup),
+    assert choose_drafter(target).drafter == (lookup, demo)
+    for arguments, drafters in [
+        ({}, (lookup, demo)),
+        ({"adaptive": True, "draft_max": 4}, (lookup, demo)),
+        ({"draft_max": 4}, lookup),
+        ({"adaptive": False}, lookup),
     ]:
-        assert choose_drafter(target).drafters(decoding) == drafters
+        with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False, **arguments) as llm:
+            assert llm.drafter == drafters
     drafters, _ = choose_drafters(target)
     for setting, of_setting in [
         ("exact", (lookup.alone, demo)),
@@ -164,19 +165,19 @@ def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, ta
     ]:
         assert drafters.of(Decoding.parse(setting)) == of_setting
     monkeypatch.setattr(auto, "default_gpus", lambda: ["a GPU"])
-    assert choose_drafter(target).beside is None
+    assert choose_drafter(target).drafter == lookup
     monkeypatch.undo()
-    assert choose_drafter(target).beside is None  # it is larger than the target
+    assert choose_drafter(target).drafter == lookup  # it is larger than the target
     put(tiny_draft, target.parent / "draft.gguf")
-    assert choose_drafter(target).beside is None
+    assert choose_drafter(target).drafter == DraftModel(target.parent / "draft.gguf")
 
 
 def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monkeypatch):
     n = target.stat().st_size + 3 * Path(demo.file).stat().st_size
     monkeypatch.setattr(auto, "available", lambda: n)
-    assert choose_drafter(target).beside == demo
+    assert choose_drafter(target).drafter == (PromptLookup(), demo)
     monkeypatch.setattr(auto, "available", lambda: n - 1)
-    assert choose_drafter(target).beside is None
+    assert choose_drafter(target).drafter == PromptLookup()
 
 
 def test_with_the_demo_model_answers_are_the_same(demo, target):
@@ -209,7 +210,7 @@ def test_measuring_loads_the_demo_model_only_for_governed_settings(settings, n, 
     settings = [Decoding.parse(setting) for setting in settings]
     generator = load_generator(target, choose_drafters(target)[0], settings, n, n_ctx=256, n_threads=1, verbose=False)
     with contextlib.closing(generator.llm):
-        assert (generator.drafters.beside == demo) == is_there
+        assert generator.drafters.default == ((PromptLookup(), demo) if is_there else PromptLookup())
 
 
 def test_settings_that_take_turns_keep_their_drafters(demo, target, monkeypatch):

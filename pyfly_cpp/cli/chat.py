@@ -372,7 +372,7 @@ class Chat:
         drafter, reason = None, "/drafter none"
         if models.drafter != "none":
             drafters, reason = models.drafters()
-            drafter = drafters.default_of(self._llm.decoding)
+            drafter = drafters.default
         self._llm.drafter = drafter
         self._llm.drafter_reason = reason
         self._options = replace(self._options, models=models)

@@ -40,7 +40,7 @@ _LEAST_SHARE = 0.01
 def command(models: Models, max_tokens: int) -> None:
     """Answer one edit prompt without drafts, then with drafts as in chat, and compare texts and speeds."""
     drafters, reason = models.drafters()
-    llm = models.load(FlyLlama, drafter=drafters.default_of(as_in_chat()))
+    llm = models.load(FlyLlama, drafter=drafters.default)
     try:
         names = " and ".join(map(str, require_drafters(llm.drafter)))
         note(f"drafter: {names} ({reason})")

@@ -17,7 +17,7 @@ from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import shown, warn, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
-from pyfly_cpp.decoding.drafters import DRAFTERS, require_drafters
+from pyfly_cpp.decoding.drafters import DRAFTERS, is_optional, require_drafters
 from pyfly_cpp.evaluation.drafting import files_of, load_generator
 from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
@@ -105,7 +105,7 @@ def open_session(
     drafters, reason = models.drafters(settings)
     generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
     drafters = generator.drafters
-    llm, default = generator.llm, require_drafters(drafters.default_of(Decoding(adaptive=False)))
+    llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
     said = {**models.arguments, **models.drafting}
     n_gpu_layers = said.pop("n_gpu_layers")
     described: dict[str, Any] = {
@@ -118,8 +118,8 @@ def open_session(
         "gpu_layers": n_gpu_layers if llama_cpp.llama_supports_gpu_offload() or _PLACED & said.keys() else 0,
         "chat_format": llm.chat_format,
     }
-    beside = "" if drafters.beside is None else f"; settings with adaptive: also {drafters.beside}"
-    return Session(generator, machine, described, f"{' and '.join(map(str, default))} ({reason}){beside}")
+    names = [f"{one} (if adaptive)" if is_optional(one) else str(one) for one in default]
+    return Session(generator, machine, described, f"{' and '.join(names)} ({reason})")
 
 
 def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:

@@ -98,7 +98,7 @@ class Options:
             reason = "--drafter none" if self.models.drafter == "none" else "the preset sets it"
         else:
             drafters, reason = self.models.drafters()
-            default = drafters.default_of(decoding)
+            default = drafters.default
         arguments = {**vars(decoding), "drafter": default, **arguments}
         return self.models.load(kind, *first, **arguments), reason
 

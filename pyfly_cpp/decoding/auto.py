@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.companions import companions
@@ -18,9 +18,7 @@ from pyfly_cpp.decoding.drafters import (
     DraftModel,
     OwnDrafter,
     PromptLookup,
-    require_drafters,
 )
-from pyfly_cpp.decoding.setting import Decoding
 from pyfly_cpp.machine import log
 from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
@@ -30,8 +28,8 @@ from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import embedded_model
 
 MOST_SHARE_OF_DEMO = 0.15
-"""Of the model's bytes, for the demo model to draft beside prompt lookup. Both are 1.18 times as fast as lookup alone
-at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
+"""Of the model's bytes, for the demo model to draft as well as prompt lookup. Both are 1.18 times as fast as lookup
+alone at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
 
 _N_CTX_OF_DEMO = 2048  # tokens of each text that it sees; its cache takes 47 MB for them
 
@@ -42,25 +40,17 @@ class DemoDraft(CrossVocabulary):
 
     is_optional = True
 
+    @classmethod
+    def make(cls, file: str | os.PathLike[str] | None = None, **fields: Any) -> CrossVocabulary:
+        return super().make(file, **{"n_ctx": _N_CTX_OF_DEMO, **fields})
+
 
 class AutoDrafter(NamedTuple):
     """A drafter, and why it was chosen."""
 
-    drafter: Drafter
+    drafter: AnyDrafter
     reason: str
     """A sentence without its full stop."""
-    beside: OwnDrafter | None = None
-    """Also drafts if the governor chooses, when `drafter` finds nothing."""
-
-    def drafters(self, decoding: Decoding) -> AnyDrafter:
-        """What drafts for a FlyLlama that decodes like this."""
-        return with_beside(self.drafter, self.beside, decoding)
-
-
-def with_beside(drafter: AnyDrafter, beside: OwnDrafter | None, decoding: Decoding) -> AnyDrafter:
-    """Both, if there is one beside and the governor chooses."""
-    parts = require_drafters(drafter)
-    return drafter if beside is None or not decoding.is_governed_with(parts) else (*parts, beside)
 
 
 def own_head(model_path: str | os.PathLike[str]) -> MTP | None:
@@ -100,8 +90,8 @@ def choose_drafter(
     model_path: str | os.PathLike[str], draft: Drafter | str | os.PathLike[str] | None = None
 ) -> AutoDrafter:
     """The drafter for a model: its own MTP head, else the draft that was given, else the best of the files on this
-    machine that could draft for it (`companions`), else prompt lookup; beside that, on a machine without a GPU, the
-    demo model if it is far smaller.
+    machine that could draft for it (`companions`), else prompt lookup and, on a machine without a GPU, the demo
+    model if it is far smaller.
 
     Reads headers of GGUF files, not the models.
 
@@ -127,11 +117,13 @@ def choose_drafter(
             found.drafter, f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size"
         )
     reason, demo = f"the model {why}, and no file on this machine fits it as a draft", _demo_draft(model_path)
-    return AutoDrafter(PromptLookup(), reason + ("" if demo is None else "; the demo model is far smaller"), demo)
+    if demo is None:
+        return AutoDrafter(PromptLookup(), reason)
+    return AutoDrafter((PromptLookup(), demo), f"{reason}; the demo model is far smaller")
 
 
-def _demo_draft(model_path: str | os.PathLike[str]) -> DemoDraft | None:
-    """The demo model for a model of another family. What it is worth beside a GPU was not measured."""
+def _demo_draft(model_path: str | os.PathLike[str]) -> CrossVocabulary | None:
+    """The demo model for a model of another family. What it is worth with a GPU was not measured."""
     demo = embedded_model()
     if demo is None or default_gpus():
         return None
@@ -139,4 +131,4 @@ def _demo_draft(model_path: str | os.PathLike[str]) -> DemoDraft | None:
     free = available()
     if size > MOST_SHARE_OF_DEMO * n_target or (free is not None and n_target + 3 * size > free):
         return None
-    return DemoDraft(DraftModel(demo, n_ctx=_N_CTX_OF_DEMO))
+    return DemoDraft.make(demo)

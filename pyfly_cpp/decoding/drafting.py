@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head, with_beside
+from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head
 from pyfly_cpp.decoding.drafters import (
     WORDS,
     AnyDrafter,
@@ -18,6 +18,7 @@ from pyfly_cpp.decoding.drafters import (
     as_given,
     require_drafters,
     require_word,
+    without_optional,
 )
 from pyfly_cpp.decoding.setting import Decoding
 from pyfly_cpp.machine.files import require_gguf
@@ -36,8 +37,6 @@ class Drafters:
     if there is none."""
     default: AnyDrafter | None = None
     """The drafter of a setting that names none; None: the draft model if there is one, else prompt lookup."""
-    beside: OwnDrafter | None = None
-    """Also drafts if the governor chooses, see `AutoDrafter`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of drafters that are made of words, by the names of `OwnDrafter.options`."""
 
@@ -56,16 +55,15 @@ class Drafters:
         if setting.is_plain:
             return None
         if setting.drafter is None:
-            drafter = self.default_of(Decoding())  # one that drafts only if governed is kept for all
+            drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
         else:
             drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
         # Prompts are answered again and again, which is not to be looked up.
         return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
 
-    def default_of(self, setting: Decoding) -> AnyDrafter:
-        """The drafter of a FlyLlama that decodes like this, if it names none."""
-        drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
-        return with_beside(drafter, self.beside, setting)
+    def without_optional(self) -> Drafters:
+        """The same for settings that are not governed."""
+        return replace(self, default=as_given(without_optional(require_drafters(self.default))))
 
     def of_word(self, word: str, who: str) -> AnyDrafter | None:
         """The drafter behind a word; `who` begins the message of the ValueError."""
@@ -107,7 +105,7 @@ def choose_drafters(
     """The drafters behind the words, and the reason for the default as a sentence without its full stop.
 
     The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
-    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, and beside it the
+    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, and as well the
     demo model.
 
     Args:
@@ -127,12 +125,11 @@ def choose_drafters(
     heads = () if head is None else (_made(type(head), None, options),)
     parts = with_draft(preset, draft)
     if parts:
-        return Drafters((*parts, *heads), as_given(parts), None, options), "the preset sets it"
+        return Drafters((*parts, *heads), as_given(parts), options), "the preset sets it"
     given = () if draft is None else (_made(type(drafter_of_file(model, draft)), draft, options),)
-    default, reason, beside = choose_drafter(model, *given)
-    if isinstance(default, OwnDrafter):
-        default = _made(type(default), default.file, options)
-    return Drafters((*given, *heads), default, beside, options), reason
+    chosen, reason = choose_drafter(model, *given)
+    default = [_made(type(one), one.file, options) for one in require_drafters(chosen) if isinstance(one, OwnDrafter)]
+    return Drafters((*given, *heads), as_given(default), options), reason
 
 
 def _made(kind: type[OwnDrafter], file: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Any:
@@ -148,5 +145,5 @@ def _drafters_of_word(word: str, draft: str | os.PathLike[str] | None, options: 
     given = [_made(kind, file, options) for kind in kinds if file is not None or not kind.needs_file]
     if draft is not None:
         given.append(_made(DraftModel, draft, options))
-    drafters = Drafters(tuple(given), options=options)
+    drafters = Drafters(tuple(given), None, options)
     return replace(drafters, default=drafters.of_word(name, f"the drafter {name}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def load_generator(
         ValueError, PyflyError: as of `FlyLlama`, `FlyBatch` and `Generator.require`.
     """
     if n_parallel is not None or not any(setting.adaptive and setting.drafter is None for setting in settings):
-        drafters = replace(drafters, beside=None)
+        drafters = drafters.without_optional()
     first = _first_drafter(model, drafters, settings, draft_max)
     arguments = {"drafter": first, "adaptive": False, **arguments}
     generator: Generator

@@ -27,7 +27,16 @@ from typing_extensions import Self, TypeGuard, Unpack
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file
-from pyfly_cpp.decoding.drafters import WORDS, Drafter, OwnDrafter, as_given, has_own_head, require_drafters
+from pyfly_cpp.decoding.drafters import (
+    WORDS,
+    Drafter,
+    OwnDrafter,
+    as_given,
+    has_own_head,
+    is_optional,
+    require_drafters,
+    without_optional,
+)
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_beyond, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.arguments import draft_max_of, require_base_arguments, require_fitting
@@ -51,10 +60,6 @@ def _close_all() -> None:
     for llm in list(_OPEN):
         with contextlib.suppress(BusyError):
             llm.close()
-
-
-def _is_optional(drafter: Drafter) -> bool:
-    return isinstance(drafter, OwnDrafter) and drafter.is_optional
 
 
 def _is_file(drafter: object) -> TypeGuard[str]:
@@ -114,9 +119,9 @@ class FlyLlama(CompletingLlama):
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
-                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup;
-                beside that, under the governor and without a GPU, the demo model if it is far smaller.
-                `drafter_reason` has the reason.
+                head, else `draft_model`, else the best file on this machine that could draft for it, else lookup
+                and, under the governor and without a GPU, the demo model if it is far smaller. `drafter_reason` has the
+                reason.
             gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
                 the gate's own.
@@ -162,13 +167,15 @@ class FlyLlama(CompletingLlama):
         require_gguf(model_path)
         self.drafter_reason = None
         if drafter == "auto":
-            chosen = choose_drafter(model_path, draft_model)
-            drafter, self.drafter_reason = chosen.drafters(self._decoding), chosen.reason
+            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
         elif drafter is None:
             drafter = draft_model
         elif _is_file(drafter):
             drafter = drafter_of_file(model_path, drafter)
         drafters = require_drafters(drafter)
+        if any(map(is_optional, drafters)) and not self._decoding.is_governed_with(drafters):
+            drafters = without_optional(drafters)
+            drafter = as_given(drafters)
         wanted = [draft_max_of(d, draft_max) for d in drafters if not more.get("embedding")]
         super().__init__(
             model_path,
@@ -252,7 +259,7 @@ class FlyLlama(CompletingLlama):
 
     def _open(self, drafters: Sequence[Drafter]) -> tuple[Sequence[Drafter], list[_native.Drafter]]:
         """The drafters and their native ones, without optional ones that cannot be opened, or are of no use."""
-        needed = tuple(one for one in drafters if not _is_optional(one))
+        needed = without_optional(drafters)
         if self.n_parallel > 1 or self.context_params.embeddings:
             drafters = needed
         try:
@@ -314,7 +321,7 @@ class FlyLlama(CompletingLlama):
         drafters = require_drafters(self._decoding.drafter)
         is_governed = decoding.is_governed_with(drafters)
         return [
-            0 if _is_optional(one) and not is_governed else draft_max_of(one, decoding.draft_max, self.n_batch)
+            0 if is_optional(one) and not is_governed else draft_max_of(one, decoding.draft_max, self.n_batch)
             for one in drafters
         ]
 
