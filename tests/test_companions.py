@@ -92,8 +92,12 @@ def test_beside_the_model(target, tiny_draft):
     put(EAGLE3, target.parent / "head.gguf")
     assert found(target) == [("head.gguf", Eagle3), ("a-draft.gguf", DraftModel)]
     chosen = choose_drafter(target)
-    assert chosen.drafter == Eagle3(target.parent / "head.gguf")
+    head = Eagle3(target.parent / "head.gguf")
+    assert chosen.drafter == (auto.LookupAsWell(), head)
     assert "head.gguf next to it fits it at 22% of its size" in chosen.reason
+    for arguments, drafters in [({}, chosen.drafter), ({"draft_max": 2}, head), ({"adaptive": False}, head)]:
+        with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False, **arguments) as llm:
+            assert llm.drafter == drafters
 
 
 def test_where_programs_keep_models(target, home, tiny_draft):
@@ -169,7 +173,7 @@ def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, ta
     monkeypatch.undo()
     assert choose_drafter(target).drafter == lookup  # it is larger than the target
     put(tiny_draft, target.parent / "draft.gguf")
-    assert choose_drafter(target).drafter == DraftModel(target.parent / "draft.gguf")
+    assert choose_drafter(target).drafter == (auto.LookupAsWell(), DraftModel(target.parent / "draft.gguf"))
 
 
 def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monkeypatch):

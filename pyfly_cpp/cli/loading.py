@@ -282,8 +282,9 @@ _WHAT: list[Declared] = [
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
-                 "the preset's, else the model's MTP head, else --draft, else a fitting file on this machine (see "
-                 "`models pair`), else prompt lookup, and without a GPU also the demo model if that is far smaller."),
+                 "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
+                 "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
+                 "smaller."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {

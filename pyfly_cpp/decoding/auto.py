@@ -45,6 +45,13 @@ class DemoDraft(CrossVocabulary):
         return super().make(file, **{"n_ctx": _N_CTX_OF_DEMO, **fields})
 
 
+@dataclass(frozen=True)
+class LookupAsWell(PromptLookup):
+    """Prompt lookup, chosen automatically for repetitions, which a drafter that fits the model copies more slowly."""
+
+    is_optional = True
+
+
 class AutoDrafter(NamedTuple):
     """A drafter, and why it was chosen."""
 
@@ -90,8 +97,8 @@ def choose_drafter(
     model_path: str | os.PathLike[str], draft: Drafter | str | os.PathLike[str] | None = None
 ) -> AutoDrafter:
     """The drafter for a model: its own MTP head, else the draft that was given, else the best of the files on this
-    machine that could draft for it (`companions`), else prompt lookup and, on a machine without a GPU, the demo
-    model if it is far smaller.
+    machine that could draft for it (`companions`), and prompt lookup as well; else prompt lookup and, on a machine
+    without a GPU, the demo model if it is far smaller.
 
     Reads headers of GGUF files, not the models.
 
@@ -109,17 +116,25 @@ def choose_drafter(
     why = "has no MTP head that llama.cpp can run" if info.n_nextn > 0 else "has no MTP head"
     if draft is not None:
         given = drafter_of_file(model_path, draft) if isinstance(draft, (str, os.PathLike)) else draft
-        return AutoDrafter(given, f"the model {why}, and a draft was given")
+        return AutoDrafter(_with_lookup(given), f"the model {why}, and a draft was given")
     found = next(companions(model_path), None)
     if found is not None:
         where = "next to it" if found.path.parent == Path(model_path).parent else "on this machine"
         return AutoDrafter(
-            found.drafter, f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size"
+            _with_lookup(found.drafter),
+            f"the model {why}, and {found.path.name} {where} fits it at {found.share:.0%} of its size",
         )
     reason, demo = f"the model {why}, and no file on this machine fits it as a draft", _demo_draft(model_path)
     if demo is None:
         return AutoDrafter(PromptLookup(), reason)
     return AutoDrafter((PromptLookup(), demo), f"{reason}; the demo model is far smaller")
+
+
+def _with_lookup(drafter: Drafter) -> AnyDrafter:
+    """The drafter, and what `LookupAsWell` finds if it is a model or a head. Callables may look up themselves. Models
+    with a head of their own are left alone: most are recurrent, and keep a state for each token to roll back."""
+    is_other = isinstance(drafter, OwnDrafter) and not isinstance(drafter, (PromptLookup, MTP))
+    return (LookupAsWell(), drafter) if is_other else drafter
 
 
 def _demo_draft(model_path: str | os.PathLike[str]) -> CrossVocabulary | None:

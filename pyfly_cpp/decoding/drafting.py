@@ -105,8 +105,8 @@ def choose_drafters(
     """The drafters behind the words, and the reason for the default as a sentence without its full stop.
 
     The order of precedence, for every command: the word, unless it is `auto`; the preset's drafters, `with_draft`; the
-    model's own head; the draft; a file on this machine that fits (`choose_drafter`); prompt lookup, and as well the
-    demo model.
+    model's own head; what `choose_drafter` finds: the draft, or a file on this machine that fits, and prompt lookup;
+    else prompt lookup and the demo model.
 
     Args:
         model: Path of the target.

@@ -9,6 +9,7 @@ import pytest
 
 from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import Decoding, presets
+from pyfly_cpp.decoding.auto import LookupAsWell
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 
 from .conftest import DRAFT, HYBRID, TARGET
@@ -189,9 +190,17 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
 
 def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
     got = settings(run, "--preset", "fast", "-m", TARGET, "-d", DRAFT)["settings"]
-    assert (got["gate"], got["drafter"], got["adaptive"]) == ("margin:0.3", [f"draft model {DRAFT.name}"], True)
+    assert (got["gate"], got["drafter"], got["adaptive"]) == (
+        "margin:0.3",
+        ["prompt lookup", f"draft model {DRAFT.name}"],
+        True,
+    )
     got = settings(run, "--preset", "safe", "-m", TARGET, "--draft-max", 2)["settings"]
-    assert (got["gate"], got["draft_max"], got["drafter"]) == ("exact", 2, [f"EAGLE-3 head {HEAD.name}"])
+    assert (got["gate"], got["draft_max"], got["drafter"]) == (
+        "exact",
+        2,
+        ["prompt lookup", f"EAGLE-3 head {HEAD.name}"],
+    )
     got = settings(run, "--preset", "fast", "-m", TARGET, "--gate", "exact")["settings"]
     assert (got["gate"], got["adaptive"]) == ("exact", True)
     result = run("chat", *QUIET, "-m", TARGET, "--preset", "balanced", "--no-adaptive", stdin="How many apples?\n")
@@ -209,7 +218,7 @@ def test_the_papers_preset_is_that_of_its_code(run):
 def test_a_shipped_preset_in_python():
     llm = FlyLlama.from_preset("balanced", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
     assert (str(llm.gate), llm.adaptive) == (str(load_preset("balanced").decoding.gate), True)
-    assert llm.drafter == Eagle3(str(HEAD)), "what is chosen for the model"
+    assert llm.drafter == (LookupAsWell(), Eagle3(str(HEAD))), "what is chosen for the model"
     llm.close()
     with pytest.raises(ValueError, match="the preset fast names no model"):
         FlyLlama.from_preset("fast")

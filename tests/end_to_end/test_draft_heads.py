@@ -49,7 +49,7 @@ from pyfly_cpp import (
     Window,
 )
 from pyfly_cpp.decoding import companions
-from pyfly_cpp.decoding.auto import choose_drafter
+from pyfly_cpp.decoding.auto import LookupAsWell, choose_drafter
 from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.errors import IncompatibleDraftError
 
@@ -337,12 +337,13 @@ def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, 
     chosen = choose_drafter(HYBRID, DRAFT)
     assert chosen.drafter == MTP()
     assert "has an MTP head" in chosen.reason
-    assert choose_drafter(LLAMA, DRAFT).drafter == DraftModel(DRAFT)
+    assert choose_drafter(LLAMA, DRAFT).drafter == (LookupAsWell(), DraftModel(DRAFT))
+    assert choose_drafter(LLAMA, PromptLookup(3)).drafter == PromptLookup(3)
     alone = shutil.copy(LLAMA, tmp_path / "alone.gguf")
     monkeypatch.setattr(companions, "places", lambda: [])
     assert isinstance(choose_drafter(alone).drafter, PromptLookup)
     beside = shutil.copy(DRAFT, tmp_path / "beside.gguf")
-    assert choose_drafter(alone).drafter == DraftModel(beside)
+    assert choose_drafter(alone).drafter == (LookupAsWell(), DraftModel(beside))
     os.remove(beside)
     announced = edit_gguf(HYBRID, tmp_path / "announced.gguf", tensors=without("blk.4.nextn.eh_proj.weight"))
     chosen = choose_drafter(announced)
@@ -353,7 +354,7 @@ def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, 
     assert "MTP head" in auto.drafter_reason
     assert generate(auto, prompts(1)[0]) == generate(loaded("MTP"), prompts(1)[0])
     plain = opened("auto", draft_model=DraftModel(DRAFT))
-    assert plain.drafter == DraftModel(DRAFT)
+    assert plain.drafter == DraftModel(DRAFT)  # it is not governed
     assert "no MTP head" in plain.drafter_reason
 
 
@@ -693,7 +694,7 @@ def test_a_file_is_the_drafter_that_its_header_says(tmp_path):
     """Without a word for it: as --draft, and as the path of a drafter in Python."""
     for path, word in ((EAGLE3, Eagle3), (DFLASH, DFlash), (DRAFT, DraftModel)):
         file = str(path)
-        assert isinstance(choose_drafters(LLAMA, file)[0].default, word)
+        assert choose_drafters(LLAMA, file)[0].default == (LookupAsWell.make(), word(file))
         with FlyLlama(str(LLAMA), drafter=file, n_ctx=256, verbose=False) as llm:
             assert isinstance(llm.drafter, word) and os.path.basename(file) in repr(llm)
             llm.drafter = None

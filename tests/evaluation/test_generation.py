@@ -8,6 +8,7 @@ import pytest
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
+from pyfly_cpp.decoding.auto import LookupAsWell
 from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.drafting import load_generator
@@ -182,7 +183,7 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     target, draft = tiny
     monkeypatch.setattr("pyfly_cpp.decoding.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
-    assert choose_drafters(target, draft)[0].of(EXACT) == DraftModel(draft)
+    assert choose_drafters(target, draft)[0].of(EXACT) == (LookupAsWell(memory=0), DraftModel(draft))
     drafters, reason = choose_drafters(target, draft, "eagle3")
     assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
     assert drafters.words() == ["eagle3", "lookup"]
@@ -192,7 +193,8 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     assert choose_drafters(target, None, "auto", [preset])[0].of(EXACT) == preset
     assert choose_drafters(target, draft, "auto", [preset])[0].of(EXACT) == DraftModel(draft, draft_max=5)
     assert choose_drafters(target, None, "lookup", [preset])[0].of(EXACT) == PromptLookup(memory=0)
-    assert choose_drafters(target, draft, "auto", [PromptLookup(3)])[0].of(EXACT) == DraftModel(draft)
+    both = (LookupAsWell(memory=0), DraftModel(draft))
+    assert choose_drafters(target, draft, "auto", [PromptLookup(3)])[0].of(EXACT) == both
     for word, message in (
         ("draft", "needs a draft model; write draft:FILE, or give"),
         ("eagle3", "eagle3:FILE"),
