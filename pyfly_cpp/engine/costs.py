@@ -63,7 +63,7 @@ def setup_of(
         "model_params": _numbers(model_params),
         "context_params": _numbers(context_params),
         "changes": [repr(change) for change in changes],
-        "build": [__version__, llama_cpp.__version__, features, _WAY],
+        "build": [__version__, llama_cpp.__version__, features, _native.kernels_isa(), _WAY],
         "devices": [[device["backend"], device["name"], device["description"]] for device in devices()],
     }
 

@@ -208,7 +208,7 @@ def kept(tmp_path):
     return sorted((tmp_path / "cache" / "pyfly-cpp" / "costs").glob("*"))
 
 
-def test_twice_for_each_setup(load, measured, tmp_path, tiny_draft):
+def test_twice_for_each_setup(load, measured, tmp_path, tiny_draft, monkeypatch):
     load()
     assert len(measured) == len(kept(tmp_path)) == 1
     second = load().stats.governor
@@ -228,6 +228,9 @@ def test_twice_for_each_setup(load, measured, tmp_path, tiny_draft):
         file.write(b"\0")  # llama.cpp does not mind, but it is another file now
     load(drafter=DraftModel(other))
     assert len(measured) == 2 * n + 5
+    monkeypatch.setattr(_native, "kernels_isa", lambda: "another")  # as PYFLY_ISA can make it
+    load()
+    assert len(measured) == 2 * n + 6
 
 
 def test_a_slow_moment_is_forgotten_at_the_next_load(load, tmp_path, monkeypatch):
