@@ -184,6 +184,12 @@ def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monke
     assert choose_drafter(target).drafter == PromptLookup()
 
 
+def test_the_demo_model_drafts_for_its_own_family(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr(companions, "MOST_SHARE", math.inf)
+    target = Path(shutil.copy(smollm2, tmp_path / "larger.gguf"))
+    assert choose_drafter(target).drafter == (auto.LookupAsWell(), DraftModel(Path(smollm2)))
+
+
 def test_with_the_demo_model_answers_are_the_same(demo, target):
     options = {"n_ctx": 256, "n_threads": 1, "verbose": False}
     request = {"max_tokens": 24, "temperature": 0.0}

@@ -20,6 +20,7 @@ from pyfly_cpp.machine import log
 from pyfly_cpp.machine.memory import available
 from pyfly_cpp.models.here import SHARD, file_size, places
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint, metadata, open_metadata
+from pyfly_cpp.models.named import embedded_model
 from pyfly_cpp.models.ollama import ollama_models
 
 MOST_SHARE = 0.5
@@ -46,7 +47,7 @@ class Companion(NamedTuple):
 
 def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
     """The companions of a model, the most promising first: heads that lie next to it, then draft models, the one whose
-    share is nearest to BEST_SHARE first. Looks next to the model and in `places`, one file after the other.
+    share is nearest to BEST_SHARE first. Looks next to the model, in `places`, and at the demo model.
 
     Raises:
         ValueError: the model is no usable GGUF file.
@@ -121,3 +122,6 @@ def _files(own: Path) -> Iterator[Path]:
     for place in places():
         yield from sorted(place.rglob("*.gguf"))
     yield from ollama_models().values()
+    demo = embedded_model()
+    if demo is not None:
+        yield demo
