@@ -91,4 +91,4 @@ def _show(plan: Plan, found: Trained) -> None:
         plain, drafted = found.speeds
         click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")
     target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
-    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} -d {head}")
+    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter lookup+{plan.head} -d {head}")

@@ -98,7 +98,7 @@ def choose_drafter(
 ) -> AutoDrafter:
     """The drafter for a model: its own MTP head, else the draft that was given, else the best of the files on this
     machine that could draft for it (`companions`), and prompt lookup as well; else prompt lookup and, on a machine
-    without a GPU, the demo model if it is far smaller.
+    without a GPU, the demo model if it is far smaller. What comes as well is optional (`OwnDrafter.is_optional`).
 
     Reads headers of GGUF files, not the models.
 
@@ -131,8 +131,8 @@ def choose_drafter(
 
 
 def _with_lookup(drafter: Drafter) -> AnyDrafter:
-    """The drafter, and what `LookupAsWell` finds if it is a model or a head. Callables may look up themselves. Models
-    with a head of their own are left alone: most are recurrent, and keep a state for each token to roll back."""
+    """The drafter, and prompt lookup as well if it is a draft model or a head. Callables may look up themselves, and
+    nothing was measured beside a model's own head."""
     is_other = isinstance(drafter, OwnDrafter) and not isinstance(drafter, (PromptLookup, MTP))
     return (LookupAsWell(), drafter) if is_other else drafter
 

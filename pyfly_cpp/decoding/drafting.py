@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file, own_head
+from pyfly_cpp.decoding.auto import LookupAsWell, choose_drafter, drafter_of_file, own_head
 from pyfly_cpp.decoding.drafters import (
     WORDS,
     AnyDrafter,
     Drafter,
     DraftModel,
     OwnDrafter,
+    PathOption,
     PromptLookup,
     as_given,
     require_drafters,
@@ -128,8 +129,15 @@ def choose_drafters(
         return Drafters((*parts, *heads), as_given(parts), options), "the preset sets it"
     given = () if draft is None else (_made(type(drafter_of_file(model, draft)), draft, options),)
     chosen, reason = choose_drafter(model, *given)
-    default = [_made(type(one), one.file, options) for one in require_drafters(chosen) if isinstance(one, OwnDrafter)]
+    parts = [one for one in require_drafters(chosen) if isinstance(one, OwnDrafter)]
+    kinds = [PromptLookup if isinstance(one, LookupAsWell) and _names_texts(options) else type(one) for one in parts]
+    default = [_made(kind, one.file, options) for kind, one in zip(kinds, parts)]
     return Drafters((*given, *heads), as_given(default), options), reason
+
+
+def _names_texts(options: Mapping[str, Any]) -> bool:
+    """Whether prompt lookup is to search or keep files, so that it is not optional."""
+    return any(options.get(option.name) for option in PromptLookup.options if isinstance(option, PathOption))
 
 
 def _made(kind: type[OwnDrafter], file: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Any:

@@ -34,7 +34,8 @@ class Decoding:
     """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
 
     There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
-    `from_dict(d.to_dict()) == d`, except that an automatic `DemoDraft` comes back as a `CrossVocabulary`.
+    `from_dict(d.to_dict()) == d`, except that an automatic `DemoDraft` comes back as a `CrossVocabulary`,
+    and a `LookupAsWell` as a `PromptLookup`.
     `d.but(...)` resolves: arguments override the fields of `d`, so that
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 

@@ -119,9 +119,9 @@ class FlyLlama(CompletingLlama):
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP
-                head, else `draft_model` or the best file on this machine that could draft for it, and under the
-                governor lookup as well; else lookup and, under the governor and without a GPU, the demo model if it is
-                far smaller. `drafter_reason` has the reason.
+                head; else `draft_model` or the best file on this machine that could draft for it, with lookup as well;
+                else lookup and, without a GPU, the demo model if it is far smaller. What comes as well drafts under the
+                governor alone, for one request at a time. `drafter_reason` has the reason.
             gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
             window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
                 the gate's own.
@@ -176,7 +176,9 @@ class FlyLlama(CompletingLlama):
         if any(map(is_optional, drafters)) and not self._decoding.is_governed_with(drafters):
             drafters = without_optional(drafters)
             drafter = as_given(drafters)
-        wanted = [draft_max_of(d, draft_max) for d in drafters if not more.get("embedding")]
+        # Deeper drafts of what is optional are rolled back from checkpoints.
+        needed = without_optional(drafters) if not more.get("embedding") else ()
+        wanted = [draft_max_of(one, draft_max) for one in needed]
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.

@@ -358,6 +358,14 @@ def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, 
     assert "no MTP head" in plain.drafter_reason
 
 
+def test_lookup_as_well_asks_for_no_more_states_of_a_recurrent_model(opened):
+    both = opened((LookupAsWell(), DraftModel(DRAFT)), HYBRID, adaptive=True)
+    assert both.context_params.n_rs_seq == 8
+    for prompt in prompts(2):
+        assert generate(both, prompt * 3) == generate(opened(None, HYBRID), prompt * 3)
+    assert dict(both.stats.accepted_by_drafter)["prompt lookup"] > 50
+
+
 def test_a_head_may_be_changed_between_requests(loaded):
     llm = loaded("MTP")
     expected = generate(llm, prompts(1)[0])

@@ -184,6 +184,10 @@ def test_what_the_words_stand_for(tiny, monkeypatch):
     monkeypatch.setattr("pyfly_cpp.decoding.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
     assert choose_drafters(target, draft)[0].of(EXACT) == (LookupAsWell(memory=0), DraftModel(draft))
+    assert choose_drafters(target, draft, options={"lookup_texts": (__file__,)})[0].default == (
+        PromptLookup.make(texts=(__file__,)),
+        DraftModel(draft),
+    ), "files to search are not optional"
     drafters, reason = choose_drafters(target, draft, "eagle3")
     assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
     assert drafters.words() == ["eagle3", "lookup"]
