@@ -28,7 +28,7 @@ from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import embedded_model
 
 MOST_SHARE_OF_DEMO = 0.15
-"""Of the model's bytes, for the demo model to draft as well as prompt lookup. Both are 1.18 times as fast as lookup
+"""Of the model's bytes, for the demo model to draft as well as prompt lookup. Both are 1.17 times as fast as lookup
 alone at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
 
 _N_CTX_OF_DEMO = 2048  # tokens of each text that it sees; its cache takes 47 MB for them
