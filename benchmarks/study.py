@@ -36,6 +36,7 @@ import math
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -331,7 +332,8 @@ def named(lines: Sequence[Row], part: str, names: Mapping[str, str]) -> list[Row
 
 def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
     """Conditions and lines of all chunks; with another seed an item is another one, of the same group. Of several texts
-    at once, an unfinished chunk is left out: what is finished first is not typical. Raises DataError."""
+    at once, a rule that has not answered all of a chunk is left out of it: what is finished first is not typical.
+    Raises DataError."""
     conditions: dict[str, Any] = {}
     lines: list[Row] = []
     for path in [path for folder in folders for path in sorted(folder.glob(f"*/{runner.RUN}"))]:
@@ -343,9 +345,11 @@ def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
             raise DataError(f"{path.parent} was recorded under other conditions than what stands beside it; part them.")
         conditions = here
         found, _ = read_lines_so_far(path.parent / runner.ITEMS)
-        if here["parallel"] == 1 or len(found) == len(identity["items"]) * len(identity["settings"]):
-            made = named(found, identity["part"], here["names"])
-            lines += [{**line, "item": f"{line['item']} seed {seed}", "seed": seed} for line in made]
+        if here["parallel"] > 1:
+            n_answers = Counter(line["setting"] for line in found)
+            found = [line for line in found if n_answers[line["setting"]] == len(identity["items"])]
+        made = named(found, identity["part"], here["names"])
+        lines += [{**line, "item": f"{line['item']} seed {seed}", "seed": seed} for line in made]
     if not lines:
         raise DataError(f"{', '.join(map(str, folders))} holds no finished chunk yet; record some answers first.")
     return conditions, lines

@@ -121,6 +121,19 @@ def test_seeds_of_an_item_count_together(tmp_path):
     assert len({row["item"] for row in lines}) == 2 and len({row["group"] for row in lines}) == 1
 
 
+def test_a_rule_counts_when_it_has_answered_a_whole_chunk(tmp_path):
+    """Of several texts at once: the short answers are there first."""
+    chunk = tmp_path / "gsm8k-0000-0002"
+    chunk.mkdir()
+    names = {name: name for name in ("plain", "exact", "good", "begun")}
+    identity = {"part": "gsm8k", "names": names, "parallel": 8, "max_tokens": 4, "seed": 0, "items": ["a", "b"]}
+    (chunk / study.runner.RUN).write_text(json.dumps({"identity": identity}))
+    rows = [{**line(0, name, True), "item": item, "group": item} for name in names for item in "ab"][:-1]
+    (chunk / study.runner.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, lines = study.read_study([tmp_path])
+    assert [row["setting"] for row in lines] == ["plain"] * 2 + ["exact"] * 2 + ["good"] * 2
+
+
 def line(i, setting, correct, **more):
     counts = {"committed": 4, "rounds": 2, "loose_accepted": 0}
     return {
