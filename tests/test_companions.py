@@ -190,6 +190,12 @@ def test_the_demo_model_drafts_for_its_own_family(smollm2, tmp_path, monkeypatch
     assert choose_drafter(target).drafter == (auto.LookupAsWell(), DraftModel(Path(smollm2)))
 
 
+def test_no_vocabulary_is_read_for_a_demo_model_of_another_architecture(smollm2, tiny_qwen35, tmp_path, monkeypatch):
+    monkeypatch.setattr(companions, "MOST_SHARE", math.inf)
+    monkeypatch.setattr(companions, "open_metadata", None)
+    assert found(Path(shutil.copy(tiny_qwen35, tmp_path / "target.gguf"))) == []
+
+
 def test_with_the_demo_model_answers_are_the_same(demo, target):
     options = {"n_ctx": 256, "n_threads": 1, "verbose": False}
     request = {"max_tokens": 24, "temperature": 0.0}

@@ -47,14 +47,14 @@ class Companion(NamedTuple):
 
 def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
     """The companions of a model, the most promising first: heads that lie next to it, then draft models, the one whose
-    share is nearest to BEST_SHARE first. Looks next to the model, in `places`, and at the demo model.
+    share is nearest to BEST_SHARE first. Looks next to the model and in `places`, and at the demo model for a target of
+    its architecture: comparing vocabularies takes up to half a second.
 
     Raises:
         ValueError: the model is no usable GGUF file.
     """
     target = Path(model_path)
-    _native.inspect_model(str(target))
-    candidates = _candidates(target)[:_MOST_FILES]
+    candidates = _candidates(target, _native.inspect_model(str(target)).architecture)[:_MOST_FILES]
     if not candidates:
         return
     with open_metadata(target) as model:
@@ -81,13 +81,13 @@ class _Candidate(NamedTuple):
     share: float
 
 
-def _candidates(target: Path) -> list[_Candidate]:
+def _candidates(target: Path, architecture: str) -> list[_Candidate]:
     """Other models that are small enough, the most promising first."""
     n_target = file_size(target)
     most = min(MOST_SHARE * n_target, (available() or sys.maxsize) / 2)  # the target needs memory, too
     seen = {os.path.realpath(target)}
     found = []
-    for path in _files(target.parent):
+    for path in _files(target.parent, architecture):
         shard = SHARD.search(path.name)
         if (shard is not None and shard.group(1) != "00001") or os.path.realpath(path) in seen:
             continue
@@ -117,11 +117,11 @@ def _made_for(head: Path) -> str | None:
         return metadata(model, TARGET_KEY)
 
 
-def _files(own: Path) -> Iterator[Path]:
+def _files(own: Path, architecture: str) -> Iterator[Path]:
     yield from sorted(own.glob("*.gguf"))
     for place in places():
         yield from sorted(place.rglob("*.gguf"))
     yield from ollama_models().values()
     demo = embedded_model()
-    if demo is not None:
+    if demo is not None and _native.inspect_model(str(demo)).architecture == architecture:
         yield demo
