@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyfly_cpp.heads.precision import autocast
 from pyfly_cpp.heads.shapes import DFlashShape, Eagle3Shape
 from pyfly_cpp.heads.states import Rows
 from pyfly_cpp.heads.target import TargetFile
+from pyfly_cpp.heads.texts import Text
 from pyfly_cpp.heads.unroll import unroll
 from pyfly_cpp.machine.files import replaced
 
@@ -81,6 +83,22 @@ class Span:
     end: int
     n_prompt: int
     kind: str
+
+
+def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
+    """Where the texts are whose states are in the file, without those whose states are no numbers. A kind with one text
+    alone is "other"."""
+    n_of_kind = Counter(text.kind for text in texts)
+    spans, begin = [], 0
+    for text in texts:
+        end = begin + len(text.tokens)
+        if end > len(rows):
+            break
+        if rows["ids"][begin, 0] >= 0:
+            kind = text.kind if n_of_kind[text.kind] > 1 else "other"
+            spans.append(Span(begin, end, text.n_prompt, kind))
+        begin = end
+    return spans
 
 
 class Window(NamedTuple):

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +75,7 @@ def train_head(
         NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
-    from pyfly_cpp.heads.fit import FITS, Dataset, Span
+    from pyfly_cpp.heads.fit import FITS, Dataset, spans_of
     from pyfly_cpp.heads.target import TargetFile
 
     tell, log = tell or (lambda what, done: None), log or (lambda line: None)
@@ -91,13 +90,7 @@ def train_head(
             n_texts = write_states(states, llm, texts, plan.layers, begun + SHARE_OF_TEXTS * plan.hours * 3600, tell)
         target = TargetFile(plan.target)
         rows = read_states(states, target.n_embd)
-        n_of_kind = Counter(text.kind for text in texts)
-        spans, n = [], 0
-        for text in texts[:n_texts]:
-            if rows["ids"][n, 0] >= 0:
-                kind = text.kind if n_of_kind[text.kind] > 1 else "other"
-                spans.append(Span(n, n + len(text.tokens), text.n_prompt, kind))
-            n += len(text.tokens)
+        spans = spans_of(rows, texts[:n_texts])
         if n_lost := n_texts - len(spans):
             log(f"{counted(n_lost, 'text')} left out, because hidden states of theirs are not numbers")
         n = sum(span.end - span.begin for span in spans)

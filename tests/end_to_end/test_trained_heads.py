@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import random
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +29,7 @@ from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text, write_answers
 from pyfly_cpp.machine.files import OutputError
 
+CURVE = Path(__file__).parents[2] / "benchmarks" / "learning_curve.py"
 ONE = {"n_threads": 1, "n_threads_batch": 1}
 QUIET = {"n_ctx": 512, "verbose": False, **ONE}
 
@@ -215,6 +218,12 @@ def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch
     longer, passes = dataclasses.replace(plan, n_tokens=4000), []
     second = train_head(longer, measure=False, log=passes.append, **ONE)
     assert second.n_tokens > first.n_tokens and passes and second.acceptance[0] > 0.5
+    curve = [sys.executable, CURVE, tiny_target, plan.folder, "--tokens", "2000", "4000"]
+    rows = subprocess.run(curve, capture_output=True, text=True, check=True).stdout.splitlines()[-4:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        f"| {n}, {state}" for n in (2000, 4000) for state in ("nothing learned", "1 of 1")
+    ]
+    assert all(float(row.split(" | ")[1]) > 0.3 for row in rows)
 
 
 @pytest.mark.slow
