@@ -230,6 +230,20 @@ def test_schemas_that_people_write(writer, schema, is_followed):
     assert texts and all(is_followed(json.loads(text)) for text in texts), texts
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize(
+    "older, newer",
+    [
+        ({"minimum": -10, "exclusiveMinimum": False, "maximum": 100}, {"minimum": -10, "maximum": 100}),
+        ({"minimum": 0, "exclusiveMinimum": True}, {"exclusiveMinimum": 0}),
+        ({"maximum": 100, "exclusiveMaximum": True, "minimum": 3}, {"exclusiveMaximum": 100, "minimum": 3}),
+        ({"exclusiveMaximum": True}, {}),
+    ],
+)
+def test_bounds_as_draft_4_and_openapi_write_them(kind, older, newer):
+    assert gbnf_of({"type": kind, **older}) == gbnf_of({"type": kind, **newer})
+
+
 def test_a_grammar_names_what_it_does_not_enforce():
     schema = {
         "type": "object",

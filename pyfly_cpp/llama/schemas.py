@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from llama_cpp import llama_grammar
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
 
 from pyfly_cpp.llama.numbers import decimals, integers
@@ -76,7 +77,22 @@ _MOST_NESTED = 100
 
 _MOST_KEPT = 256
 _strict_of: dict[str, str] = {}
-"""Grammars as llama-cpp-python converts them, and ours of the same schemas; the newest last."""
+"""Schemas as chat formats write them, and our grammars of them; the newest last."""
+
+
+class _Converted(str):
+    """A grammar that llama-cpp-python has made of a schema. Others may become the same one, as it leaves out bounds."""
+
+    schema = ""
+
+
+def _convert(schema: str, *more: Any, **named: Any) -> str:
+    grammar = _Converted(json_schema_to_gbnf(schema, *more, **named))
+    grammar.schema = schema
+    return grammar
+
+
+llama_grammar.json_schema_to_gbnf = _convert  # chat formats convert tools' parameters themselves
 
 _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
 
@@ -167,7 +183,7 @@ class _Converter:
             self._n_nested -= 1
 
     def _visit(self, schema: dict[str, Any], path: str) -> str:
-        own = {word: value for word, value in schema.items() if word not in _ANNOTATIONS}
+        own = _with_numeric_bounds({word: value for word, value in schema.items() if word not in _ANNOTATIONS})
         reference, parts = own.pop("$ref", None), own.pop("allOf", [])
         if reference is not None and not own and not parts:
             return self._reference(reference, path)
@@ -361,6 +377,14 @@ def _bounds(schema: Mapping[str, Any], *readers: Mapping[str, Callable[[float], 
     return max(lows, default=None), min(highs, default=None)
 
 
+def _with_numeric_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema, if it is of draft 4 or OpenAPI 3.0: there `exclusiveMinimum` tells whether `minimum` is."""
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
+            schema[exclusive] = schema.pop(bound)
+    return schema
+
+
 def _of_type(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Without what is for other types."""
     others = frozenset[str]().union(*_KEYWORDS.values()) - _KEYWORDS.get(kind, frozenset())
@@ -373,24 +397,26 @@ def expect_schema(text: str) -> None:
     Raises:
         Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
     """
-    loose, strict = _grammars(text)
-    _strict_of.pop(loose, None)
-    _strict_of[loose] = strict
+    strict = _strict_grammar(text)
+    _strict_of.pop(text, None)
+    _strict_of[text] = strict
     for oldest in list(_strict_of)[:-_MOST_KEPT]:
         _strict_of.pop(oldest, None)
 
 
 @functools.lru_cache(_MOST_KEPT)
-def _grammars(text: str) -> tuple[str, str]:
-    """llama-cpp-python's grammar of a schema, and ours."""
-    return json_schema_to_gbnf(text), gbnf_of(schema_from(text)).text
+def _strict_grammar(text: str) -> str:
+    """Our grammar of a schema that llama-cpp-python can convert, too."""
+    json_schema_to_gbnf(text)
+    return gbnf_of(schema_from(text)).text
 
 
 def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
     """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
     parameters, ours of that schema; of one that was not expected, without control characters in strings."""
     loose = grammar._grammar
-    strict = _strict_of.get(loose) or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)
+    expected = _strict_of.get(loose.schema) if isinstance(loose, _Converted) else None
+    strict = expected or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)
     return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from llama_cpp import LlamaGrammar
 
 from pyfly_cpp import FlyBatch, FlyLlama
+from pyfly_cpp.llama.schemas import with_strict_strings
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 MESSAGES = [{"role": "user", "content": "How many apples has Tom?"}]
@@ -82,6 +84,39 @@ def test_constants_and_patterns_of_a_call_are_those_of_the_schema(llm, form):
     answer = llm.create_chat_completion(MESSAGES, max_tokens=80, **options)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"s": 'a"\\n\n', "t": '""\\'}
+
+
+def between(low, high):
+    return {"type": "object", "properties": {"n": {"type": "integer", "minimum": low, "maximum": high}}}
+
+
+@pytest.mark.parametrize("chat_format", [None, "chatml-function-calling"])
+def test_each_call_follows_its_own_schema(tiny_target, chat_format):
+    """llama-cpp-python makes the same grammar of schemas that differ in their bounds alone."""
+    bounds = {"f": (100, 200), "g": (-9, -5), "h": (1000, 2000)}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {**between(*of), "required": ["n"]}}}
+        for name, of in bounds.items()
+    ]
+    with FlyBatch(tiny_target, 3, chat_format=chat_format, **OPTIONS) as batch:
+        handles = {
+            name: batch.submit(
+                MESSAGES, tools=tools, tool_choice={"type": "function", "function": {"name": name}}, max_tokens=40
+            )
+            for name in bounds
+        }
+        for name, (low, high) in bounds.items():
+            (call,) = handles[name].result()["choices"][0]["message"]["tool_calls"]
+            assert low <= json.loads(call["function"]["arguments"])["n"] <= high
+
+
+def test_grammars_of_the_caller_are_not_those_of_tools(llm):
+    tool = {"type": "function", "function": {"name": "f", "parameters": between(100, 200)}}
+    llm.create_chat_completion(MESSAGES, tools=[tool], max_tokens=1)
+    own = LlamaGrammar.from_json_schema(
+        json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}}), verbose=False
+    )
+    assert "integral-part" in with_strict_strings(own)._grammar
 
 
 def test_a_tool_that_cannot_be_followed_is_refused_where_it_is_named(llm):
