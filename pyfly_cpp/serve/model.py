@@ -227,9 +227,13 @@ class Model:
         )
         request.owner = order.owner
 
+        told = -1
+
         def tell(event: str) -> None:
-            if event in ("begun", "prompt"):
-                on_progress(request.slot.n_evaluated)
+            nonlocal told
+            if event in ("begun", "prompt") and request.slot.n_evaluated != told:  # the same while it waits
+                told = request.slot.n_evaluated
+                on_progress(told)
             elif event == "round" and len(request.arrivals) == 1:
                 on_progress(len(order.prompt))
 

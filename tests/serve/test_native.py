@@ -38,6 +38,7 @@ def test_progress(server):
     body = {"messages": [{"role": "user", "content": "nine red hats " * 40}], "max_tokens": 2}
     told = [event["prompt_progress"] for event in server.events("/v1/chat/completions", **body, return_progress=True)
             if event != "[DONE]" and "prompt_progress" in event]  # fmt: skip
+    assert len(told) == len({event["processed"] for event in told})
     assert told[0]["processed"] == told[0]["cache"] and told[-1]["processed"] == told[-1]["total"]
 
 
