@@ -19,6 +19,7 @@ its tokens. What was held back is given out at the end, so that the pieces toget
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -189,9 +190,11 @@ def logprobs_of(row: Row, token: int, n_top: int) -> Logprobs:
 
 
 def prompt_tokens(tokens: Iterable[int], piece_of: Callable[[int], bytes], logprobs: Sequence[Logprobs]) -> list[Token]:
-    """The tokens of a prompt, as a response that echoes it shows them. `logprobs`: of those from the second on."""
+    """The tokens of a prompt, as a response that echoes it shows them. `logprobs`: of those from the second on, as many
+    as were read."""
     characters = Characters(piece_of)
-    return [Token(token, characters(token), logprobs[i - 1] if i else None) for i, token in enumerate(tokens)]
+    of_each = itertools.chain([None], logprobs, itertools.repeat(None))
+    return [Token(token, characters(token), own) for token, own in zip(tokens, of_each)]
 
 
 def completion_logprobs(tokens: Iterable[Token], offset: int, text_of: Callable[[int], str]) -> dict[str, list[Any]]:

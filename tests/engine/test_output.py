@@ -158,6 +158,8 @@ def test_tokens_of_a_prompt():
     pieces = [b"a", EURO[:2], EURO[2:]]
     tokens = prompt_tokens(range(3), pieces.__getitem__, [(-1.0, []), (-2.0, [])])
     assert tokens == [Token(0, "a"), Token(1, "", (-1.0, [])), Token(2, "\u20ac", (-2.0, []))]
+    read = prompt_tokens(range(3), pieces.__getitem__, [(-1.0, [])])  # the answer ended before the last one
+    assert read == [*tokens[:2], Token(2, "\u20ac")]
 
 
 def test_characters():
