@@ -6,9 +6,11 @@ turn what the caller has into contiguous arrays of the right type before a point
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,11 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
 
 
 class _CallbackFailure(threading.local):
-    """The exception of a Python callback, raised while C was calling it on this thread; raised again when the call has
-    returned."""
+    """The exceptions of Python callbacks, raised while C was calling them on this thread; each is raised again when the
+    call has returned, or where C reports it."""
 
-    pending: BaseException | None = None
+    def __init__(self) -> None:
+        self.pending = deque[BaseException]()
 
 
 _callback_failure = _CallbackFailure()
@@ -49,7 +52,19 @@ _callback_failure = _CallbackFailure()
 
 def keep_failure(exception: Any, value: BaseException | None, traceback: Any) -> None:
     """The `onerror` of a callback: what it raised is raised by the `check` around the call."""
-    _callback_failure.pending = value
+    if value is not None:
+        _callback_failure.pending.append(value)
+
+
+@contextlib.contextmanager
+def own_failures() -> Iterator[None]:
+    """Exceptions of callbacks inside are those of one call, which reports them in their order; others, of a call in
+    whose callback this is, wait."""
+    outer, _callback_failure.pending = _callback_failure.pending, deque()
+    try:
+        yield
+    finally:
+        _callback_failure.pending = outer
 
 
 def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
@@ -60,9 +75,8 @@ def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
 
 
 def _reported(status: int, error: Any) -> BaseException:
-    if status == lib.PYFLY_STATUS_CALLBACK and _callback_failure.pending is not None:
-        pending, _callback_failure.pending = _callback_failure.pending, None
-        return pending
+    if status == lib.PYFLY_STATUS_CALLBACK and _callback_failure.pending:
+        return _callback_failure.pending.popleft()
     message = ffi.string(error.message).decode("utf-8", errors="replace")
     return _EXCEPTIONS.get(status, PyflyError)(message + ".")
 

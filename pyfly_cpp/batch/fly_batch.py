@@ -353,4 +353,6 @@ class _ForHandler:
             raise CancelledError("the request was cancelled.")
         handle = self._batch.submit(prompt, **arguments, **self._how)
         self._steps += handle.steps
+        if self._feed.future.done():  # whoever cancelled it since found no step
+            handle.cancel()
         return iter(handle) if arguments.get("stream") else handle.result()

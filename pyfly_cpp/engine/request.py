@@ -162,6 +162,7 @@ class Request:
         while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
             rows.append((was + len(rows), row))
         if self._n_prompt_logprobs is not None:
+            del self.prompt_logprobs[max(0, was - self._prompt_from) :]  # it has made room for others, and begins anew
             self.prompt_logprobs += [
                 logprobs_of(row, self.history[i + 1], self._n_prompt_logprobs)
                 for i, row in rows

@@ -103,7 +103,7 @@ class Stepper:
     def finish(self, step: Stepped, cause: str) -> None:
         """An answer ends where it stands, if it has not ended; see `Output.end`."""
         with contextlib.suppress(ValueError):
-            self._command(lambda: None if step.feed.future.done() else self._put(step, [step.request.end(cause)]))
+            self._command(lambda: self._end(step, cause))
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function in the stepping thread, between two steps. Raises ValueError if the stepper has ended."""
@@ -238,7 +238,10 @@ class Stepper:
             else:
                 self._joining.popleft()
                 step.slot, self._running[slot.number] = slot, step
-                step.tell("begun")
+                try:
+                    step.tell("begun")
+                except BaseException as failure:
+                    self._fail(step, failure)
 
     def _step(self) -> None:
         begun = time.perf_counter()
@@ -279,8 +282,16 @@ class Stepper:
             pieces[-1] = pieces[-1]._replace(stats=step.stats)
         step.feed.put(pieces, is_last)
 
+    def _end(self, step: Stepped, cause: str) -> None:
+        if not step.feed.future.done():
+            try:
+                self._put(step, [step.request.end(cause)])
+            except BaseException as failure:  # of its on_event
+                self._fail(step, failure)
+
     def _fail(self, step: Stepped, failure: BaseException) -> None:
-        self._remove(step)
+        with contextlib.suppress(Exception):  # of its on_event: the first failure is told
+            self._remove(step)
         step.feed.fail(failure)
 
     def _remove(self, step: Stepped) -> None:
@@ -315,10 +326,11 @@ class Stepper:
         """Everybody hears why there is no more."""
         with self._changed:
             self._is_closing = True
-            commands, self._commands = [*self._commands, *self._when_idle], deque()
-        for command in commands:
-            with contextlib.suppress(Exception):
-                command()
+            commands, self._commands = self._commands, deque()
+        for queue in (commands, self._when_idle):  # what is in the first may append to the second
+            while queue:
+                with contextlib.suppress(Exception):
+                    queue.popleft()()
         for step in (*self._running.values(), *self._joining):
             with contextlib.suppress(Exception):
                 self._fail(step, failure)

@@ -257,6 +257,23 @@ def test_an_answer_that_is_ended_where_it_stands(plain):
     waiting[2].finish("length")  # nothing more
 
 
+def test_log_probabilities_of_a_prompt_that_begins_anew(tiny_target):
+    """A text that makes room for others in the middle of its prompt."""
+
+    def ask(n_cells):
+        options = {"n_batch": 32, "n_cells": n_cells, **OPTIONS, "n_ctx": 512}
+        with FlyBatch(tiny_target, 3, **options) as batch:
+            prompts = [[300 + (7 * i + 13 * k) % 700 for i in range(300)] for k in range(3)]
+            found = batch.complete(prompts, echo=True, logprobs=1, max_tokens=60, temperature=0)
+            return [one["choices"][0]["logprobs"]["token_logprobs"] for one in found], batch.stats.prefilled
+
+    expected, n_expected = ask(None)
+    found, n_prefilled = ask(512)
+    assert n_prefilled > n_expected
+    for own, other in zip(expected, found):
+        np.testing.assert_allclose(own[1:300], other[1:300], atol=0.02)
+
+
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"n": {}}}}}
     for name in ("count", "add")
@@ -433,6 +450,20 @@ def test_cancel_from_another_thread(plain):
     assert isinstance(queued[-1].exception(), CancelledError)
 
 
+def test_cancel_of_a_chat_whose_handler_has_just_begun(tiny_target):
+    """Its handler, in a thread of its own, asks for a completion at any time."""
+    options = {**OPTIONS, "n_ctx": 2048, "chat_format": "chatml-function-calling"}
+    with FlyBatch(tiny_target, 2, **options) as batch:
+        no_end = {"max_tokens": 1900, "temperature": 0, "logit_bias": {batch.llama.token_eos(): -100}}
+        messages = [{"role": "user", "content": "hi " * 300}]
+        for i in range(20):
+            handle = batch.submit(messages, stream=True, **no_end)
+            time.sleep(0.0007 * (i % 5))
+            handle.cancel()
+            time.sleep(0.1)
+            assert not batch.between_steps(lambda: batch._stepper._running).result(20)
+
+
 def test_a_timeout_leaves_the_request_alone(plain):
     handle = endless(plain)
     with pytest.raises(TimeoutError if sys.version_info >= (3, 11) else Exception):
@@ -515,6 +546,36 @@ def test_a_failure_is_its_own(plain):
         with pytest.raises(kind, match=message):
             handle.result(20)
     assert text_of(good.result(20)) == expected
+
+
+@pytest.mark.parametrize("when", ["begun", "prompt", "round", "ended"])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_failure_of_a_callback_of_events_is_its_own(when, is_finished, plain):
+    def fails(event):
+        if event == when:
+            raise KeyError("mine")
+
+    good = plain.submit("Tom", **GREEDY)
+    prompt = plain.tokenize(b"Once a day " * 300)
+    request = plain.llama.new_request(prompt, plain.llama.new_output(prompt, max_tokens=500), sampling={"temp": 0.0})
+    bad = plain.write(request, on_event=fails)
+    if is_finished:
+        bad.finish("length")
+    assert is_finished or isinstance(bad.exception(20), KeyError)
+    assert text_of(good.result(20)) and text_of(plain.submit("Tom", **GREEDY).result(20))
+
+
+def test_a_failure_of_a_drafter_is_that_of_its_text(tiny_target):
+    def fails(ids):
+        if len(ids) > 8:
+            raise KeyError(int(ids[1]))
+        return []
+
+    with FlyBatch(tiny_target, 2, drafter=fails, adaptive=False, **OPTIONS) as batch:
+        handles = {second: batch.submit([1, second, 3, 4], max_tokens=30) for second in (20, 50)}
+        for second, handle in handles.items():
+            failure = handle.exception(20)
+            assert isinstance(failure, KeyError) and failure.args == (second,)
 
 
 def test_a_failure_of_complete(plain):
@@ -602,6 +663,16 @@ def test_close_while_texts_run(tiny_target):
     with pytest.raises(ValueError, match="this FlyBatch is closed"):
         batch.tokenize(b"Tom")
     assert not threads()
+
+
+def test_close_forgets_nobody_who_waits(tiny_target):
+    """What was to be called when no request runs is called, also if it was asked for just before."""
+    for _ in range(10):
+        batch = FlyBatch(tiny_target, 2, **OPTIONS)
+        endless(batch)
+        waiting = [batch.between_steps(lambda: "idle", when_idle=True) for _ in range(3)]
+        batch.close()
+        assert [one.result(5) for one in waiting] == ["idle"] * 3
 
 
 def test_what_ended_the_stepping_is_said(tiny_target, monkeypatch):
