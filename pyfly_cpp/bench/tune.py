@@ -3,8 +3,8 @@
 Four stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K, losslessly;
 (2) gates and windows with the best of these; (3) window and K around the best that keeps the budget; (4) the choice
 again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks better
-than it is: a lossy one that is not clearly faster then is not chosen. That is a greedy search, not every combination.
-Plain decoding is a candidate too: if drafting is not faster, that is the answer.
+than it is: a lossy one that is not clearly faster then is not chosen, and none that is not faster than plain decoding.
+That is a greedy search, not every combination.
 
 In stage 2 every gate climbs its ladder of thresholds (`gates.ladder`), once with each window. Its foot is exact
 decoding, which stage 1 has measured. It climbs until it leaves the budget, is as fast as was asked for, or rejects
@@ -28,6 +28,7 @@ from pyfly_cpp.decoding.drafters import WORDS, require_drafters
 from pyfly_cpp.decoding.gates import N_RUNGS, Fuzzy, Gate, Random, Stochastic, ladder
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
+from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.generation import Generator, Sampling
 from pyfly_cpp.evaluation.statistics import MIN_GROUPS, Interval, bootstrap, for_json, ratio, speed, speedup
 
@@ -107,8 +108,7 @@ class Tuned:
     chosen: Candidate
     """As measured in the search."""
     fastest: Candidate
-    """The best of the search within the budget: the choice, unless it is lossy and was not clearly faster when measured
-    again."""
+    """The best of the search within the budget: the choice, unless it was not faster when measured again."""
     over_lossless: Interval | None
     """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
     candidates: tuple[Candidate, ...]
@@ -245,14 +245,18 @@ def _random(like: Decoding) -> list[Decoding]:
 
 
 def decide(
-    fastest: Candidate, lossless: Candidate, confirmation: Sequence[Measured]
+    fastest: Candidate, lossless: Candidate, plain: Candidate, confirmation: Sequence[Measured]
 ) -> tuple[Candidate, Interval | None]:
-    """The choice among the fastest setting and the best lossless one, both measured afresh, and `Tuned.over_lossless`:
-    what is lossy must be faster with its whole interval."""
-    if fastest.setting.is_exact:
-        return fastest, None
-    over = assess(confirmation, fastest.setting, lossless.setting).speedup
-    return (fastest if over.low > 1 else lossless), over
+    """The choice among the fastest setting, the best lossless one and plain decoding, all measured afresh, and
+    `Tuned.over_lossless`: what is lossy must be faster with its whole interval, what drafts faster than plain
+    decoding."""
+    chosen, over = fastest, None
+    if not fastest.setting.is_exact:
+        over = assess(confirmation, fastest.setting, lossless.setting).speedup
+        chosen = fastest if over.low > 1 else lossless
+    if not chosen.setting.is_plain and assess(confirmation, chosen.setting, plain.setting).speedup.estimate <= 1:
+        chosen = plain
+    return chosen, over
 
 
 def tune(
@@ -281,7 +285,8 @@ def tune(
     """
     n_prompts = len({prompt.unit for prompt in prompts})
     if n_prompts < MIN_PROMPTS:
-        raise ValueError(f"{n_prompts} prompts are too few to tune on; give at least {MIN_PROMPTS}, better 8 to 16.")
+        few = counted(n_prompts, "prompt")
+        raise ValueError(f"{few} cannot be tuned on; give at least {MIN_PROMPTS}, better 8 to 16.")
     candidates: dict[Decoding, Candidate] = {}
     is_full: dict[Decoding, bool] = {}  # the gate rejected nothing: a looser one would change nothing
     governed = as_in_chat(sampling.temperature)
@@ -351,7 +356,7 @@ def tune(
     randoms = _random(max(lossy, key=budget.worth).setting) if baselines and lossy else []
     afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
     confirmation = run("4/4 the choice again", list(dict.fromkeys([*afresh, *randoms])))
-    chosen, over = decide(fastest, lossless, confirmation)
+    chosen, over = decide(fastest, lossless, candidates[PLAIN], confirmation)
     return Tuned(
         chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts,
         tuple(assess(confirmation, setting) for setting in randoms),

@@ -196,9 +196,11 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     """Why the choice is not the best setting of the search, with a space behind it; empty if it is."""
     if tuned.chosen == tuned.fastest:
         return ""
+    was = f"{tuned.fastest.setting} was the best setting in the search. Measured again, "
+    if tuned.over_lossless is None or tuned.over_lossless.low > 1:
+        return f"{was}it was not faster than plain decoding. "
     return (
-        f"{tuned.fastest.setting} was the best setting in the search. Measured again, its speed was "
-        f"{interval(tuned.over_lossless)} times that of {tuned.chosen.setting}, which is lossless. That is not clearly "
+        f"{was}its speed was {interval(tuned.over_lossless)} times that of the best lossless one. That is not clearly "
         "more, so the preset is lossless. "
     )
 

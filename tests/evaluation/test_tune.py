@@ -199,14 +199,15 @@ def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
     from pyfly_cpp.cli.tune import claim_sentence
 
     fast, lossless = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("exact k=4", 1.2, 1.0)
-    confirmation = afresh({"exact k=4": [1.0], "margin:0.5 k=8": seconds})
-    chosen, over = decide(fast, lossless, confirmation)
+    plain = candidate("plain", 1.0, 1.0)
+    confirmation = afresh({"exact k=4": [1.0], "margin:0.5 k=8": seconds, "plain": [1.2]})
+    chosen, over = decide(fast, lossless, plain, confirmation)
     assert chosen is (fast if is_lossy else lossless)
     tuned = Tuned(chosen, fast, over, (fast, lossless), tuple(confirmation), 6)
     said = claim_sentence(tuned, "1.0", "1.0", "p.jsonl")
     assert ("margin:0.5 k=8 was the best setting in the search" in said) == (not is_lossy)
     assert ("the preset is lossless. exact k=4 is the best" in said) == (not is_lossy)
-    assert decide(lossless, lossless, []) == (lossless, None)
+    assert decide(lossless, lossless, plain, confirmation) == (lossless, None)
 
 
 def test_plain_decoding_after_a_lossy_setting_that_is_not_faster():
@@ -214,10 +215,24 @@ def test_plain_decoding_after_a_lossy_setting_that_is_not_faster():
     from pyfly_cpp.cli.tune import claim_sentence
 
     fast, plain = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("plain", 1.2, 1.0)
-    _, over = decide(fast, plain, confirmation := afresh({"plain": [1.0], "margin:0.5 k=8": [1.05]}))
+    chosen, over = decide(fast, plain, plain, confirmation := afresh({"plain": [1.0], "margin:0.5 k=8": [1.05]}))
+    assert chosen is plain
     tuned = Tuned(plain, fast, over, (fast, plain), tuple(confirmation), 6)
     said = claim_sentence(tuned, "–", "–", "p.jsonl")
     assert "the preset is lossless. Plain decoding is the fastest" in said and "– times" not in said
+
+
+@pytest.mark.parametrize("word", ["exact k=8", "margin:0.5 k=8"])
+def test_what_drafts_must_be_faster_than_plain_decoding_when_measured_afresh(word):
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import claim_sentence
+
+    fast, plain, lossless = candidate(word, 1.4, 1.0), candidate("plain", 1.2, 1.0), candidate("exact k=4", 1.1, 1.0)
+    confirmation = afresh({"plain": [1.0], "exact k=4": [1.3], word: [1.02, 1.0]})
+    chosen, over = decide(fast, fast if word.startswith("exact") else lossless, plain, confirmation)
+    assert chosen is plain
+    said = claim_sentence(Tuned(chosen, fast, over, (fast, plain), tuple(confirmation), 6), "–", "–", "p.jsonl")
+    assert "Measured again, it was not faster than plain decoding. Plain decoding is the fastest" in said
 
 
 # ---- Presets ---------------------------------------------------------------------------------------------------------
