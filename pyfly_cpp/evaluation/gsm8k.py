@@ -7,6 +7,7 @@ Convention: lm-evaluation-harness `gsm8k.yaml` (release 0.4.13): `Question: ...\
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pyfly_cpp.evaluation import extraction
 from pyfly_cpp.evaluation.files import Row
@@ -15,7 +16,8 @@ from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
 
 
 class Gsm8k(Task):
-    """Rows: `id`, `question`, `answer_number`; worked examples also `answer`."""
+    """Rows: `id`, `question`, `answer_number`; worked examples also `answer`. Or as they are published: `question`, and
+    `answer`, which ends with `####` and the number."""
 
     name = "gsm8k"
     title = "GSM8K word problems, last number (strict: after ####)"
@@ -25,11 +27,15 @@ class Gsm8k(Task):
     hub_examples = HubSplit("openai/gsm8k", "main", "train")
 
     def from_hub(self, split: HubSplit, where: Where) -> Row:
-        answer = where.text("answer")
-        number = answer.rpartition("####")[2].strip().replace(",", "")
-        return {**where.row, "id": f"gsm8k-{split.split}-{where.line - 1}", "answer_number": number}
+        return self._numbered(where, f"gsm8k-{split.split}")
+
+    def _numbered(self, where: Where, ids: str) -> Row:
+        number = where.text("answer").rpartition("####")[2].strip().replace(",", "")
+        return {"id": f"{ids}-{where.line - 1}", **where.row, "answer_number": number}
 
     def parse(self, where: Where) -> Item:
+        if "answer_number" not in where.row and "####" in str(where.row.get("answer", "")):
+            where = replace(where, row=self._numbered(where, "gsm8k"))
         return where.item(where.fields("question", "answer_number", optional=["answer"]))
 
     def question(self, item: Item) -> str:

@@ -43,6 +43,13 @@ def write(path, *rows):
     return path
 
 
+def test_gsm8k_as_it_is_published(tmp_path):
+    rows = [{"question": "2+2?", "answer": "It is <<2+2=4>>4.\n#### 4"}, {"question": "?", "answer": "#### 1,234"}]
+    items = get_task("gsm8k").read(write(tmp_path / "a.jsonl", *rows))
+    assert [item.fields["answer_number"] for item in items] == ["4", "1234"]
+    assert len({item.id for item in items}) == 2
+
+
 def test_every_task_has_a_good_row():
     assert set(GOOD) == set(TASKS)
 
@@ -63,6 +70,8 @@ def test_a_missing_or_wrong_field_is_named(name, tmp_path):
         if field in ("answer", "code") and name in ("gsm8k", "mbpp"):
             continue  # only worked examples need them
         broken = {k: v for k, v in GOOD[name].items() if k != field}
+        if (name, field) == ("gsm8k", "answer_number"):
+            del broken["answer"]  # which has the number, too
         with pytest.raises(DataError, match=rf"b\.jsonl, line 2: the field '{field}' is missing"):
             task.read(write(tmp_path / "b.jsonl", {**GOOD[name], "id": "0"}, broken))
         with pytest.raises(DataError, match=rf"b\.jsonl, line 1: the field '{field}' must be"):
