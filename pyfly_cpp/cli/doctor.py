@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import __version__, _native
-from pyfly_cpp.cli.loading import RPC_OPTION, reasons_from, silence
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reasons_from, silence
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import PyflyError, RpcError
@@ -48,14 +48,18 @@ _VOCABULARIES = {
     short_help="Show versions and devices, and whether a model and a draft fit.",
     epilog="Example: pyfly-cpp doctor -m target.gguf -d draft.gguf",
 )
+@MODEL_ARGUMENT
 @click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
 @RPC_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool) -> None:
+def command(
+    named: str | None, model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool
+) -> None:
     """Show versions and devices, also of RPC servers, and whether a model and a draft fit. Exit code 1 if they do not,
     or if a server does not answer."""
     silence()
+    model = named_once(named, model)
     remote, problems = _remote_devices(rpc_servers or ())
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
     report["rpc_problems"] = problems

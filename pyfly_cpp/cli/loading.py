@@ -146,7 +146,7 @@ class Models:
     def choose_drafters(self) -> tuple[Drafters, str]:
         """The drafters behind the words of settings, and the reason for the default. Raises ValueError."""
         if self.drafter == "none":
-            raise click.UsageError("there is nothing to compare with --drafter none; leave it out.")
+            raise click.UsageError("this command needs a drafter; leave --drafter none out.")
         usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
@@ -284,7 +284,7 @@ _WHAT: list[Declared] = [
                  help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
                  "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
-                 "smaller."),
+                 "smaller; for several requests at a time only the first of these."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {
@@ -319,16 +319,20 @@ MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
 """For commands with `model_options` that take no other argument: the model without --model."""
 
 
+def named_once(named: str | None, model: str | None) -> str | None:
+    """The model of MODEL_ARGUMENT or of --model; None: neither. Raises UsageError for both."""
+    if model is not None and named is not None:
+        raise click.UsageError("give the model once: as an argument, or with --model.")
+    return named if model is None else model
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that choose the model; the command gets them as one argument, `models: Models`."""
     of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
 
     @functools.wraps(command)
     def with_models(*, model: str | None, draft: str | None, drafter: str, preset: str | None, **given: Any) -> Any:
-        named = given.pop("named", None)
-        if model is not None and named is not None:
-            raise click.UsageError("give the model once: as an argument, or with --model.")
-        model = named if model is None else model
+        model = named_once(given.pop("named", None), model)
         loaded = None if preset is None else load_preset(preset)
         if model is None and loaded is not None:
             model = loaded.model

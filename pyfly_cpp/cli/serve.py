@@ -15,11 +15,13 @@ import click
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.models.ollama import shown_name
 from pyfly_cpp.serve.settings import Limits, Settings
 
 _LONGEST_PAUSE = 0.2  # seconds, by which a prompt holds up the next token of another request
@@ -85,6 +87,7 @@ _OPTIONS = [
     short_help="Serve a model to programs, and on a web page.",
     epilog="Example: pyfly-cpp serve --model target.gguf --draft draft.gguf --parallel 4",
 )
+@MODEL_ARGUMENT
 @declares(_OPTIONS)
 @shared_options
 def command(
@@ -126,7 +129,8 @@ def command(
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
-            name, *aliases = alias or [options.models.model.stem]
+            model = options.models.model
+            name, *aliases = alias or [model.stem if model.suffix == ".gguf" else shown_name(model)]
             settings = Settings(
                 name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
                 chat_template=template, seed=options.sampling["seed"],
@@ -140,11 +144,16 @@ def command(
                 with contextlib.suppress(OSError):  # a full disk
                     note(
                         f"{settings.name} is served at {url}/v1 to programs, and at {url} to a browser. Ctrl-C stops. "
-                        f"Gate: {batch.decoding.gate}. At most {counted(batch.n_parallel, 'request')} at a time, each "
+                        f"Drafter: {' and '.join(map(str, require_drafters(batch.llama.drafter))) or 'none'}. Gate: "
+                        f"{batch.decoding.gate}. At most {counted(batch.n_parallel, 'request')} at a time, each "
                         f"with a context of {batch.n_ctx} tokens."
                     )
 
-            if not serve(batch, settings, bound, tell):
+            def tell_wait() -> None:
+                with contextlib.suppress(OSError):
+                    note(f"Running answers have {settings.grace:g} seconds; Ctrl-C again ends them now.")
+
+            if not serve(batch, settings, bound, tell, tell_wait):
                 _leave(batch)
     finally:
         bound.close()

@@ -50,7 +50,11 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    batch: FlyBatch, settings: Settings, bound: socket.socket, on_start: Callable[[], None] | None = None
+    batch: FlyBatch,
+    settings: Settings,
+    bound: socket.socket,
+    on_start: Callable[[], None] | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> bool:
     """Serves until a signal stops it (in the main thread), and then until what runs has ended.
 
@@ -58,11 +62,12 @@ def serve(
         batch: Writes the texts; the caller's to close.
         bound: Where to listen; closed at the end.
         on_start: Called when requests are taken.
+        on_wait: Called when Ctrl-C stops it while answers run.
 
     Returns:
         Whether all has ended. A thread that is tokenizing cannot be interrupted; the batch must not be closed then.
     """
-    server = Server(batch, settings, on_start)
+    server = Server(batch, settings, on_start, on_wait)
     asyncio.run(server.serve([bound]))
     return not server.service.reading.is_busy
 
@@ -94,10 +99,18 @@ class _Config(uvicorn.Config):
 class Server(uvicorn.Server):
     """uvicorn's, which ends in our way: running answers first."""
 
-    def __init__(self, batch: FlyBatch, settings: Settings, on_start: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        batch: FlyBatch,
+        settings: Settings,
+        on_start: Callable[[], None] | None = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
         """Takes the arguments of `serve`. Setting `should_exit` stops the server."""
         self._settings = settings
         self._on_start = on_start
+        self._on_wait = on_wait
+        self._is_interrupted = False
         self.service = Service(Model(batch, settings.chat_template), settings, Log(settings.log))
         config = _Config(
             make_app(self.service),
@@ -126,6 +139,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         """Lets what runs finish; until then new requests hear why they are refused."""
         self.service.stop()
+        if self._is_busy and self._on_wait is not None and self._is_interrupted and not self.force_exit:
+            self._on_wait()
         try:
             await self._until_idle(lambda: self.service.is_over or self.force_exit)
             if self._is_busy:
@@ -160,6 +175,7 @@ class Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _hear(self, _: int, __: FrameType | None) -> None:
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self._is_interrupted = number == signal.SIGINT
         self.force_exit = self.should_exit
         self.should_exit = True

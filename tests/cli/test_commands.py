@@ -561,4 +561,4 @@ def test_the_demo_compares_texts_and_speeds(run):
     assert result.code == 0 and re.findall("--- (.*) ---", result.err) == ["prompt", "without drafts", "with drafts"]
     assert result.out.rstrip().splitlines()[-1].startswith(("Both texts are the same", "The texts differ"))
     refused = run("demo", TARGET, "--drafter", "none")
-    assert refused.code == 2 and "nothing to compare" in refused.err
+    assert refused.code == 2 and "needs a drafter" in refused.err

@@ -464,7 +464,7 @@ def test_a_draft_that_nothing_drafts_with_is_refused(run, data, tmp_path):
         refused(run(*command, "--drafter", "draft", "--lookup-texts", "x"), "--lookup-texts is for prompt lookup")
     result = run(bench, "-n", 4, "--limit", 1, "--drafter", "lookup", "-s", "exact draft")
     assert result.exit_code == 0, "a setting drafts with it"
-    refused(run(bench, "--drafter", "none"), "nothing to compare")
+    refused(run(bench, "--drafter", "none"), "needs a drafter")
     result = run(explain, "One.", "-n", 4, "--drafter", "draft", "-s", "exact lookup", "-o", tmp_path / "e.html")
     assert result.exit_code == 0, "the default drafter would draft with it"
 
