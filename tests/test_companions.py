@@ -377,6 +377,9 @@ def test_a_split_model_counts_whole(tmp_path, tiny_draft):
         ("SmolLM2-1.7B-Instruct.Q4_K_M.gguf", "SmolLM2"),
         ("Qwen2.5-0.5B-Instruct-Q8_0.gguf", None),
         ("my-model.gguf", None),
+        ("qwen2.5-coder:7b", "Qwen2.5-Coder"),
+        ("llama3.1:8b", "Llama 3.1, 3.2, 3.3"),
+        ("gemma3-4b", "Gemma 3"),
     ],
 )
 def test_published_pairs(name, family):

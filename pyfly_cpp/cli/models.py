@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +37,7 @@ def command() -> None:
     hf:OWNER/REPO:TYPE  a model of the hub, by its type (Q4_K_M, Q8_0, ...)
     hf:OWNER/REPO       the same, of a common type
     hf:OWNER/REPO/FILE  a GGUF file of the hub
+    ollama:NAME:TAG     a model that Ollama has pulled
     NAME                NAME.gguf in $PYFLY_MODELS, or in the user's cache folder
     smollm2-135m        the demo model
     """
@@ -110,6 +112,11 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_published(published_pair(target), as_json)
         if not as_json:
             _suggest_own_draft("FILE")
+    elif models.locate(target) is None and not os.path.exists(target) and re.fullmatch(r"[\w.:-]+", target):
+        raise ValueError(
+            f"no draft is known for {target!r}; `pyfly-cpp models pair` lists the known families, and `pyfly-cpp "
+            "models list` the models on this machine."
+        )
     else:
         _show_companions(models.resolve_model(target), as_json)
 

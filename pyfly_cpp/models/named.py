@@ -114,7 +114,8 @@ def package_file(member: str) -> Path | None:
 
 
 def _unknown(name: str) -> str:
-    hint = did_you_mean(name, [EMBEDDED, *named_models()])
+    ollama = f"{PREFIX}{name}"
+    hint = f" Did you mean {ollama!r}?" if locate(ollama) else did_you_mean(name, [EMBEDDED, *named_models()])
     return (
         f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "
         "list` lists the models on this machine."

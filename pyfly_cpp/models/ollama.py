@@ -29,6 +29,12 @@ def ollama_models() -> dict[str, Path]:
     return found
 
 
+def shown_name(path: Path) -> str:
+    """A file's name for people: Ollama's own for one of its files."""
+    names = ollama_models() if path.name.startswith("sha256-") else {}
+    return next((name.removeprefix(PREFIX) for name, blob in names.items() if blob == path), path.name)
+
+
 def _name(path: Path) -> str:
     return f"{PREFIX}{path.parent.as_posix().removeprefix(_LIBRARY)}:{path.name}"
 

@@ -107,7 +107,8 @@ PAIRS = (
 
 def published_pair(model: str | os.PathLike[str]) -> Pair | None:
     """The published draft of a model, by the name of its file or of its repository."""
-    name = Path(model).name.lower().replace("_", "-")
+    name = re.sub("[_:]", "-", Path(model).name.lower())
+    name = re.sub(r"^(llama|gemma)(?=\d)", r"\1-", name)  # as Ollama spells them
     return next((pair for pair in PAIRS if re.search(pair.pattern, name)), None)
 
 

@@ -138,8 +138,10 @@ def test_models_of_ollama(run, home, monkeypatch):
     assert sorted(one["name"] for one in listed) == sorted(names)
     result = run("chat", "ollama:tiny:1b", "-t", 1, "-n", 2, stdin="Tom\n")
     assert result.code == 0 and "draft model sha256-3" in result.err, "it drafts, too"
+    assert "model: tiny:1b (F16)" in result.err
     assert run("complete", "-m", names[1].removesuffix(":latest"), "-t", 1, "-n", 2, "Tom").code == 0
     assert "models list" in run("chat", "ollama:tiny:2b").err
+    assert "Did you mean 'ollama:tiny:1b'?" in run("chat", "tiny:1b").err
 
 
 def test_pair_of_a_name(run, home):
@@ -147,6 +149,7 @@ def test_pair_of_a_name(run, home):
     assert named.code == 0 and "models fetch hf:Qwen/Qwen2.5-0.5B" in named.err
     assert "models draft FILE" in named.err
     assert "Qwen2.5-0.5B" in json.loads(run("models", "pair", "qwen2.5-7b", "--json").out)["published"]["draft"]
-    assert run("models", "pair", "nobody-knows-7b").code == 1
+    unknown = run("models", "pair", "nobody-knows-7b")
+    assert unknown.code == 1 and "`pyfly-cpp models pair` lists" in unknown.err
     put(TARGET, home / "models" / "tiny.gguf")
     assert f"models draft {home / 'models' / 'tiny.gguf'}" in run("models", "pair", "tiny").err
