@@ -35,6 +35,7 @@ from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
+from pyfly_cpp.models.ollama import shown_name
 
 _LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
 """Tokens between looks for a loop, that are looked at, and of a loop that ends an answer if somebody watches."""
@@ -156,7 +157,7 @@ class Chat:
         threads = counted(llm.n_threads if given == AUTO else given, "thread")
         if given == AUTO and llm.n_threads > 1:
             threads += ", fewer if others need the cores"
-        title = f"{Path(llm.model_path).name} ({quantisation(llm._model.model)})"
+        title = f"{shown_name(Path(llm.model_path))} ({quantisation(llm._model.model)})"
         note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
         self._show_drafter()
         self._show_gate()
@@ -327,7 +328,8 @@ class Chat:
                 self._conversation.system = None if rest in ('""', "''") else rest
             note(f"(system prompt: {self._conversation.system or 'none'})")
         elif name == "/set":
-            self._options, what = self._options.changed(rest)
+            options, what = self._options.changed(rest)
+            self._decode_as(options)
             note(f"({what})")
         elif name in ("/reset", "/clear"):
             self._conversation.messages, self._read, self._cut = [], "", None
@@ -336,7 +338,7 @@ class Chat:
             self._show_stats()
         elif name == "/gate":
             if rest:
-                self._decode_as(replace(self._options, gate=parse_gate(rest)))
+                self._decode_as(replace(self._options, gate=parse_gate(rest), is_free=False))
             self._show_gate()
         elif name == "/preset":
             self._take_preset(rest)
@@ -363,7 +365,7 @@ class Chat:
         if not preset.leaves_drafter:
             raise ValueError(f"the preset {name} names a drafter; start with --preset {name}.")
         models = replace(self._options.models, preset=preset)
-        self._decode_as(replace(self._options, models=models, gate=None, window=None))
+        self._decode_as(replace(self._options, models=models, gate=None, window=None, is_free=False))
         self._show_gate()
 
     def _draft_with(self, word: str) -> None:
@@ -378,6 +380,7 @@ class Chat:
         self._options = replace(self._options, models=models)
 
     def _decode_as(self, options: Options) -> None:
+        options.decoding.require_distributions(require_drafters(self._llm.drafter))
         self._llm.decoding = options.decoding
         self._options = options
 

@@ -129,6 +129,8 @@ def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:
 class Int(click.IntRange):
     """An integer that fits into C's int."""
 
+    name = "integer"
+
     def _describe_range(self) -> str:
         return _described(self, super()._describe_range())
 
@@ -142,6 +144,8 @@ class Int(click.IntRange):
 class Real(click.FloatRange):
     """A number: neither infinite nor NaN."""
 
+    name = "number"
+
     def _describe_range(self) -> str:
         return _described(self, super()._describe_range())
 
@@ -154,4 +158,13 @@ class Real(click.FloatRange):
 
 COUNT = Int(min=1)
 SIZE = Int(min=0)
+
+
+class Length(Int):
+    """Tokens of an answer, 0: no limit; llama.cpp's -1 is 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert("0" if f"{value}".strip() == "-1" else value, param, ctx)
+
+
 SEED: Any = click.IntRange(0, 2**32 - 1)

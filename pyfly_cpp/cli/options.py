@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from pyfly_cpp.cli.headings import Declared, acceptance, declares, drafting, number, sampling
-from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Real
+from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Length, Real
 from pyfly_cpp.cli.loading import MEMORY_OPTIONS, Models, model_options
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.gates import Gate, Stochastic, examples
@@ -38,7 +38,7 @@ _SAMPLING = {
         "[default: 0; in chat the model's own recommendation, or 0.7]",
     ),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
-    "max_tokens": _Sampling(SIZE, 1024, "Longest answer in tokens; 0: as the context allows."),
+    "max_tokens": _Sampling(Length(min=0), 1024, "Longest answer in tokens; 0 or -1: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
     "top_p": _Sampling(Real(0, 1), 0.95, "1: off."),
     "min_p": _Sampling(Real(0, 1), 0.05, "0: off."),
@@ -74,6 +74,8 @@ class Options:
     """Arguments of `create_completion`; without a seed each answer gets its own."""
     given: frozenset[str] = frozenset()
     """Which of these somebody asked for."""
+    is_free: bool = False
+    """In a chat: nobody has said how to verify, so that follows temperature and seed."""
 
     @property
     def decoding(self) -> Decoding:
@@ -119,8 +121,12 @@ class Options:
                 wanted[name] = _read(name, metadata[f"general.sampling.{key}"])
         sampling = {**self.sampling, **{name: wanted[name] for name in wanted if name not in self.given}}
         is_free = self.gate is None and self.window is None and self.models.preset is None
-        is_sampled = sampling["temperature"] > 0 and sampling["seed"] is None
-        return replace(self, sampling=sampling, gate=Stochastic() if is_free and is_sampled else self.gate)
+        return replace(self, sampling=sampling, is_free=is_free)._verified()
+
+    def _verified(self) -> Options:
+        """These with the gate for their temperature and seed, if nobody has set one."""
+        is_sampled = self.sampling["temperature"] > 0 and self.sampling["seed"] is None
+        return replace(self, gate=Stochastic() if is_sampled else None) if self.is_free else self
 
     # ---- What a conversation keeps of them ---------------------------------------------------------------------------
 
@@ -135,7 +141,7 @@ class Options:
         """These with what `saved` has kept in the file `path`. Raises ValueError: a value is none of its option."""
         known = {name: settings[name] for name in _KINDS if name in settings}
         try:
-            return self._with({name: _read(name, value) for name, value in known.items()})
+            return replace(self._with({name: _read(name, value) for name, value in known.items()}), is_free=False)
         except ValueError as error:
             raise ValueError(f"{str(path)!r} has a wrong setting: {error} Nothing was loaded.") from None
 
@@ -152,7 +158,8 @@ class Options:
         if name not in _SAMPLING:
             names = ", ".join(_SAMPLING).replace("_", "-")
             raise ValueError(f"there is no setting {name!r} to change here. The settings are {names}.")
-        options = self._with({name: _read(name, None if value == "none" else value)}) if value else self
+        said = {name: _read(name, None if value == "none" else value)} if value else {}
+        options = self._with(said)._verified()
         return options, options._shown(name)
 
     def _shown(self, name: str) -> str:
@@ -173,7 +180,7 @@ def _read(name: str, value: Any) -> Any:
         return _KINDS[name].convert(f"{value}", None, None)
     except click.BadParameter as error:
         message = error.message[:100].rstrip(".")
-        raise ValueError(f"{name} cannot be {f'{value}'[:60]!r}: {message}.") from None
+        raise ValueError(f"{name.replace('_', '-')} cannot be {f'{value}'[:60]!r}: {message}.") from None
 
 
 def _sampling_option(name: str) -> Declared:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyfly_cpp.decoding import windows
 from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fields
-from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter, require_word
+from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter, OwnDrafter, require_word
 from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.decoding.gates import Exact, Gate, Stochastic, examples, parse_gate, require_gate, require_window_for
@@ -86,6 +86,15 @@ class Decoding:
         if self.adaptive is not None or self.draft_max is not None:
             return bool(self.adaptive)
         return bool(drafters) and all(getattr(drafter, "draft_max", None) is None for drafter in drafters)
+
+    def require_distributions(self, drafters: Sequence[Drafter]) -> None:
+        """Raises ValueError if the gate looks at distributions, and none of these drafters has any. Callables may."""
+        can = [not isinstance(drafter, OwnDrafter) or drafter.has_distributions for drafter in drafters]
+        if can and not any(can) and not self.is_plain and self.gate.compares_drafts:
+            raise ValueError(
+                f"the gate {self.gate} compares the draft's distribution with the target's, and "
+                f"{' and '.join(map(str, drafters))} has none; use a draft model or a head, or another gate."
+            )
 
     def but(self, **given: Any) -> Decoding:
         """This, with what is given; None: the field stays as it is, except for the window if the new gate has no

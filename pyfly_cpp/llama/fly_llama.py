@@ -173,6 +173,7 @@ class FlyLlama(CompletingLlama):
         elif _is_file(drafter):
             drafter = drafter_of_file(model_path, drafter)
         drafters = require_drafters(drafter)
+        self._decoding.require_distributions(drafters)
         if any(map(is_optional, drafters)) and not self._decoding.is_governed_with(drafters):
             drafters = without_optional(drafters)
             drafter = as_given(drafters)

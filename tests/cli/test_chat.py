@@ -114,6 +114,16 @@ def test_wrong_commands_are_one_line_and_the_chat_goes_on(run, line, message):
     assert result.code == 1
 
 
+def test_a_gate_without_the_distributions_it_needs_is_refused_at_once(run):
+    options = ("--drafter", "lookup", "-t", 1, "-n", 4)
+    refused = run("chat", "-m", TARGET, *options, "--gate", "fuzzy-js:0.1", stdin=f"{QUESTION}\n")
+    assert refused.code == 1 and not refused.out and "prompt lookup has none; use a draft model" in refused.err
+    kept = run("chat", "-m", TARGET, *options, stdin=f"/gate fuzzy-js:0.1\n{QUESTION}\n/gate\n")
+    assert "prompt lookup has none" in kept.err and kept.out.strip() and "gate: stochastic" in kept.err[-300:]
+    with pytest.raises(ValueError, match="compares the draft's distribution"):
+        FlyLlama(TARGET, drafter="lookup", gate="all(fuzzy-js:0.1,exact-first:8)", n_ctx=256, verbose=False)
+
+
 def test_a_question_with_a_slash(run):
     assert chat(run, stdin="//etc?\n").out.strip()
 
@@ -416,6 +426,19 @@ def test_the_speed_of_a_few_tokens_is_not_told(run):
 def recommending(tmp_path, **sampling):
     """The target, with a recommendation in its metadata."""
     return edit_gguf(TARGET, tmp_path / "target.gguf", {f"general.sampling.{k}": v for k, v in sampling.items()})
+
+
+@pytest.mark.parametrize("drafting", [["--drafter", "none"], ["-d", DRAFT, "--draft-max", 6]], ids=["plain", "drafts"])
+def test_a_seed_is_the_same_whenever_it_is_set(run, drafting):
+    """With one, the answer does not depend on what is drafted."""
+    start = ["chat", "-m", TARGET, *drafting, "-t", 1, "-n", 20]
+    given = run(*start, "--seed", 5, stdin=f"{QUESTION}\n")
+    changed = run(*start, stdin=f"/set seed 5\n{QUESTION}\n")
+    assert given.out == changed.out and given.code == changed.code == 0
+    back = run(*start, "--seed", 5, stdin="/set seed none\n/gate\n")
+    assert "gate: stochastic" in back.err
+    own = run(*start, "--gate", "margin:0.2", stdin="/set seed 5\n/gate\n")
+    assert "gate: margin:0.2" in own.err.splitlines()[-2] + own.err.splitlines()[-3]
 
 
 def test_a_chat_is_sampled_as_the_model_recommends(run, tmp_path):

@@ -86,6 +86,8 @@ class OwnDrafter:
     """The field that names the file, if it takes one."""
     takes_draft: ClassVar[bool] = False
     """Whether that file is a draft model."""
+    has_distributions: ClassVar[bool] = False
+    """Whether its drafts come with the distributions that they are drawn from."""
     is_optional: ClassVar[bool] = False
     """Whether it drafts for the speed alone: it is left out, without an error, if it cannot be opened or if several
     texts run at a time, and drafts nothing unless the governor chooses."""

@@ -22,7 +22,7 @@ P_MIN = Option("p_min", "p_min", 0.0, "Draft model: stop when its top probabilit
 class WithModel(OwnDrafter):
     """The base of those with a model."""
 
-    takes_file = True
+    takes_file = has_distributions = True
     options: ClassVar[tuple[AnyOption, ...]] = (P_MIN,)
     model_path: str | os.PathLike[str] | None
     p_min: float

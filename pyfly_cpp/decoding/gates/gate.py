@@ -67,6 +67,11 @@ class Gate:
         return False
 
     @property
+    def compares_drafts(self) -> bool:
+        """Whether it looks at the distributions that drafts come from."""
+        return any(node.kind.startswith("fuzzy_") for node in self.nodes())
+
+    @property
     def is_guard(self) -> bool:
         """Whether it only restricts other gates."""
         return False
