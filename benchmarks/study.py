@@ -162,8 +162,9 @@ RULES = ("margin:0.3", "entropy:0.3", "balanced", "fast")
 def kl_judge(tau: float, mask: float = 0.9) -> str:
     """Exact where the target's favourite has a probability above `mask`, in [0.5, 1), else loose while KL(target ||
     draft) <= tau: the untrained judge of arXiv 2601.04766. -p ln p of the favourite is at least its value at the mask
-    from there down to 0.026 (mask 0.9), below which this is exact, too."""
-    return f"all(fuzzy-kl-target:{tau},entropy:{-mask * math.log(mask):.6f}:1)"
+    from there down to 0.026 (mask 0.9), below which this is exact, too. The divergence is that of the target's 16 most
+    probable tokens: over all it is infinite for a head that cannot propose some."""
+    return f"all(fuzzy-kl-target:{tau}:16,entropy:{-mask * math.log(mask):.6f}:1)"
 
 
 def paper_rule(theta: float = 0.3, size: int = 6, k: int = 15) -> str:

@@ -25,7 +25,8 @@ class Fuzzy(AtOnce):
 
     Source: Holsman et al. 2025, "Fuzzy Speculative Decoding" (arXiv 2502.20704), section 3 and appendix C, and its code
     (maxholsman/fsd). Here a match is always accepted, and a protected token never loosely. The target's row is that
-    after grammar and biases: under a grammar `"kl"` and `"js-code"` are nearly always infinite.
+    after grammar and biases: under a grammar `"kl"` and `"js-code"` are nearly always infinite, and for a head that
+    proposes a part of the vocabulary `"kl-target"` and `"js-code"`, unless `top` tokens are all of that part.
 
     Needs a drafter with distributions: a draft model or a head.
 
