@@ -242,6 +242,9 @@ def test_schemas_that_people_write(writer, schema, is_followed):
 )
 def test_bounds_as_draft_4_and_openapi_write_them(kind, older, newer):
     assert gbnf_of({"type": kind, **older}) == gbnf_of({"type": kind, **newer})
+    more = {"minimum": 5, "maximum": 9}
+    both = ({"allOf": [{"type": kind, **one}, more]} for one in (older, newer))
+    assert gbnf_of(next(both)) == gbnf_of(next(both))
 
 
 def test_a_grammar_names_what_it_does_not_enforce():

@@ -1,6 +1,7 @@
 #include "callback_drafter.h"
 
 #include <algorithm>
+#include <string>
 
 #include "error.h"
 #include "guard.h"
@@ -27,7 +28,7 @@ void CallbackDrafter::propose(const std::vector<DraftRequest> & requests) {
             for (const DraftRequest & each : requests) {
                 *each.out = {};
             }
-            throw Error(PYFLY_STATUS_CALLBACK, "the drafter's callback stopped");
+            throw Error(PYFLY_STATUS_CALLBACK, "the drafter's callback stopped (" + std::to_string(-n) + ")");
         }
         out.resize(static_cast<size_t>(std::min(n, request.n_max)));
     }

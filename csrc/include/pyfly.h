@@ -453,7 +453,8 @@ pyfly_status pyfly_drafter_translate(pyfly_drafter * drafter, const int32_t * hi
 
 /* A drafter written by the caller: `draft` sees history[n_history] and writes up to `capacity` tokens to `out`, and
  * where `rows` is not NULL the logits [capacity][n_vocab] of which they are the argmax. It returns how many tokens, or
- * a negative number to stop (PYFLY_STATUS_CALLBACK). n_vocab: the target's, 0: it never has rows. */
+ * a negative number -n to stop (PYFLY_STATUS_CALLBACK; the message ends with "(n)"). n_vocab: the target's, 0: it never
+ * has rows. */
 typedef int32_t (*pyfly_draft_callback)(void * user, const int32_t * history, size_t n_history, int32_t * out,
                                         float * rows, size_t capacity);
 pyfly_status pyfly_drafter_callback_new(pyfly_draft_callback draft, void * user, int32_t n_vocab, pyfly_drafter ** out,

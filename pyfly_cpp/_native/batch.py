@@ -133,12 +133,11 @@ class Batch(Handle):
 
     def step(self) -> list[Progress]:
         """Every running text continues with a chunk of its prompt or with a round; ValueError if none runs."""
-        with boundary.own_failures():
-            check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
-            return [
-                Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
-                for p in self._progress[0 : self._n_progress[0]]
-            ]
+        check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
+        return [
+            Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
+            for p in self._progress[0 : self._n_progress[0]]
+        ]
 
     def step_alone(self) -> Any:
         """A step of the only text that runs: its `pyfly_progress`, which the next step overwrites; raises what stopped

@@ -6,11 +6,10 @@ turn what the caller has into contiguous arrays of the right type before a point
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,32 +38,29 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
 }
 
 
-class _CallbackFailure(threading.local):
-    """The exceptions of Python callbacks, raised while C was calling them on this thread; each is raised again when the
-    call has returned, or where C reports it."""
+class _CallbackFailures(threading.local):
+    """The exceptions of Python callbacks, raised while C was calling them on this thread, by their numbers; each is
+    raised again where C reports it."""
 
     def __init__(self) -> None:
-        self.pending = deque[BaseException]()
+        self.kept: dict[int, BaseException] = {}
+        self.n = 0
 
 
-_callback_failure = _CallbackFailure()
+_MOST_KEPT = 256  # C asks again after some failures, and reports the second one alone
+_callback_failures = _CallbackFailures()
 
 
-def keep_failure(exception: Any, value: BaseException | None, traceback: Any) -> None:
-    """The `onerror` of a callback: what it raised is raised by the `check` around the call."""
+def keep_failure(exception: Any, value: BaseException | None, traceback: Any) -> int:
+    """The `onerror` of a callback: what it raised is raised by the `check` around the call. What it returns for it has
+    its number."""
+    own = _callback_failures
+    own.n += 1
     if value is not None:
-        _callback_failure.pending.append(value)
-
-
-@contextlib.contextmanager
-def own_failures() -> Iterator[None]:
-    """Exceptions of callbacks inside are those of one call, which reports them in their order; others, of a call in
-    whose callback this is, wait."""
-    outer, _callback_failure.pending = _callback_failure.pending, deque()
-    try:
-        yield
-    finally:
-        _callback_failure.pending = outer
+        own.kept[own.n] = value
+    if len(own.kept) > _MOST_KEPT:
+        del own.kept[min(own.kept)]
+    return -own.n
 
 
 def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
@@ -75,9 +71,12 @@ def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
 
 
 def _reported(status: int, error: Any) -> BaseException:
-    if status == lib.PYFLY_STATUS_CALLBACK and _callback_failure.pending:
-        return _callback_failure.pending.popleft()
     message = ffi.string(error.message).decode("utf-8", errors="replace")
+    if status == lib.PYFLY_STATUS_CALLBACK and (kept := _callback_failures.kept):
+        number = re.search(r"\((\d+)\)$", message)  # else the newest
+        found = kept.pop(int(number[1]) if number else max(kept), None)
+        if found is not None:
+            return found
     return _EXCEPTIONS.get(status, PyflyError)(message + ".")
 
 

@@ -3,7 +3,7 @@
 Four stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K, losslessly;
 (2) gates and windows with the best of these; (3) window and K around the best that keeps the budget; (4) the choice
 again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks better
-than it is: a lossy one that is not clearly faster then is not chosen, and none that is not faster than plain decoding.
+than it is. A lossy setting must then be clearly faster than the best lossless one, and any faster than plain decoding.
 That is a greedy search, not every combination.
 
 In stage 2 every gate climbs its ladder of thresholds (`gates.ladder`), once with each window. Its foot is exact

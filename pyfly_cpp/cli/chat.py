@@ -329,7 +329,8 @@ class Chat:
             note(f"(system prompt: {self._conversation.system or 'none'})")
         elif name == "/set":
             options, what = self._options.changed(rest)
-            self._decode_as(options)
+            if options is not self._options:
+                self._decode_as(options)
             note(f"({what})")
         elif name in ("/reset", "/clear"):
             self._conversation.messages, self._read, self._cut = [], "", None
@@ -348,7 +349,7 @@ class Chat:
             self._show_drafter()
         elif name == "/save":
             path = file_named(name, rest)
-            settings = {"model": Path(self._llm.model_path).name, **self._options.saved()}
+            settings = {"model": shown_name(Path(self._llm.model_path)), **self._options.saved()}
             conversations.save(path, self._conversation, settings)
             note(f"(saved {counted(len(self._conversation.messages), 'message')} in {path})")
         elif name == "/load":
@@ -375,6 +376,7 @@ class Chat:
         if models.drafter != "none":
             drafters, reason = models.drafters()
             drafter = drafters.default
+        self._options.decoding.require_distributions(require_drafters(drafter))
         self._llm.drafter = drafter
         self._llm.drafter_reason = reason
         self._options = replace(self._options, models=models)
@@ -418,6 +420,7 @@ class Chat:
         self._conversation, self._cut = conversation, None
         note(f"(loaded {counted(len(conversation.messages), 'message')} from {path})")
         model = settings.get("model")
-        if isinstance(model, str) and model != Path(self._llm.model_path).name:
-            warn(f"It was saved with {model}; it continues with {Path(self._llm.model_path).name}.")
+        own = shown_name(Path(self._llm.model_path))
+        if isinstance(model, str) and model != own:
+            warn(f"It was saved with {model}; it continues with {own}.")
         self._show_gate()

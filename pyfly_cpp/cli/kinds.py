@@ -163,8 +163,11 @@ SIZE = Int(min=0)
 class Length(Int):
     """Tokens of an answer, 0: no limit; llama.cpp's -1 is 0."""
 
+    def __init__(self) -> None:
+        super().__init__(min=-1)
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert("0" if f"{value}".strip() == "-1" else value, param, ctx)
+        return max(super().convert(value, param, ctx), 0)
 
 
 SEED: Any = click.IntRange(0, 2**32 - 1)

@@ -284,7 +284,7 @@ _WHAT: list[Declared] = [
                  help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
                  "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
-                 "smaller; for several requests at a time only the first of these."),
+                 "smaller. What comes after an 'and' drafts for one request at a time only."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {
@@ -316,7 +316,7 @@ _HOW: dict[str, Declared] = {
 
 
 MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
-"""For commands with `model_options` that take no other argument: the model without --model."""
+"""For commands that take no other argument: the model without --model."""
 
 
 def named_once(named: str | None, model: str | None) -> str | None:

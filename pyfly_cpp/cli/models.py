@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -112,13 +111,12 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_published(published_pair(target), as_json)
         if not as_json:
             _suggest_own_draft("FILE")
-    elif models.locate(target) is None and not os.path.exists(target) and re.fullmatch(r"[\w.:-]+", target):
-        raise ValueError(
-            f"no draft is known for {target!r}; `pyfly-cpp models pair` lists the known families, and `pyfly-cpp "
-            "models list` the models on this machine."
-        )
     else:
-        _show_companions(models.resolve_model(target), as_json)
+        try:
+            file = models.resolve_model(target)
+        except ValueError as error:
+            raise ValueError(f"{error} `pyfly-cpp models pair` lists the families with a known draft.") from None
+        _show_companions(file, as_json)
 
 
 def _show_families(as_json: bool) -> None:

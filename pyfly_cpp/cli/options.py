@@ -38,7 +38,7 @@ _SAMPLING = {
         "[default: 0; in chat the model's own recommendation, or 0.7]",
     ),
     "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
-    "max_tokens": _Sampling(Length(min=0), 1024, "Longest answer in tokens; 0 or -1: as the context allows."),
+    "max_tokens": _Sampling(Length(), 1024, "Longest answer in tokens; 0 or -1: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
     "top_p": _Sampling(Real(0, 1), 0.95, "1: off."),
     "min_p": _Sampling(Real(0, 1), 0.05, "0: off."),
@@ -135,15 +135,16 @@ class Options:
         decoding = self.decoding
         words = [str(part) for part in (self.models.setting.window, self.window) if part is not None]
         window = None if decoding.window is None else " ".join(words)
-        return {"gate": str(decoding.gate), "window": window, **self.sampling}
+        return {"gate": str(decoding.gate), "window": window, "is_free": self.is_free, **self.sampling}
 
     def restored(self, path: Path, settings: Mapping[str, Any]) -> Options:
         """These with what `saved` has kept in the file `path`. Raises ValueError: a value is none of its option."""
         known = {name: settings[name] for name in _KINDS if name in settings}
         try:
-            return replace(self._with({name: _read(name, value) for name, value in known.items()}), is_free=False)
+            options = self._with({name: _read(name, value) for name, value in known.items()})
         except ValueError as error:
             raise ValueError(f"{str(path)!r} has a wrong setting: {error} Nothing was loaded.") from None
+        return replace(options, is_free=self.is_free and settings.get("is_free") is True)
 
     def changed(self, text: str) -> tuple[Options, str]:
         """These after `/set NAME VALUE`, and the new setting for people; all of them if the text is empty.
@@ -159,7 +160,7 @@ class Options:
             names = ", ".join(_SAMPLING).replace("_", "-")
             raise ValueError(f"there is no setting {name!r} to change here. The settings are {names}.")
         said = {name: _read(name, None if value == "none" else value)} if value else {}
-        options = self._with(said)._verified()
+        options = self._with(said)._verified() if said else self
         return options, options._shown(name)
 
     def _shown(self, name: str) -> str:

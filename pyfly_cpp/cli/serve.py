@@ -129,16 +129,16 @@ def command(
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
-            model = options.models.model
-            name, *aliases = alias or [model.stem if model.suffix == ".gguf" else shown_name(model)]
+            model, shown = options.models.model, shown_name(options.models.model)
+            name, *aliases = alias or [model.stem if shown == model.name else shown]
             settings = Settings(
                 name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
                 chat_template=template, seed=options.sampling["seed"],
                 default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
                 limits=limits, **given,
             )  # fmt: skip
-            shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{bound.getsockname()[1]}"
+            address = f"[{host}]" if ":" in host else host
+            url = f"http://{address}:{bound.getsockname()[1]}"
 
             def tell() -> None:
                 with contextlib.suppress(OSError):  # a full disk
@@ -151,7 +151,7 @@ def command(
 
             def tell_wait() -> None:
                 with contextlib.suppress(OSError):
-                    note(f"Running answers have {settings.grace:g} seconds; Ctrl-C again ends them now.")
+                    note(f"Running answers may take {settings.grace:g} s more; Ctrl-C again ends them now.")
 
             if not serve(batch, settings, bound, tell, tell_wait):
                 _leave(batch)

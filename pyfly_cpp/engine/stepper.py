@@ -290,7 +290,7 @@ class Stepper:
                 self._fail(step, failure)
 
     def _fail(self, step: Stepped, failure: BaseException) -> None:
-        with contextlib.suppress(Exception):  # of its on_event: the first failure is told
+        with contextlib.suppress(BaseException):  # of its on_event: the first failure is told
             self._remove(step)
         step.feed.fail(failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -88,12 +89,12 @@ class Span:
 def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
     """Where the texts are whose states are in the file, without those whose states are no numbers. A kind with one text
     alone is "other"."""
+    ends = itertools.accumulate(len(text.tokens) for text in texts)
+    texts = texts[: sum(end <= len(rows) for end in ends)]
     n_of_kind = Counter(text.kind for text in texts)
     spans, begin = [], 0
     for text in texts:
         end = begin + len(text.tokens)
-        if end > len(rows):
-            break
         if rows["ids"][begin, 0] >= 0:
             kind = text.kind if n_of_kind[text.kind] > 1 else "other"
             spans.append(Span(begin, end, text.n_prompt, kind))

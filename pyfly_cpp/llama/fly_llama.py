@@ -173,10 +173,10 @@ class FlyLlama(CompletingLlama):
         elif _is_file(drafter):
             drafter = drafter_of_file(model_path, drafter)
         drafters = require_drafters(drafter)
-        self._decoding.require_distributions(drafters)
         if any(map(is_optional, drafters)) and not self._decoding.is_governed_with(drafters):
             drafters = without_optional(drafters)
             drafter = as_given(drafters)
+        self._decoding.require_distributions(drafters)
         # Deeper drafts of what is optional are rolled back from checkpoints.
         needed = without_optional(drafters) if not more.get("embedding") else ()
         wanted = [draft_max_of(one, draft_max) for one in needed]
@@ -193,6 +193,7 @@ class FlyLlama(CompletingLlama):
             **more,
         )
         self.drafter = drafter
+        self._decoding.require_distributions(require_drafters(self.drafter))  # without what could not be opened
         require_fitting(draft_max, self.n_batch)
         self.warn_of_gate()
         if self._closes_at_exit:

@@ -255,8 +255,8 @@ class _Converter:
         """One schema for what must follow two."""
         if not isinstance(first, dict) or not isinstance(second, dict):
             return second if first is True or not first else first
-        out = dict(first)
-        for word, value in second.items():
+        out = _with_numeric_bounds(dict(first))
+        for word, value in _with_numeric_bounds(dict(second)).items():
             given: Any = out.setdefault(word, value)
             if word in _ANNOTATIONS or given == value:
                 continue

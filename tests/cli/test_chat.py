@@ -120,6 +120,10 @@ def test_a_gate_without_the_distributions_it_needs_is_refused_at_once(run):
     assert refused.code == 1 and not refused.out and "prompt lookup has none; use a draft model" in refused.err
     kept = run("chat", "-m", TARGET, *options, stdin=f"/gate fuzzy-js:0.1\n{QUESTION}\n/gate\n")
     assert "prompt lookup has none" in kept.err and kept.out.strip() and "gate: stochastic" in kept.err[-300:]
+    kept = run(
+        "chat", "-m", TARGET, "-d", DRAFT, "--gate", "fuzzy-js:0.1", "-t", 1, stdin="/drafter lookup\n/drafter\n"
+    )
+    assert "prompt lookup has none" in kept.err and "draft model tiny-llama-draft" in kept.err[-300:]
     with pytest.raises(ValueError, match="compares the draft's distribution"):
         FlyLlama(TARGET, drafter="lookup", gate="all(fuzzy-js:0.1,exact-first:8)", n_ctx=256, verbose=False)
 
@@ -429,7 +433,7 @@ def recommending(tmp_path, **sampling):
 
 
 @pytest.mark.parametrize("drafting", [["--drafter", "none"], ["-d", DRAFT, "--draft-max", 6]], ids=["plain", "drafts"])
-def test_a_seed_is_the_same_whenever_it_is_set(run, drafting):
+def test_a_seed_is_the_same_whenever_it_is_set(run, drafting, tmp_path):
     """With one, the answer does not depend on what is drafted."""
     start = ["chat", "-m", TARGET, *drafting, "-t", 1, "-n", 20]
     given = run(*start, "--seed", 5, stdin=f"{QUESTION}\n")
@@ -437,6 +441,8 @@ def test_a_seed_is_the_same_whenever_it_is_set(run, drafting):
     assert given.out == changed.out and given.code == changed.code == 0
     back = run(*start, "--seed", 5, stdin="/set seed none\n/gate\n")
     assert "gate: stochastic" in back.err
+    loaded = run(*start, stdin=f"/save {tmp_path / 'a'}\n/load {tmp_path / 'a'}\n/set seed 5\n/gate\n")
+    assert "gate: exact" in loaded.err[-300:]
     own = run(*start, "--gate", "margin:0.2", stdin="/set seed 5\n/gate\n")
     assert "gate: margin:0.2" in own.err.splitlines()[-2] + own.err.splitlines()[-3]
 

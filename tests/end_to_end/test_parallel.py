@@ -261,9 +261,11 @@ def test_log_probabilities_of_a_prompt_that_begins_anew(tiny_target):
     """A text that makes room for others in the middle of its prompt."""
 
     def ask(n_cells):
-        options = {"n_batch": 32, "n_cells": n_cells, **OPTIONS, "n_ctx": 512}
+        options, ready = {"n_batch": 32, "n_cells": n_cells, **OPTIONS, "n_ctx": 512}, threading.Event()
         with FlyBatch(tiny_target, 3, **options) as batch:
             prompts = [[300 + (7 * i + 13 * k) % 700 for i in range(300)] for k in range(3)]
+            threading.Timer(1.0, ready.set).start()
+            batch.between_steps(lambda: ready.wait(20))  # until all have come
             found = batch.complete(prompts, echo=True, logprobs=1, max_tokens=60, temperature=0)
             return [one["choices"][0]["logprobs"]["token_logprobs"] for one in found], batch.stats.prefilled
 
@@ -454,14 +456,23 @@ def test_cancel_of_a_chat_whose_handler_has_just_begun(tiny_target):
     """Its handler, in a thread of its own, asks for a completion at any time."""
     options = {**OPTIONS, "n_ctx": 2048, "chat_format": "chatml-function-calling"}
     with FlyBatch(tiny_target, 2, **options) as batch:
+
+        def unhurried(ids, scores):
+            time.sleep(0.02)
+            return scores
+
         no_end = {"max_tokens": 1900, "temperature": 0, "logit_bias": {batch.llama.token_eos(): -100}}
+        no_end["logits_processor"] = LogitsProcessorList([unhurried])
         messages = [{"role": "user", "content": "hi " * 300}]
         for i in range(20):
             handle = batch.submit(messages, stream=True, **no_end)
             time.sleep(0.0007 * (i % 5))
             handle.cancel()
             time.sleep(0.1)
-            assert not batch.between_steps(lambda: batch._stepper._running).result(20)
+            deadline = time.monotonic() + 15  # the answer would take twice as long
+            while batch.between_steps(lambda: len(batch._stepper._running)).result(20):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 def test_a_timeout_leaves_the_request_alone(plain):
@@ -565,14 +576,24 @@ def test_a_failure_of_a_callback_of_events_is_its_own(when, is_finished, plain):
     assert text_of(good.result(20)) and text_of(plain.submit("Tom", **GREEDY).result(20))
 
 
-def test_a_failure_of_a_drafter_is_that_of_its_text(tiny_target):
-    def fails(ids):
-        if len(ids) > 8:
-            raise KeyError(int(ids[1]))
-        return []
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_failure_of_a_drafter_is_that_of_its_text(is_split, tiny_target):
+    """Of two texts that fail in one step, whichever of two drafters fails for which."""
 
-    with FlyBatch(tiny_target, 2, drafter=fails, adaptive=False, **OPTIONS) as batch:
+    def fails_for(seconds):
+        def fails(ids):
+            if len(ids) > 8 and ids[1] in seconds:
+                raise KeyError(int(ids[1]))
+            return []
+
+        return fails
+
+    drafters = [fails_for({50}), fails_for({20})] if is_split else fails_for({20, 50})
+    with FlyBatch(tiny_target, 2, drafter=drafters, adaptive=False, **OPTIONS) as batch:
+        ready = threading.Event()
+        batch.between_steps(lambda: ready.wait(20))
         handles = {second: batch.submit([1, second, 3, 4], max_tokens=30) for second in (20, 50)}
+        ready.set()
         for second, handle in handles.items():
             failure = handle.exception(20)
             assert isinstance(failure, KeyError) and failure.args == (second,)

@@ -68,7 +68,7 @@ def test_two_interrupts_end_it_at_once(start, stream):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     (line,) = errors.splitlines()
-    assert "3600 seconds" in line and "Ctrl-C again" in line
+    assert "3600 s" in line and "Ctrl-C again" in line
 
 
 STUCK = """
