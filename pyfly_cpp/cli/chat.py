@@ -194,6 +194,11 @@ class Chat:
         names = {"none" if window.size == 0 else str(window) for window in windows}
         note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
+        if self._llm.adaptive:
+            note(
+                "Where drafts end early, as here, no loose gate was faster than exact in our measurements; "
+                "`pyfly-cpp bench` compares them on your machine."
+            )
 
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
