@@ -293,7 +293,11 @@ def test_vocabularies_without_texts(tiny_target, tiny_draft, tmp_path):
 
 
 def test_rules_that_need_rows(tiny_target, spm):
-    fly = FlyLlama(tiny_target, drafter=CrossVocabulary(DraftModel(spm)), gate=Fuzzy("js", 0.1), **OPTIONS)
+    drafter, gate = CrossVocabulary(DraftModel(spm)), Fuzzy("js", 0.1)
+    with pytest.raises(ValueError, match="of another vocabulary has none; use a draft model or a head"):
+        FlyLlama(tiny_target, drafter=drafter, gate=gate, **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=drafter, **OPTIONS)
+    fly.gate = gate
     with pytest.raises(ValueError, match="this drafter has none; use a draft model or a head"):
         greedy(fly, [5, 6, 7], 3)
     fly.close()

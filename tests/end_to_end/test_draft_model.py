@@ -465,7 +465,10 @@ def test_fuzzy_with_a_draft_model(tiny_target, tiny_draft, plain):
 
 
 def test_fuzzy_needs_a_distribution(tiny_target, tiny_draft):
-    fly = FlyLlama(tiny_target, drafter=PromptLookup(), gate="fuzzy-js:0.1", **OPTIONS)
+    with pytest.raises(ValueError, match="prompt lookup has none; use a draft model or a head"):
+        FlyLlama(tiny_target, drafter=PromptLookup(), gate="fuzzy-js:0.1", **OPTIONS)
+    fly = FlyLlama(tiny_target, drafter=PromptLookup(), **OPTIONS)
+    fly.gate = "fuzzy-js:0.1"
     with pytest.raises(ValueError, match="this drafter has none; use a draft model or a head"):
         generate(fly, 5)
     fly.drafter = [PromptLookup(), DraftModel(tiny_draft)]  # what prompt lookup drafts is judged exactly
