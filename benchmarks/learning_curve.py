@@ -39,28 +39,30 @@ def main() -> None:
     given = parser.parse_args()
     print_machine()
     target = TargetFile(given.target)
+    layers = layers_of(_native.inspect_model(str(given.target)).n_layer)
     rows = read_states(given.folder / "states.bin", target.n_embd)
     spans = spans_of(rows, Text.read(given.folder / "texts.jsonl"))
     held_out = Dataset(rows, spans, target).held_out
     kinds = sorted({span.kind for span in held_out})
     print(f"{len(spans)} texts, {len(rows)} tokens; {len(held_out)} texts held out", flush=True)
     found = []
+
+    def tell(name: str, result: Acceptance, begun: float) -> None:
+        found.append(row(name, result, kinds, (time.monotonic() - begun) / 60))
+        print(*found[-1], flush=True)
+
     for n in given.tokens:
         data = Dataset(rows, [span for span in spans if span.end <= n], target)
         data.training = [span for span in spans if span.end <= n and span not in held_out]
         data.held_out = held_out
         begun = time.monotonic()
-        layers = layers_of(_native.inspect_model(str(given.target)).n_layer)
         fit = FITS[given.kind](data, target, layers, seed=0, n_passes=given.passes)
         fit.begin()
-        found.append(row(f"{n}, nothing learned", fit.accept(), kinds, (time.monotonic() - begun) / 60))
-        print(found[-1], flush=True)
+        tell(f"{n}, nothing learned", fit.accept(), begun)
         while not fit.has_ended:
             for _ in fit.learn(math.inf, time.monotonic()):
                 pass
-            result, _ = fit.judge()
-            found.append(row(f"{n}, {fit.n_done} of {given.passes}", result, kinds, (time.monotonic() - begun) / 60))
-            print(found[-1], flush=True)
+            tell(f"{n}, {fit.n_done} of {given.passes}", fit.judge()[0], begun)
     print(markdown(["tokens, passes", "1", "2", "3", "tokens per step", *kinds, "minutes"], found))
 
 

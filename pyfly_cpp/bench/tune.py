@@ -25,7 +25,7 @@ from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
-from pyfly_cpp.decoding.gates import N_RUNGS, Fuzzy, Gate, Random, Stochastic, ladder
+from pyfly_cpp.decoding.gates import N_RUNGS, Gate, Random, Stochastic, ladder
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.errors import counted
@@ -219,7 +219,7 @@ def _able(
 ) -> list[Decoding]:
     """Those of the settings whose drafter has the rows that the gate looks at, which its first step shows; raises
     ValueError if there is none."""
-    if not isinstance(gate, Fuzzy):
+    if not gate.compares_drafts:
         return list(settings)
     rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
     refusals: dict[Any, ValueError | None] = {}

@@ -196,7 +196,7 @@ class Chat:
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
         if self._llm.adaptive:
             note(
-                "Where drafts end early, as here, no loose gate was faster than exact in our measurements; "
+                "If drafts end early, as here, no loose gate was faster than exact in our measurements; "
                 "`pyfly-cpp bench` compares them on your machine."
             )
 

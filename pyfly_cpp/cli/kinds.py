@@ -156,10 +156,6 @@ class Real(click.FloatRange):
         return number
 
 
-COUNT = Int(min=1)
-SIZE = Int(min=0)
-
-
 class Length(Int):
     """Tokens of an answer, 0: no limit; llama.cpp's -1 is 0."""
 
@@ -170,4 +166,6 @@ class Length(Int):
         return max(super().convert(value, param, ctx), 0)
 
 
+COUNT = Int(min=1)
+SIZE = Int(min=0)
 SEED: Any = click.IntRange(0, 2**32 - 1)

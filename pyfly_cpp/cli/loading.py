@@ -284,7 +284,7 @@ _WHAT: list[Declared] = [
                  help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
                  "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
                  "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
-                 "smaller. What comes after an 'and' drafts for one request at a time only."),
+                 "smaller. Of two drafters, the second drafts for one request at a time only."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {

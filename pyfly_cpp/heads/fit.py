@@ -87,18 +87,17 @@ class Span:
 
 
 def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
-    """Where the texts are whose states are in the file, without those whose states are no numbers. A kind with one text
-    alone is "other"."""
-    ends = itertools.accumulate(len(text.tokens) for text in texts)
-    texts = texts[: sum(end <= len(rows) for end in ends)]
+    """The places of the texts whose states are in the file, without those whose states are not numbers. A kind with one
+    text alone is "other"."""
+    ends = [end for end in itertools.accumulate(len(text.tokens) for text in texts) if end <= len(rows)]
+    texts = texts[: len(ends)]
     n_of_kind = Counter(text.kind for text in texts)
-    spans, begin = [], 0
-    for text in texts:
-        end = begin + len(text.tokens)
+    spans = []
+    for text, end in zip(texts, ends):
+        begin = end - len(text.tokens)
         if rows["ids"][begin, 0] >= 0:
             kind = text.kind if n_of_kind[text.kind] > 1 else "other"
             spans.append(Span(begin, end, text.n_prompt, kind))
-        begin = end
     return spans
 
 

@@ -90,7 +90,7 @@ def train_head(
             n_texts = write_states(states, llm, texts, plan.layers, begun + SHARE_OF_TEXTS * plan.hours * 3600, tell)
         target = TargetFile(plan.target)
         rows = read_states(states, target.n_embd)
-        spans = spans_of(rows, texts[:n_texts])
+        spans = spans_of(rows, texts)
         if n_lost := n_texts - len(spans):
             log(f"{counted(n_lost, 'text')} left out, because hidden states of theirs are not numbers")
         n = sum(span.end - span.begin for span in spans)
