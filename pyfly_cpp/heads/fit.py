@@ -87,8 +87,8 @@ class Span:
 
 
 def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
-    """The places of the texts whose states are in the file, without those whose states are not numbers. A kind with one
-    text alone is "other"."""
+    """The places of the texts whose states are in the file, without those whose states are not numbers. Kinds with too
+    few texts to hold one out are "other"."""
     ends = [end for end in itertools.accumulate(len(text.tokens) for text in texts) if end <= len(rows)]
     texts = texts[: len(ends)]
     n_of_kind = Counter(text.kind for text in texts)
@@ -96,7 +96,7 @@ def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
     for text, end in zip(texts, ends):
         begin = end - len(text.tokens)
         if rows["ids"][begin, 0] >= 0:
-            kind = text.kind if n_of_kind[text.kind] > 1 else "other"
+            kind = text.kind if n_of_kind[text.kind] > HELD_OUT // 2 else "other"
             spans.append(Span(begin, end, text.n_prompt, kind))
     return spans
 
@@ -226,11 +226,13 @@ def _floats(halves: npt.NDArray[np.float16]) -> Tensor:
 
 def _every(spans: Sequence[Span], kind: str) -> list[int]:
     of_kind = [i for i, span in enumerate(spans) if span.kind == kind]
-    return of_kind[HELD_OUT // 2 :: HELD_OUT] or (of_kind[-1:] if len(of_kind) > 1 else [])
+    return of_kind[HELD_OUT // 2 :: HELD_OUT] or of_kind[1:2]
 
 
 class Acceptance(NamedTuple):
-    """How often the first 1, 2, ... drafts are all right, of places in answers that were not learned from."""
+    """How often the first 1, 2, ... drafts are all right, at places in answers that were not learned from: a product of
+    how often the first one is, the second one behind a right first one, and so on. Each is counted where the text
+    continues with the drafts before it; nothing is known of other places."""
 
     by_depth: tuple[float, ...]
     by_kind: dict[str, tuple[float, ...]]
@@ -298,6 +300,7 @@ class Fit:
         self.n_done = 0
         """Passes."""
         self.best: Acceptance | None = None
+        self._best_head: dict[str, Tensor] | None = None
         self._n_worse = 0
         self._n_steps = 0
 
@@ -371,36 +374,38 @@ class Fit:
 
     @torch.no_grad()
     def accept(self) -> Acceptance:
-        """Acceptance on the held-out texts. A draft begins at every place of an answer. After a token that the target
-        would not write, nothing is known of the deeper ones."""
+        """Acceptance on the held-out texts. A draft begins at every place of an answer."""
         n: dict[str, npt.NDArray[np.float64]] = {}
         for kind in {span.kind for span in self.data.held_out}:
             counts = np.zeros((2, len(STEP_WEIGHTS)))
             for spans in self.data.batches([s for s in self.data.held_out if s.kind == kind], 0):
                 window = self._window(spans)
                 rows = window.ids[..., 0] >= 0
-                is_known = window.is_answer & rows
-                is_right = torch.ones_like(is_known)
+                at = window.is_answer & rows
                 for depth, right in enumerate(self._right(window)):
                     if depth:
-                        is_known = _up(window.follows, depth - 1) & is_known & _up(rows, depth)
-                    is_right = is_right & right
-                    counts[:, depth] += (int(is_known.sum()), int((is_known & is_right).sum()))
+                        at = _up(window.follows, depth - 1) & at & _up(rows, depth)
+                    counts[0, depth] += int(at.sum())
+                    at = at & right
+                    counts[1, depth] += int(at.sum())
             n[kind] = counts
-        shares = {kind: tuple((counts[1] / np.maximum(counts[0], 1)).tolist()) for kind, counts in n.items()}
         total = sum(n.values(), np.zeros((2, len(STEP_WEIGHTS))))
-        return Acceptance(tuple((total[1] / np.maximum(total[0], 1)).tolist()), shares)
+        return Acceptance(_all_right(total), {kind: _all_right(counts) for kind, counts in n.items()})
 
     def judge(self) -> tuple[Acceptance, bool]:
         """The acceptance now, and whether it is the best so far."""
         found = self.accept()
         is_best = self.best is None or found.per_step > self.best.per_step
         self.best, self._n_worse = (found, 0) if is_best else (self.best, self._n_worse + 1)
+        if is_best:
+            self._best_head = {name: tensor.detach().cpu().clone() for name, tensor in self.head.state_dict().items()}
         return found, is_best
 
     def weights(self) -> Weights:
-        """As its file has them. Raises NotFiniteError if one is not a number."""
-        weights = {name: tensor.cpu().numpy() for name, tensor in self.head.state_dict().items()}
+        """Those of `best`, or before that the first ones, as its file has them. Raises NotFiniteError if one is not a
+        number."""
+        head = self.head.state_dict() if self._best_head is None else self._best_head
+        weights = {name: tensor.cpu().numpy() for name, tensor in head.items()}
         if not all(np.isfinite(array).all() for array in weights.values()):
             raise NotFiniteError("a weight of the head is not a number; download or convert the target again.")
         return self._as_in_file(weights)
@@ -413,21 +418,23 @@ class Fit:
         state = {
             "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
             "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
-            "n_rows": len(self.data.rows),
+            "best_head": self._best_head, "n_rows": len(self.data.rows),
         }  # fmt: skip
         with replaced(path) as unfinished:
             torch.save(state, unfinished)
 
     def load(self, path: Path) -> None:
-        """Continues from the state that `save` wrote; if there are more texts now, with all passes before it."""
+        """Continues from the state that `save` wrote; if there are more texts now, from the best head, with all passes
+        before it."""
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.device)
-        self.head.load_state_dict(state["head"])
+        has_more = state["n_rows"] != len(self.data.rows)
+        self.head.load_state_dict(state["best_head" if has_more else "head"])
         self._t2d = self._draft_ids()
         self._optimiser.load_state_dict(state["optimiser"])
         self._n_steps = state["n_steps"]
-        if state["n_rows"] == len(self.data.rows):
+        if not has_more:
             self.n_done, self._n_worse = state["n_done"], state["n_worse"]
-            self.best = state["best"] and Acceptance(*state["best"])
+            self.best, self._best_head = state["best"] and Acceptance(*state["best"]), state["best_head"]
 
     def _draft_ids(self) -> Tensor:
         """The head's own id of each token of the target, [n_vocab]; -1: it cannot propose it."""
@@ -509,6 +516,11 @@ def _sizes(target: TargetFile, layers: tuple[int, int, int]) -> dict[str, Any]:
         "n_ctx": target.n_ctx, "norm_eps": target.norm_eps, "rope_base": target.rope_base,
         "target_layers": layers, "n_draft_vocab": min(N_DRAFT_VOCAB, target.n_vocab),
     }  # fmt: skip
+
+
+def _all_right(counts: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    """Shares of drafts of which all are right so far, by depth, from how many were looked at and right [2, depth]."""
+    return tuple(np.cumprod(counts[1] / np.maximum(counts[0], 1)).tolist())
 
 
 def _up(x: Tensor, n: int) -> Tensor:

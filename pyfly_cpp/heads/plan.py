@@ -106,6 +106,8 @@ def plan_head(
         raise ValueError(f"the type {kind!r} is unknown; the types are {', '.join(KINDS)}.")
     if head not in HEADS:
         raise ValueError(f"heads of the kind {head!r} cannot be trained; the kinds are {', '.join(HEADS)}.")
+    if texts is not None and prompts is not None:
+        raise ValueError("--texts and --prompts exclude each other; give one of them.")
     path, out = Path(target), Path(output)
     require_gguf(str(path))
     info = _native.inspect_model(str(path))
@@ -126,7 +128,8 @@ def plan_head(
         bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_free(out, force or plan.origin.exists())
-    require_space(out.absolute().parent, n_bytes, "make room, or write to another disk with --output")
+    n_there = sum(file.stat().st_size for file in plan.folder.glob("*"))  # of an interrupted training
+    require_space(out.absolute().parent, max(n_bytes - n_there, 0), "make room, or write to another disk with --output")
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -39,10 +40,12 @@ class Text(NamedTuple):
     """A text as tokens."""
 
     kind: str
-    """The prompt's kind, or "text"."""
+    """The prompt's kind, the row's `category`, or the ending of the file's name."""
     n_prompt: int
     """Tokens that the target did not write."""
     tokens: list[int]
+    prompt: str | None = None
+    """What the target answers here; None: it is a text of the user's."""
 
     @classmethod
     def read(cls, path: Path) -> list[Text]:
@@ -52,7 +55,7 @@ class Text(NamedTuple):
         rows, length = read_lines_so_far(path)
         with path.open("r+b") as file:
             file.truncate(length)
-        return [cls(row["kind"], row["n_prompt"], row["tokens"]) for row in rows]
+        return [cls(**row) for row in rows]
 
     def append(self, file: Any) -> None:
         """Writes it as a line."""
@@ -61,44 +64,52 @@ class Text(NamedTuple):
 
 
 def texts_of_files(folder: Path, llm: FlyLlama) -> Iterator[Text]:
-    """All UTF-8 files below a folder, or one file, in turn: of JSON Lines with `prompt` and `answer` each row as a chat
-    of the model `llm`, of others pieces of at most `N_TEXT` tokens. A text's kind is the row's `category`, or the name
-    of its file."""
+    """All files below a folder, or one file, in turn, as far as they are UTF-8: of JSON Lines with `prompt` and
+    `answer` each row as a chat of the model `llm`, of others pieces of at most `N_TEXT` tokens. A text's kind is the
+    row's `category`, or the ending of the file's name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
     for row in itertools.zip_longest(*(_texts_of(path, llm) for path in paths)):
         yield from (text for text in row if text is not None)
 
 
 def _texts_of(path: Path, llm: FlyLlama) -> Iterator[Text]:
+    ending = path.suffix[1:].encode("utf-8", "replace").decode() or "text"
     if path.suffix == ".jsonl":
         for number, row in read_jsonl(path):
             where = Where(str(path), number, row)
             message: Any = {"role": "user", "content": where.text("prompt")}
             prompt = render_chat(llm, [message]).tokens
             answer = llm.tokenize(where.text("answer").encode("utf-8"), add_bos=False)
-            kind = str(row.get("category") or path.stem)
+            kind = str(row.get("category") or ending)
             yield Text(kind, len(prompt), [*prompt, *answer, llm.token_eos()][:N_TEXT])
         return
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):  # no text
-        return
-    for part in _parts(text):
-        tokens = llm.tokenize(part.encode("utf-8"), add_bos=False)
-        for i in range(0, len(tokens), N_TEXT):
-            if len(piece := tokens[i : i + N_TEXT]) >= 2:
-                yield Text(path.stem, 0, piece)
+    with contextlib.suppress(UnicodeDecodeError, OSError):  # no text
+        for part in _parts(path):
+            tokens = llm.tokenize(part.encode("utf-8"), add_bos=False)
+            for i in range(0, len(tokens), N_TEXT):
+                if len(piece := tokens[i : i + N_TEXT]) >= 2:
+                    yield Text(ending, 0, piece)
 
 
 _N_PART = 1 << 16
+"""Most bytes of a part."""
 
 
-def _parts(text: str) -> Iterator[str]:
-    """A long text in parts that begin with a line: what is not read costs nothing."""
-    while text:
-        cut = text.rfind("\n", 0, _N_PART) + 1 if len(text) > _N_PART else 0
-        part, text = (text[:cut], text[cut:]) if cut else (text[:_N_PART], text[_N_PART:])
-        yield part
+def _parts(path: Path) -> Iterator[str]:
+    """A file in parts that end with a line, or at least with a character: what is not asked for is not read, and no
+    file is open in between."""
+    begin = 0
+    while True:
+        with path.open("rb") as file:
+            file.seek(begin)
+            part = file.read(_N_PART)
+        if len(part) == _N_PART:
+            last = next(i for i in range(1, _N_PART + 1) if part[-i] & 0xC0 != 0x80 or i == _N_PART)
+            part = part[: part.rfind(b"\n") + 1 or _N_PART - last or _N_PART]
+        if not part:
+            return
+        yield part.decode("utf-8" if begin else "utf-8-sig").replace("\r\n", "\n")
+        begin += len(part)
 
 
 def in_turn(prompts: Mapping[str, Iterator[str]]) -> Iterator[tuple[str, str]]:
@@ -121,41 +132,41 @@ def write_answers(
     others are greedy.
 
     Args:
-        prompts: Kind and prompt; the first ones are in the file already if it has as many texts.
+        prompts: Kind and prompt; those that the file has an answer to are left out.
         n_tokens: It ends when the file has so many tokens.
         deadline: And at this time, of `time.monotonic`.
         **arguments: Of the target's `FlyBatch`.
     """
     written = Text.read(path)
-    n = sum(len(text.tokens) for text in written)
-    waiting = enumerate(prompts[len(written) :], len(written))
+    n, done = sum(len(text.tokens) for text in written), {text.prompt for text in written}
+    waiting = ((i, *one) for i, one in enumerate(prompts) if one[1] not in done)
     settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
-    running: dict[Future[Any], tuple[str, Handle]] = {}
+    running: dict[Future[Any], tuple[str, str, Handle]] = {}
     with resumable(path), path.open("a", encoding="utf-8") as file:
         with FlyBatch(target, N_PARALLEL, **settings) as batch:
             while n < n_tokens and time.monotonic() < deadline:
-                for i, (kind, prompt) in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
+                for i, kind, prompt in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
                     message = {"role": "user", "content": prompt}
                     handle = batch.submit([message], max_tokens=N_ANSWER, temperature=0.7 * (i % 2))
-                    running[handle.feed.future] = kind, handle
+                    running[handle.feed.future] = kind, prompt, handle
                 if not running:
                     return
                 for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                    kind, handle = running.pop(future)
+                    kind, prompt, handle = running.pop(future)
                     try:
                         handle.result()
                     except ContextFullError:  # a prompt that is too long
                         continue
-                    n += _append(kind, handle, file)
+                    n += _append(kind, prompt, handle, file)
                 tell("writing texts", min(n / n_tokens, 1.0))
-        for kind, handle in running.values():  # the batch is closed, so they grow no more
+        for kind, prompt, handle in running.values():  # the batch is closed, so they grow no more
             if n < n_tokens and handle.steps and len(handle.steps[-1].request.tokens) >= LEAST_ANSWER:
-                n += _append(kind, handle, file)
+                n += _append(kind, prompt, handle, file)
 
 
-def _append(kind: str, handle: Handle, file: Any) -> int:
+def _append(kind: str, prompt: str, handle: Handle, file: Any) -> int:
     """A prompt with its answer so far; returns its tokens."""
     request = handle.steps[-1].request
     tokens = list(request.history[:N_TEXT])
-    Text(kind, len(request.history) - len(request.tokens), tokens).append(file)
+    Text(kind, len(request.history) - len(request.tokens), tokens, prompt).append(file)
     return len(tokens)

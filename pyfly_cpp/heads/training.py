@@ -93,9 +93,9 @@ def train_head(
         spans = spans_of(rows, texts)
         if n_lost := n_texts - len(spans):
             log(f"{counted(n_lost, 'text')} left out, because hidden states of theirs are not numbers")
-        n = sum(span.end - span.begin for span in spans)
-        _require_enough(n)
+        _require_enough(sum(span.end - span.begin for span in spans))
         data = Dataset(rows, spans, target)
+        n = sum(span.end - span.begin for span in data.training)
         fit = FITS[plan.head](data, target, plan.layers, seed, N_PASSES)
         checkpoint = plan.folder / "checkpoint.pt"
         if checkpoint.exists():
@@ -103,9 +103,9 @@ def train_head(
         else:
             fit.begin()
         deadline, begun = begun + plan.hours * 3600, time.monotonic()
-        if fit.best is None:  # the linear map
+        if fit.best is None:  # the linear map, or there are more texts now
             fit.judge()
-            _export(plan, target, fit, print_of_target, n)
+        _export(plan, target, fit, print_of_target, n)  # of another type, perhaps, than in the last run
         while not fit.has_ended and time.monotonic() < deadline:
             for done in fit.learn(deadline, begun):
                 tell(f"learning, pass {fit.n_done + 1} of {N_PASSES}", done)
@@ -148,6 +148,8 @@ def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> li
     """All texts, written first if they are not there."""
     path = plan.folder / "texts.jsonl"
     written = Text.read(path)
+    if plan.texts is None and not {text.prompt for text in written} <= {prompt for _, prompt in plan.prompts}:
+        raise DataError(f"{plan.folder} holds answers to other prompts; remove it, or choose another output.")
     n = sum(len(text.tokens) for text in written)
     if plan.texts is None and n < plan.n_tokens:
         deadline = begun + SHARE_OF_WRITING * SHARE_OF_TEXTS * plan.hours * 3600

@@ -35,6 +35,6 @@ def test_a_head_is_trained_and_its_use_is_shown(run, tmp_path):
     result = run(*command)
     assert result.code == 0, result.err
     assert f"pyfly-cpp chat -m {TARGET} --drafter lookup+eagle3 -d {head}" in result.out
-    assert "with it" in result.out and "maths: right at depth 1, 2, 3" in result.out
+    assert "with it" in result.out and "other: right at depth 1, 2, 3" in result.out
     again = run(*command, "--json")  # nothing is left to do but to measure
     assert again.code == 0 and json.loads(again.out)["n_tokens"] >= 2000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from pyfly_cpp.heads import prompts as prompt_parts
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.states import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
-from pyfly_cpp.heads.texts import Text, write_answers
+from pyfly_cpp.heads.texts import Text, texts_of_files, write_answers
 from pyfly_cpp.machine.files import OutputError
 
 CURVE = Path(__file__).parents[2] / "benchmarks" / "learning_curve.py"
@@ -97,6 +98,60 @@ def test_answers_that_are_begun_when_the_time_is_over_are_kept(tiny_target, tmp_
     write_answers(Path(tiny_target), prompts, path, 10**6, 2, lambda *_: told.append(0), **ONE)
     kept = Text.read(path)
     assert kept and all(0 < text.n_prompt < len(text.tokens) for text in kept)
+
+
+def test_an_interrupted_run_answers_the_prompts_that_are_left(tiny_target, tmp_path, monkeypatch):
+    path, prompts = tmp_path / "texts.jsonl", [("a", f"Count to {n}.") for n in range(12)]
+    monkeypatch.setattr("pyfly_cpp.heads.texts.N_PARALLEL", 4)
+    for n_tokens in (300, 10**6):  # answers end in another order than they begin
+        write_answers(Path(tiny_target), prompts, path, n_tokens, float("inf"), lambda *_: None, **ONE)
+    assert sorted(text.prompt for text in Text.read(path)) == sorted(prompt for _, prompt in prompts)
+
+
+def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path):
+    (tmp_path / "a.txt").write_text("A b\u00e9 c.\r\n" * 20_000, encoding="utf-8", newline="")
+    (tmp_path / "b.md").write_text("\u00e9" * 90_001, encoding="utf-8")  # no line ends
+    (tmp_path / "c.bin").write_bytes(b"\xff\xfe" * 100)
+    if sys.platform == "linux":
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/d.caf\xe9")).write_text("A name that is no UTF-8.\n")
+    with closing(FlyLlama(tiny_target, vocab_only=True, verbose=False)) as llm:
+        texts = list(texts_of_files(tmp_path, llm))
+        kinds = {kind: b"".join(llm.detokenize(t.tokens) for t in texts if t.kind == kind) for kind in ("txt", "md")}
+    assert kinds["txt"].decode().count("b\u00e9 c.\n") == 20_000 and kinds["md"].decode().count("\u00e9") == 90_001
+    path = tmp_path / "texts.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for text in texts:
+            text.append(file)
+    assert Text.read(path) == texts and {text.kind for text in texts} - {"caf?"} == {"txt", "md"}
+
+
+def test_few_texts_are_held_out_of_many_kinds(torch):
+    from pyfly_cpp.heads.fit import Dataset, spans_of
+
+    rows = np.zeros(1000, row_type(4))
+    rows["ids"] = 1
+    texts = [Text(str(i // 2), 0, [1, 2]) for i in range(400)] + [Text("many", 0, [1, 2])] * 100
+    target = SimpleNamespace(
+        n_vocab=8, mask_token=0, output_norm=np.ones(4, np.float32), embeddings=lambda ids: np.zeros((len(ids), 4))
+    )
+    data = Dataset(rows, spans_of(rows, texts), target)
+    assert {span.kind for span in data.held_out} == {"other", "many"} and len(data.held_out) == 25 + 6
+    few = Dataset(rows, spans_of(rows, [Text("a", 0, [1, 2])] * 5), target)
+    assert len(few.held_out) == 1 and few.held_out[0] not in few.training
+
+
+def test_a_draft_counts_while_the_text_continues_with_it(torch, tiny_target, monkeypatch):
+    from pyfly_cpp.heads.fit import Dataset, Fit, Span
+
+    rows = np.zeros(12, row_type(256))
+    rows["token"] = [50, 51, 52, 53, 54, 55] * 2
+    rows["ids"][:, 0] = [51, 52, 99, 54, 55, 56] * 2  # the target would not have written token 53
+    target = TargetFile(tiny_target)
+    fit = Fit(Dataset(rows, [Span(0, 6, 0, "a"), Span(6, 12, 0, "a")], target), target, (1, 3, 5), 0, 1)
+    right = [[True, True, False, True, True], [True, True, True, False, True], [True] * 5]
+    monkeypatch.setattr(fit, "_right", lambda _: [torch.tensor([row]) for row in right])
+    # Of four first drafts that are right, those in rows 0 and 3 are continued; behind them, nothing.
+    assert fit.accept().by_depth == pytest.approx((0.8, 0.4, 0.0))
 
 
 def test_states_are_those_of_the_target_and_are_resumed(tiny_target, tmp_path):
@@ -214,7 +269,7 @@ def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch
         (folder / f"{i}.txt").write_text("####".join(lines[i : i + 4]), encoding="utf-8")
     plan = plan_head(tiny_target, tmp_path / "head.gguf", texts=folder, n_tokens=2000, hours=0.2)
     first = train_head(plan, measure=False, **ONE)
-    assert first.acceptance[0] > 0.5 and set(first.by_kind) == {"other"}
+    assert first.acceptance[0] > 0.5 and set(first.by_kind) == {"txt"}
     longer, passes = dataclasses.replace(plan, n_tokens=4000), []
     second = train_head(longer, measure=False, log=passes.append, **ONE)
     assert second.n_tokens > first.n_tokens and passes and second.acceptance[0] > 0.5
@@ -230,6 +285,7 @@ def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch
 @pytest.mark.parametrize(("kind", "drafter", "least"), [("eagle3", Eagle3, 0.6), ("dspark", DSpark, 0.3)])
 def test_a_head_is_trained_found_and_drafts(kind, drafter, least, torch, tiny_target, texts, tmp_path, monkeypatch):
     """Without the regressions, from which alone an EAGLE-3 head knows these texts."""
+    gguf = pytest.importorskip("gguf")
     monkeypatch.setattr("pyfly_cpp.heads.fit.Fit.begin", lambda self: None)
     folder = tmp_path / "models"
     folder.mkdir()
@@ -242,10 +298,12 @@ def test_a_head_is_trained_found_and_drafts(kind, drafter, least, torch, tiny_ta
     found = train_head(plan, log=said.append, measure=False, **ONE)
     assert len(said) <= 8
     assert found.acceptance[0] > least
-    found_again = train_head(plan, log=said.append, measure=False, **ONE)  # nothing is left to do
+    plan.output.unlink()  # nothing is left to do but to write it
+    found_again = train_head(dataclasses.replace(plan, kind="q8_0"), log=said.append, measure=False, **ONE)
     assert found_again == found
     beside = next(companions(target))
     assert (beside.path, type(beside.drafter)) == (folder / "head.gguf", drafter)
+    assert gguf.GGUFReader(plan.output).get_field("general.license").contents() == "MIT"
     prompt = "Question: Dora has 4 books and buys 5 more. How many books does Dora have?"
     answers = []
     for head in (None, drafter(plan.output, draft_max=3)):
@@ -321,6 +379,8 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
         plan_head(tiny_target, out, head="mtp")
     with pytest.raises(DataError, match="is not there"):
         plan_head(tiny_target, out, texts=tmp_path / "none")
+    with pytest.raises(ValueError, match="--texts and --prompts exclude each other"):
+        plan_head(tiny_target, out, texts=texts, prompts=texts / "sums.txt")
     (tmp_path / "no").write_text("no model", encoding="utf-8")
     with pytest.raises(ValueError, match="is not a GGUF file"):
         plan_head(tmp_path / "no", out)
