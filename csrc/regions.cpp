@@ -72,7 +72,7 @@ void RegionState::read(const Piece & piece) {
         return;
     }
     size_t marker = 0;
-    while (marker < n_markers && piece.text != marker_text(marker)) {
+    while (marker < n_markers && (piece.text.empty() || piece.text != marker_text(marker))) {
         marker++;
     }
     if (marker < n_markers) {

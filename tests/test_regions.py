@@ -121,6 +121,7 @@ def test_control_tokens():
     assert regions_of(["5 +", " <think>", " 3", "</think>", "<|python_tag|>", "1", "<|eom|>", "+"], [4, 6]) == [
         "numbers", "numbers", "think", "think", "prose", "structured", "structured", "prose",
     ]  # fmt: skip
+    assert regions_of(["```\n", "x", "", "y"], [2]) == ["prose", "code", "code", "prose"]
     assert regions_of([]) == []
 
 

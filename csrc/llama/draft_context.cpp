@@ -179,8 +179,9 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
         config.n_batch > 0 ? static_cast<uint32_t>(config.n_batch) : static_cast<uint32_t>(target.n_batch());
     params.n_batch = std::clamp(params.n_batch, uint32_t{2}, params.n_ctx); // two tokens follow a fully accepted draft
     params.n_ubatch = std::min(params.n_batch, llama_n_ubatch(target.context()));
-    params.n_threads = config.n_threads > 0 ? config.n_threads : target.thread_pool().size().n;
-    params.n_threads_batch = params.n_threads;
+    const ThreadPool::Size threads = target.thread_pool().size();
+    params.n_threads = config.n_threads > 0 ? config.n_threads : threads.n;
+    params.n_threads_batch = config.n_threads > 0 ? config.n_threads : threads.n_batch;
     params.flash_attn_type = static_cast<llama_flash_attn_type>(config.flash_attn);
     params.offload_kqv = config.offload_kqv != 0;
     if (config.type_k >= 0) {

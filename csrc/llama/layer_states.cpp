@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
 #include "drafters/layer_rows.h"
 #include "error.h"
@@ -35,6 +36,28 @@ class FinalStates {
     llama_context * context_;
 };
 
+// The target's first sequence is empty at the beginning and at the end of its life.
+class Emptied {
+  public:
+    explicit Emptied(LlamaTarget & target) : target_(target) { empty(); }
+    ~Emptied() {
+        try {
+            empty();
+        } catch (const std::exception &) { // who uses it next is told
+        }
+    }
+    Emptied(const Emptied &) = delete;
+    Emptied & operator=(const Emptied &) = delete;
+
+  private:
+    void empty() {
+        target_.truncate(0, 0);
+        target_.settle(0);
+    }
+
+    LlamaTarget & target_;
+};
+
 // Appends to half floats; a NaN has no place there.
 void append_halves(std::vector<float> & values, uint16_t *& to) {
     for (float & value : values) {
@@ -61,11 +84,10 @@ void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, cons
     }
     const LayerRows rows(target, layers);
     const FinalStates final(target.context());
+    const Emptied emptied(target);
     const size_t n_embd = static_cast<size_t>(llama_model_n_embd(llama_get_model(target.context())));
     LayerStates to = out;
     std::vector<float> states;
-    target.truncate(0, 0);
-    target.settle(0);
     for (size_t begin = 0, n_now; begin < n; begin += n_now) {
         n_now = std::min({n - begin, n_chunk, static_cast<size_t>(target.n_batch())});
         target.evaluate({{0, tokens.data() + begin, n_now, begin, 0}});
@@ -86,8 +108,6 @@ void read_states(LlamaTarget & target, const std::vector<int32_t> & layers, cons
             }
         }
     }
-    target.truncate(0, 0);
-    target.settle(0);
 }
 
 } // namespace pyfly

@@ -321,8 +321,11 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     };
     const size_t n_most = std::max<size_t>(std::thread::hardware_concurrency(), 1);
     std::vector<std::thread> helpers;
-    for (size_t i = 1; i < std::min(n_most, size / worth_a_thread); i++) {
-        helpers.emplace_back(pack);
+    try {
+        for (size_t i = 1; i < std::min(n_most, size / worth_a_thread); i++) {
+            helpers.emplace_back(pack);
+        }
+    } catch (const std::exception &) { // the system gives no more threads
     }
     pack();
     for (std::thread & helper : helpers) {

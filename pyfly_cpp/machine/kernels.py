@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -136,10 +137,18 @@ def install() -> Verdict:
     return found
 
 
-@functools.lru_cache(maxsize=1)
+_TRYING = threading.Lock()  # a trial switches our attention on and off for the whole process
+
+
 def verdict() -> Verdict:
     """The types that "auto" packs on this machine. The first call ever tries each type, which takes some seconds.
     Raises ValueError as `extra_buffers.verdict` does."""
+    with _TRYING:
+        return _verdict()
+
+
+@functools.lru_cache(maxsize=1)
+def _verdict() -> Verdict:
     if _WHY_NOT is not None:
         return Verdict((), False, _WHY_NOT)
     others = extra_buffers.verdict()

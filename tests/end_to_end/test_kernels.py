@@ -246,10 +246,10 @@ def afresh(monkeypatch):
     monkeypatch.undo()  # the verdict that every test here has
     monkeypatch.setattr(kernels, "_read", dict)
     monkeypatch.setattr(kernels, "_keep", lambda *_: None)
-    kernels.verdict.cache_clear()
+    kernels._verdict.cache_clear()
     yield
     monkeypatch.undo()
-    kernels.verdict.cache_clear()
+    kernels._verdict.cache_clear()
 
 
 def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
