@@ -143,6 +143,17 @@ def test_a_memory_file_is_kept_and_found(tiny_target, tmp_path):
     assert text == again and fast < slow / 2 and [file.name for file in tmp_path.iterdir()] == ["answers.bin"]
 
 
+def test_a_new_drafter_begins_with_what_the_old_one_remembers(tiny_target, tmp_path):
+    path = tmp_path / "answers.bin"
+    vocabulary = 0
+    with FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS) as llm:
+        llm("Natalia sold clips to", max_tokens=40, temperature=0)
+        llm.drafter = PromptLookup(memory_file=path, num_pred_tokens=20)
+        llm("Tom has", max_tokens=4, temperature=0)
+        vocabulary = llm.decoder.target.vocabulary
+    assert len(read_answers(path, vocabulary)) > 40
+
+
 @pytest.mark.parametrize("change", ["magic", "content", "short", "long", "empty"])
 def test_a_broken_memory_file_is_refused(tiny_target, tmp_path, change):
     path = tmp_path / "answers.bin"

@@ -40,6 +40,12 @@ class Writer:
     def close(self):
         llama_cpp.llama_model_free(self._model)
 
+    def reads(self, grammar):
+        """Whether llama.cpp can."""
+        sampler = llama_cpp.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
+        llama_cpp.llama_sampler_free(sampler)
+        return bool(sampler)
+
     def write(self, grammar, seed):
         """A text; None if it became too long to be finished."""
         choose = random.Random(seed)
@@ -153,11 +159,22 @@ def test_halves_of_surrogate_pairs_are_not_written(writer):
 @pytest.mark.parametrize(
     "pattern",
     ["^(?=a)b$", "^(?!a)b$", "^(a$", "^a)$", "^[a$", "^*a$", "^a**$", r"^\1$", r"^\bx$",
-     r"^\p{L}$", "^a^b$", "^[]$", "^[b-a]$", r"^\ud800$", "^" + "(" * 65 + ")" * 65 + "$"],
+     r"^\p{L}$", "^a^b$", "^[]$", "^[b-a]$", r"^\ud800$", "^" + "(" * 65 + ")" * 65 + "$", "^a{3,2}$", "^a{2001}$",
+     "^(?:a{1,50}){1,50}$", "^.{1001}$"],
 )  # fmt: skip
 def test_patterns_that_are_refused(pattern):
     with pytest.raises(ValueError, match="the pattern "):
         pattern_rule(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["^[a-z]{2000}$", "^a{0,2000}$", "^.{1000}$", "^(abcd){1000}$", "^((a)(b)){600,}$", "^(a{0,2}){600}$",
+     "^(a?b*){600}$", "^(a{1,40}){1,40}$", "^((a{5}){3}b){900}$"],
+)  # fmt: skip
+def test_llama_cpp_reads_patterns_that_repeat_often(writer, pattern):
+    grammar = gbnf_of({"type": "string", "pattern": pattern}).text
+    assert "char{" not in grammar and writer.reads(grammar)
 
 
 @pytest.mark.parametrize(

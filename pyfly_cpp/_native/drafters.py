@@ -44,7 +44,7 @@ class LookupDrafter(Drafter):
         config: `pyfly_lookup_config` of pyfly.h.
         texts: Further tokens to look in, -1 between two texts.
         answers: What is remembered at first, likewise.
-        on_close: Called with what is remembered when it is closed.
+        on_keep: Called with what is remembered, to keep it, when it is closed and before.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LookupDrafter(Drafter):
         config: Sequence[int],
         texts: TokenArray,
         answers: TokenArray,
-        on_close: Callable[[TokenArray], None] | None = None,
+        on_keep: Callable[[TokenArray], None] | None = None,
     ) -> None:
-        self._on_close = on_close
+        self._on_keep = on_keep
         super().__init__(
             "prompt lookup", "lookup", ffi.NULL if target is None else target.pointer,
             ffi.new("pyfly_lookup_config *", config), token_pointer(texts), len(texts),
@@ -72,10 +72,14 @@ class LookupDrafter(Drafter):
             check(lib.pyfly_drafter_lookup_answers, self.pointer, token_pointer(out), len(out), n_out)
         return out
 
+    def keep(self) -> None:
+        """Lets what is remembered be kept."""
+        if self.pointer is not None and self._on_keep is not None:
+            self._on_keep(self.answers)
+
     def close(self) -> None:
         try:
-            if self.pointer is not None and self._on_close is not None:
-                self._on_close(self.answers)
+            self.keep()
         finally:
             super().close()
 

@@ -16,7 +16,7 @@ from llama_cpp.llama import LlamaState
 
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import is_stream, write_atomically
+from pyfly_cpp.machine.files import file_identity, is_stream, write_atomically
 
 _FORMAT = "pyfly-cpp prompt cache"
 _MAX_HEADER = 64 << 20
@@ -65,7 +65,7 @@ def _identity(llm: FlyLlama) -> dict[str, Any]:
         "n_ctx": llm.n_ctx(),
         "flash_attn": int(params.flash_attn_type),
         "caches": [int(params.type_k), int(params.type_v)],
-        "lora": llm.lora_path,
+        "lora": None if llm.lora_path is None else file_identity(llm.lora_path),
     }
 
 

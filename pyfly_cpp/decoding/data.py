@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pyfly_cpp.decoding.drafters import DRAFTERS, AnyDrafter, Drafter, OwnDrafter
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.errors import did_you_mean
+from pyfly_cpp.models.named import is_name
 
 
 def drafter_as_data(drafter: Any) -> Any:
@@ -60,8 +62,13 @@ def _drafter(data: Any, folder: Path | None) -> Drafter:
     if made.takes_file and (path is not None or made.needs_file):
         if not is_path(path):
             raise ValueError(f"a drafter of kind {kind!r} needs {made.file_field!r}, the path of its file.")
-        arguments = {**arguments, made.file_field: _placed(path, folder)}
+        arguments = {**arguments, made.file_field: placed_model(path, folder)}
     return made(**arguments)
+
+
+def placed_model(path: Any, folder: Path | None) -> str:
+    """A model's path, from a folder; a name stays, unless a file there has it."""
+    return str(path) if is_name(path) and not (folder and os.path.exists(folder / path)) else _placed(path, folder)
 
 
 def _placed(path: Any, folder: Path | None) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.decoding.data import is_path, require_fields
+from pyfly_cpp.decoding.data import is_path, placed_model, require_fields
 from pyfly_cpp.decoding.drafters import Drafter, as_given, require_drafters
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.decoding.setting import PLAIN, Decoding
@@ -132,7 +132,7 @@ def _read(data: dict[str, Any], folder: Path) -> Preset:
         )
     said = {"drafter": None, **{name: value for name, value in data.items() if name in fields}}
     decoding = Decoding.from_dict(said, folder)
-    return Preset(decoding, None if model is None else str(folder / model), claim)
+    return Preset(decoding, None if model is None else placed_model(model, folder), claim)
 
 
 def save_preset(preset: Preset, path: str | os.PathLike[str], force: bool = False) -> None:

@@ -25,7 +25,8 @@ from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.machine.devices import devices
-from pyfly_cpp.machine.files import OutputError, write_atomically
+from pyfly_cpp.machine.files import OutputError, file_identity, write_atomically
+from pyfly_cpp.models.named import model_file
 
 VARIABLE = "PYFLY_COSTS"
 """Environment variable: 0 to measure nothing beforehand, 1 to measure every time and to keep nothing."""
@@ -58,7 +59,7 @@ def setup_of(
 
     features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
     return {
-        "model": _identity(model_path),
+        "model": file_identity(model_path),
         "drafters": [[*_describe(drafter), draft_max] for drafter, draft_max in drafters],
         "model_params": _numbers(model_params),
         "context_params": _numbers(context_params),
@@ -167,18 +168,10 @@ def _keep(kept: _Kept, setup: dict[str, Any]) -> None:
 # ---- What they hang on -----------------------------------------------------------------------------------------------
 
 
-def _identity(path: str | os.PathLike[str]) -> list[Any]:
-    """Tells a file from every other one, and from itself after a change, without reading it."""
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
-    return [os.fspath(path)]
-
-
 def _describe(drafter: Drafter) -> list[Any]:
     if not isinstance(drafter, OwnDrafter):
         return ["callable", None]
-    return [repr(drafter), None if drafter.file is None else _identity(drafter.file)]
+    return [repr(drafter), None if drafter.file is None else file_identity(model_file(drafter.file))]
 
 
 def _numbers(params: Any) -> dict[str, float]:

@@ -53,6 +53,7 @@ class Decoder:
         self._warned_plain = False
         self.knows_costs = False
         """Whether the governor knows the cost of batches and drafts, or nobody can tell it."""
+        self._at_end = Stats()
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
 
@@ -98,6 +99,9 @@ class Decoder:
         if self.running is not None:
             with contextlib.suppress(Exception):  # what is lost is what drafters would have kept of it
                 self.running.end()
+        if self._batch is not None:
+            with contextlib.suppress(ReferenceError):  # garbage: nobody asks any more
+                self._at_end = self.describe(self.slot.snapshot(), self.python_seconds)
         for handle in (self._batch, *self._drafters, self._target):
             if handle is not None:
                 handle.close()
@@ -118,6 +122,12 @@ class Decoder:
                 native.close()
             raise
         return opened
+
+    def keep_answers(self) -> None:
+        """Lets prompt lookup write its file of remembered answers, if it has one."""
+        for native in self._drafters:
+            if isinstance(native, _native.LookupDrafter):
+                native.keep()
 
     def _host(self, draft_max: int) -> Host:
         def vocabulary() -> Any:
@@ -159,9 +169,10 @@ class Decoder:
     # ---- Counters ----------------------------------------------------------------------------------------------------
 
     def stats(self, adaptive: bool) -> Stats:
-        """The counters of the only slot; `adaptive`: also what the governor has learned."""
+        """The counters of the only slot, after `close` as they were then; `adaptive`: also what the governor has
+        learned."""
         if self._batch is None:
-            return Stats()
+            return self._at_end
         return self.with_state(self.describe(self.slot.snapshot(), self.python_seconds), adaptive)
 
     def describe(self, counters: _native.Counters, python_seconds: float) -> Stats:
@@ -202,6 +213,6 @@ class Decoder:
     def reset_stats(self) -> None:
         """Sets all counters to 0."""
         self.python_seconds = 0.0
-        self._accepted_earlier = {}
+        self._accepted_earlier, self._at_end = {}, Stats()
         if self._batch is not None:
             self.slot.reset_counters()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ class Processors:
     raises cannot pass through C; it is kept for whoever steps the text.
     """
 
-    def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: LogitsProcessorList) -> None:
+    def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: Iterable[Any]) -> None:
         """`history`: the tokens before the row that is being sampled."""
         self._history = history
-        self._processors = processors
+        self._processors = LogitsProcessorList(processors)
         self._failure: BaseException | None = None
 
     def __call__(self, _: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:

@@ -16,6 +16,9 @@ from pyfly_cpp.errors import counted
 _LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
 """The fewest of which a speed is shown."""
 
+_BY_NAME = ("accepted_by_drafter", "committed_by_region", "loose_by_region")
+"""The counters that are pairs of a name and a number."""
+
 ORIGINS = tuple(_native.ORIGINS)
 
 
@@ -176,7 +179,7 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)
-        for name in ("accepted_by_drafter", "committed_by_region", "loose_by_region"):
+        for name in _BY_NAME:
             out[name] = dict(getattr(self, name))
         if self.governor is not None:
             out["governor"] = {
@@ -194,11 +197,14 @@ class Stats:
 
     def since(self, before: Stats) -> Stats:
         """The counters and seconds since `before`. Means and figures by depth are those of now."""
-        more = {
+        more: dict[str, Any] = {
             field.name: getattr(self, field.name) - getattr(before, field.name)
             for field in fields(Stats)
             if isinstance(getattr(self, field.name), (int, float)) and not field.name.startswith("mean_")
         }
+        for name in _BY_NAME:
+            earlier = dict(getattr(before, name))
+            more[name] = tuple((of, n - earlier.get(of, 0)) for of, n in getattr(self, name))
         return replace(self, **more)
 
     @classmethod

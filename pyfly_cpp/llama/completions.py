@@ -58,14 +58,19 @@ class CompletingLlama(GuardedLlama):
 
     def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
         """What tells the bytes of each token of a text behind these."""
-        if isinstance(self.tokenizer_, LlamaTokenizer):
+        if self._has_own_pieces:
             pieces: Callable[[int], bytes] = self.vocabulary.piece
             return pieces
         return _Growth(self.detokenize, list(before))
 
+    @property
+    def _has_own_pieces(self) -> bool:
+        """Whether the model's vocabulary tells the text of tokens, and no tokenizer of the user's."""
+        return getattr(type(self.tokenizer_), "detokenize", None) is LlamaTokenizer.detokenize
+
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As in the base class, which leaves out tokens of more than 32 bytes."""
-        if not isinstance(self.tokenizer_, LlamaTokenizer):
+        if not self._has_own_pieces:
             text: bytes = super().detokenize(tokens, prev_tokens, special)
             return text
         text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
@@ -109,17 +114,15 @@ class CompletingLlama(GuardedLlama):
             yield completion.response(pieces)
 
     def _run(self, completion: Completion) -> Generator[Piece, None, None]:
-        self.set_seed(completion.next_seed(self._seed))
-        return Generation(self, completion.request).run()
+        return Generation(self, completion.request, next_seed=completion.next_seed).run()
 
     def _load_cached(self, prompt: list[int]) -> None:
         """Loads the state of the cache, if there is one that serves the prompt better than the context does."""
         if self.cache:
             with contextlib.suppress(KeyError):
                 state = self.cache[prompt]
-                lengths = [
-                    self.longest_token_prefix(ids.tolist(), prompt) for ids in (state.input_ids, self._input_ids)
-                ]
+                evaluated = (state.input_ids[: state.n_tokens], self._input_ids)
+                lengths = [self.longest_token_prefix(ids.tolist(), prompt) for ids in evaluated]
                 if lengths[0] > lengths[1]:
                     self.load_state(state)
 

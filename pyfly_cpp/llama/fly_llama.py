@@ -253,6 +253,7 @@ class FlyLlama(CompletingLlama):
             drafter = drafter_of_file(self.model_path, drafter)
         wanted = require_drafters(drafter)
         with self._access.exclusive():
+            self.decoder.keep_answers()  # the new one may begin with them
             drafters, opened = self._open(wanted)
             self._supersede()
             self.decoder.drafters = opened
@@ -321,12 +322,11 @@ class FlyLlama(CompletingLlama):
         return self.decoder.batch.measure()
 
     def draft_lengths(self, decoding: Decoding) -> list[int]:
-        """Most tokens that each drafter proposes in a step of such a request."""
-        drafters = require_drafters(self._decoding.drafter)
-        is_governed = decoding.is_governed_with(drafters)
+        """Most tokens that each drafter proposes in a step of such a request. Whether that is governed is not its
+        own."""
         return [
-            0 if is_optional(one) and not is_governed else draft_max_of(one, decoding.draft_max, self.n_batch)
-            for one in drafters
+            0 if is_optional(one) and not self.adaptive else draft_max_of(one, decoding.draft_max, self.n_batch)
+            for one in require_drafters(self._decoding.drafter)
         ]
 
     def _drafting(self) -> list[tuple[Drafter, int]]:

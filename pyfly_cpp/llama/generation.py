@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from pyfly_cpp.engine.request import Committed, Request
@@ -21,16 +21,20 @@ class Generation:
     """One generation of a FlyLlama. It begins when `run` is first asked for something, and runs as long as it is the
     current one."""
 
-    def __init__(self, llm: Any, request: Request, *, reset: bool = True) -> None:
+    def __init__(
+        self, llm: Any, request: Request, *, reset: bool = True, next_seed: Callable[[int], int] | None = None
+    ) -> None:
         """
         Args:
             llm: The FlyLlama; how it decodes is asked when the generation begins.
             request: What is wanted.
             reset: Whether the prompt is all; otherwise it goes behind what the context holds.
+            next_seed: The seed to set when it begins, from the one that is set then; None: it stays.
         """
         self._llm = llm
         self.request = request
         self._reset = reset
+        self._next_seed = next_seed
         self._access = llm._access
         self._number = -1
 
@@ -66,10 +70,12 @@ class Generation:
                 elif len(request.arrivals) == 1:
                     llm.decoder.warn_if_plain(stacklevel=2)
                 for one in committed:
+                    started = time.perf_counter()
                     self._put(one)
                     sent: Sequence[int] | None = None
                     if output is not None:
                         piece = request.add(one)
+                        llm.decoder.python_seconds += time.perf_counter() - started
                         if piece.text or piece.finish:
                             yield piece
                         if piece.finish:
@@ -105,6 +111,8 @@ class Generation:
         self._n_vocab: int = llm.n_vocab()
         request.trace = llm.trace
         llm.prepare()
+        if self._next_seed is not None:
+            llm.set_seed(self._next_seed(llm._seed))
         sampler = llm.new_sampler(request)
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), request.history)
         with interrupts_deferred():

@@ -10,6 +10,8 @@ Ranges = list[tuple[int, int]]
 
 _LAST = 0x10FFFF
 _MOST_NESTED = 64  # llama.cpp's reader of grammars calls itself for each
+MOST_TIMES = 2000
+"""How often llama.cpp's reader of grammars repeats something, at most; what makes rules counts for each of them."""
 _ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|.)"
 _TOKEN = re.compile(
     rf"(?P<set>\[(?:{_ESCAPE}|[^\]\\])*\])|(?P<repeat>(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)"
@@ -37,7 +39,7 @@ def pattern_rule(pattern: str) -> str:
 
     Raises:
         ValueError: the expression is none, or has something that a grammar cannot express (lookaround, references to
-            groups, word boundaries).
+            groups, word boundaries, more than `MOST_TIMES` repetitions).
     """
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
     inner = pattern[begins : len(pattern) - ends]
@@ -49,10 +51,13 @@ def pattern_rule(pattern: str) -> str:
 def _inner_rule(inner: str, pattern: str) -> str:
     out: list[str] = []
     depth, repeatable = 0, False
+    n_rules = [0]  # that llama.cpp makes of the brackets that are open
+    n_of_last = 0
     for kind, text in _tokens(inner, pattern):
         if kind == "repeat" and repeatable:
             # How many it takes first decides nothing here.
             out[-1] += text[0] if text[0] in "*+?" else text.rstrip("?")
+            n_rules[-1] += _rules_of_repeat(text, max(n_of_last, 1), pattern)
         elif kind == "open" and depth < _MOST_NESTED:
             out.append("(")
         elif kind == "close" and depth > 0:
@@ -68,10 +73,28 @@ def _inner_rule(inner: str, pattern: str) -> str:
         else:
             raise ValueError(f"the pattern {pattern!r} has {text!r} in a place that a grammar cannot express")
         depth += {"open": 1, "close": -1}.get(kind, 0)
+        if kind == "open":
+            n_rules.append(0)
+        elif kind != "repeat":
+            n_of_last = 1 + n_rules.pop() if kind == "close" else out[-1].count("(")
+            n_rules[-1] += n_of_last
         repeatable = kind in ("close", "dot", "set", "char")
     if depth:
         raise ValueError(f"the pattern {pattern!r} has a bracket that is not closed")
     return " ".join(out)
+
+
+def _rules_of_repeat(text: str, n_rules: int, pattern: str) -> int:
+    """How many rules a quantifier makes behind something of which so many are made."""
+    if text[0] in "*+?":
+        return 1
+    low, _, high = text.rstrip("?").strip("{}").partition(",")
+    first, last = int(low), int(high or low)
+    if last < first:
+        raise ValueError(f"the pattern {pattern!r} has {text!r}, which ends before it begins")
+    if last * n_rules > MOST_TIMES:
+        raise ValueError(f"the pattern {pattern!r} repeats too often for a grammar")
+    return 1 if "," in text and not high else last - first
 
 
 def _tokens(inner: str, pattern: str) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from llama_cpp import llama_grammar
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
 
 from pyfly_cpp.llama.numbers import decimals, integers
-from pyfly_cpp.llama.patterns import escaped, pattern_rule
+from pyfly_cpp.llama.patterns import MOST_TIMES, escaped, pattern_rule
 
 _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
@@ -72,7 +72,6 @@ _FORMATS = {
 }
 """Texts that certainly have a format, and not all of them."""
 
-_MOST_TIMES = 2000  # of llama.cpp's reader of grammars, which takes more as any number
 _MOST_NESTED = 100
 
 _MOST_KEPT = 256
@@ -332,10 +331,10 @@ class _Converter:
     def _times(self, rule: str, low: int, high: int | None, path: str, what: str) -> str:
         if high is not None and high < low:
             raise ValueError(f"has fewer than min{what} as max{what} at {path or 'its top'}")
-        if low > _MOST_TIMES:
-            low = _MOST_TIMES
+        if low > MOST_TIMES:
+            low = MOST_TIMES
             self._tell(path, [f"min{what}"])
-        if high is not None and high > _MOST_TIMES:
+        if high is not None and high > MOST_TIMES:
             high = None
             self._tell(path, [f"max{what}"])
         return f"{rule}{{{low},{'' if high is None else high}}}"

@@ -32,6 +32,14 @@ def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = 
     return out.hexdigest()
 
 
+def file_identity(path: str | os.PathLike[str]) -> list[Any]:
+    """Tells a file from every other one, and from itself after a change, without reading it."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+    return [os.fspath(path)]
+
+
 def is_stream(path: str | os.PathLike[str]) -> bool:
     """Whether this is a device or a pipe: reading it may wait or continue for ever."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)

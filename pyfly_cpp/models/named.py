@@ -77,8 +77,13 @@ def model_file(path: str | os.PathLike[str]) -> str:
         ValueError: there is no model of that name, or it is not fetched yet.
     """
     text = os.fspath(path)
-    is_name = isinstance(path, str) and not text.endswith(".gguf") and not os.path.exists(text)
-    return str(resolve_model(text)) if is_name and (os.sep not in text or hub.is_hub_name(text)) else text
+    return str(resolve_model(text)) if isinstance(path, str) and is_name(text) and not os.path.exists(text) else text
+
+
+def is_name(text: str) -> bool:
+    """Whether a text could name a model, and no file in a folder."""
+    is_elsewhere = hub.is_hub_name(text) or text.startswith(PREFIX)
+    return is_elsewhere or not (text.endswith(".gguf") or os.sep in text or "/" in text)
 
 
 def locate(name: str) -> Path | None:

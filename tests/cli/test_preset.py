@@ -231,3 +231,15 @@ def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
     assert load_preset("./safe") == Preset(Decoding(Margin(0.5), drafter="auto"))
     with pytest.raises(PresetError, match=r"the preset sage cannot be read .* one of safe, balanced, fast, paper\."):
         load_preset("sage")
+
+
+def test_names_of_models_stay_names(tmp_path):
+    for name in ("mydraft", "hf:me/repo:Q4_K_M", "ollama:llama3"):
+        save_preset(Preset(Decoding(drafter=DraftModel(name)), name), tmp_path / "p.json", force=True)
+        found = load_preset(tmp_path / "p.json")
+        assert (found.model, found.decoding.drafter.model_path) == (name, name)
+    (tmp_path / "mydraft").write_bytes(b"")
+    save_preset(Preset(Decoding(drafter=DraftModel("mydraft")), "sub/m.gguf"), tmp_path / "p.json", force=True)
+    found = load_preset(tmp_path / "p.json")
+    assert found.model == str(tmp_path / "sub" / "m.gguf"), "a path is relative to the preset"
+    assert found.decoding.drafter.model_path == str(tmp_path / "mydraft"), "so is a file that has a name"

@@ -11,7 +11,7 @@ import pytest
 from heads import EAGLE3, HYBRID
 
 from pyfly_cpp import MTP, DraftModel, Eagle3, FlyBatch, FlyLlama, PromptLookup, _native
-from pyfly_cpp.engine.costs import VARIABLE
+from pyfly_cpp.engine.costs import VARIABLE, _describe
 from pyfly_cpp.errors import NativeError
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -63,6 +63,22 @@ def load(tiny_target, tiny_draft):
 
 
 # ---- Who is governed -------------------------------------------------------------------------------------------------
+
+
+def test_a_length_of_one_request_leaves_a_batch_governed(tiny_target, tiny_draft):
+    with FlyBatch(tiny_target, 1, drafter="auto", draft_model=DraftModel(tiny_draft), **OPTIONS) as batch:
+        assert batch.llama.draft_lengths(batch.llama.decoding.but(draft_max=4)) == [4, 4]
+
+
+def test_a_draft_model_of_a_name_is_told_from_another_that_takes_its_place(
+    tiny_draft, tiny_target, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path))
+    kept = []
+    for path in (tiny_draft, tiny_target):
+        shutil.copy(path, tmp_path / "mine.gguf")
+        kept.append(_describe(DraftModel("mine")))
+    assert kept[0] != kept[1]
 
 
 def test_a_drafter_that_is_given_is_governed_unless_a_length_is_asked_for(load, tiny_draft):

@@ -649,6 +649,67 @@ def test_a_tokenizer_that_knows_texts_alone(target):
         assert "".join(map(text, fly(prompt, max_tokens=30, stream=True, **options))) == wanted
 
 
+def test_a_tokenizer_of_a_kind_of_its_own_is_asked(target):
+    class Loud(LlamaTokenizer):
+        def detokenize(self, tokens, prev_tokens=None, special=False):
+            return super().detokenize(tokens, prev_tokens, special).upper()
+
+    texts = []
+    for kind in (llama_cpp.Llama, FlyLlama):
+        llm = kind(target, **OPTIONS)
+        llm.tokenizer_ = Loud(llm)
+        texts.append((text(llm(PROMPT, max_tokens=20, temperature=0)), llm.detokenize(llm.tokenize(b"a b"))))
+    assert texts[0] == texts[1] and texts[0][0].isupper()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_logits_processors_in_any_sequence(target, kind):
+    def push(_, scores):
+        scores[300] += 50
+        return scores
+
+    fly, base = FlyLlama(target, **OPTIONS), llama_cpp.Llama(target, **OPTIONS)
+    given = {"max_tokens": 20, "temperature": 0}
+    expected = text(base(PROMPT, logits_processor=LogitsProcessorList([push]), **given))
+    assert text(fly(PROMPT, logits_processor=kind([push]), **given)) == expected
+    assert text(fly(PROMPT, **given)) != expected
+
+
+def test_a_seed_is_that_of_its_own_answer_when_answers_begin_in_another_order(target):
+    fly = FlyLlama(target, **OPTIONS)
+    given = {"max_tokens": 20, "temperature": 1.2}
+    expected = [text(fly(PROMPT, seed=seed, **given)) for seed in (1, 2)]
+    answers = [fly.write(PROMPT, seed=seed, **given) for seed in (1, 2)]
+    assert ["".join(piece.text for piece in answer) for answer in answers] == expected
+
+
+def test_a_state_of_the_cache_is_loaded_only_if_it_holds_more(target, monkeypatch):
+    fly = FlyLlama(target, **OPTIONS)
+    fly.set_cache(LlamaRAMCache())
+    loaded = []
+    load = fly.load_state
+    monkeypatch.setattr(fly, "load_state", lambda state: loaded.append(state.n_tokens) or load(state))
+    prompt = PROMPT
+    for _ in range(3):
+        prompt += text(fly(prompt, max_tokens=8, temperature=0)) + " And then?"
+    assert not loaded
+    fly(SHORT, max_tokens=4, temperature=0)
+    fly(prompt, max_tokens=4, temperature=0)
+    assert len(loaded) == 1
+
+
+def test_counters_of_a_closed_model_and_of_a_part_of_its_life(target):
+    with FlyLlama(target, drafter=PromptLookup(), **OPTIONS) as fly:
+        fly(PROMPT, max_tokens=30, temperature=0)
+        before = fly.stats
+        fly(PROMPT, max_tokens=30, temperature=0)
+        later, both = fly.stats.since(before), fly.stats
+    assert fly.stats.committed == both.committed > 0
+    assert sum(n for _, n in later.accepted_by_drafter) == later.matched + later.loose_accepted
+    fly.reset_stats()
+    assert fly.stats.committed == 0
+
+
 def test_logit_bias_beside_a_processor(drafter, target):
     """The base class drops both when it is given both."""
 
