@@ -87,6 +87,14 @@ def test_a_user_without_a_home(target, tiny_draft, home, monkeypatch):
     assert found(target) == [("draft.gguf", DraftModel)]
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="llama.cpp's folder is another one there")
+def test_caches_of_other_programs_are_where_the_user_keeps_caches(home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    assert {home / "cache" / "huggingface" / "hub", home / "cache" / "llama.cpp"} <= set(here.places())
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    assert Path("~/hf/hub").expanduser() in here.places()
+
+
 def test_beside_the_model(target, tiny_draft):
     put(tiny_draft, target.parent / "a-draft.gguf")
     put(EAGLE3, target.parent / "head.gguf")

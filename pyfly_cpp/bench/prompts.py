@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyfly_cpp.evaluation.files import read_jsonl
+from pyfly_cpp.evaluation.files import DataError, read_jsonl
 from pyfly_cpp.evaluation.task import Where, spread, unique
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
@@ -43,10 +43,23 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
 
     Raises DataError with file, line and field; never skips a row."""
     if os.fspath(path).endswith(".txt"):
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
-        return [BenchPrompt(f"{i}", "", (line,)) for i, line in enumerate(lines, 1) if line]
+        return [BenchPrompt(f"{i}", "", (line,)) for i, line in _lines(Path(path))]
     rows = [Where(os.fspath(path), line, row) for line, row in read_jsonl(path)]
     return unique((where, _read(where)) for where in rows)
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that are not blank, with their numbers."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
+    lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"{path} has no prompts; write one in each line.")
+    return lines
 
 
 def _read(where: Where) -> BenchPrompt:

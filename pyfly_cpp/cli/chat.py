@@ -264,10 +264,9 @@ class Chat:
         answer = "".join(said)
         write("\n")
         is_cut = finish in (None, "length")
-        if answer:
-            self._cut = llm.input_ids[: llm.n_tokens + 1].tolist() if is_cut else None
-        elif is_stopped:
+        if is_stopped and not answer:
             return None
+        self._cut = llm.input_ids[: llm.n_tokens + 1].tolist() if is_cut else None
         loop = find_loop(tokens[-_LOOK_BACK:])
         notes = [llm.stats.since(before_stats).summary()]
         if loop is not None and loop.at_end and is_cut:
@@ -379,7 +378,7 @@ class Chat:
         models = replace(self._options.models, drafter=DRAFTER.convert(word, None, None), draft=None)
         drafter, reason = None, "/drafter none"
         if models.drafter != "none":
-            drafters, reason = models.drafters()
+            drafters, reason = models.choose_drafters()  # options that it has no use for wait for the next one
             drafter = drafters.default
         self._options.decoding.require_distributions(require_drafters(drafter))
         self._llm.drafter = drafter

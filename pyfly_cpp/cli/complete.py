@@ -139,7 +139,10 @@ def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
 
 def _grammar(grammar: str | None, json_schema: str | None) -> Any:
     if grammar is not None:
-        return LlamaGrammar.from_string(file_text(grammar), verbose=False)
+        rules = file_text(grammar)
+        if not rules.strip():
+            raise click.UsageError(f"the grammar {grammar!r} is empty; write its rules, or leave --grammar out.")
+        return LlamaGrammar.from_string(rules, verbose=False)
     if json_schema is None:
         return None
     if json_schema.lstrip().startswith("{"):

@@ -12,7 +12,7 @@ from pyfly_cpp.cli.headings import HeadedCommand, number
 from pyfly_cpp.cli.kinds import Int
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options, reading
 from pyfly_cpp.cli.terminal import Answer, note, write, write_sentences
-from pyfly_cpp.decoding import PLAIN, Decoding, as_in_chat
+from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.01
 @number("-n", "--max-tokens", kind=Int(2), default=200, help="Longest answer in tokens.")
 @model_options
 def command(models: Models, max_tokens: int) -> None:
-    """Answer one edit prompt without drafts, then with drafts as in chat, and compare texts and speeds."""
+    """Answer one edit prompt without drafts, then with drafts (losslessly, or by --preset), and compare."""
     drafters, reason = models.drafters()
     llm = models.load(FlyLlama, drafter=drafters.default)
     try:
@@ -47,20 +47,21 @@ def command(models: Models, max_tokens: int) -> None:
         note(f"--- prompt ---\n{_PROMPT}")
         _answer(llm, PLAIN, 8)  # warms up
         answers = []
-        for title, setting in (("without drafts", PLAIN), ("with drafts", as_in_chat())):
+        as_set = models.setting.but(adaptive=True)
+        for title, setting in (("without drafts", PLAIN), ("with drafts", as_set)):
             note(f"--- {title} ---")
             answers.append(_answer(llm, setting, max_tokens, is_shown=True))
             note(f"({answers[-1][1].summary()})")
     finally:
         llm.close()
     (plain, slow), (drafted, fast) = answers
-    write_sentences(f"\n{_compared(plain, drafted, slow, fast)}")
+    write_sentences(f"\n{_compared(plain, drafted, slow, fast, as_set)}")
 
 
 def _answer(llm: FlyLlama, setting: Decoding, max_tokens: int, is_shown: bool = False) -> tuple[str, Stats]:
     """The text, and what was counted."""
     llm.reset()
-    llm.decoding = replace(setting, draft_max=0 if setting.is_plain else None)
+    llm.decoding = replace(setting, draft_max=0) if setting.is_plain else setting
     llm.reset_stats()
     texts, written = [], Answer()
     pieces = llm.write_chat([{"role": "user", "content": _PROMPT}], temperature=0.0, max_tokens=max_tokens)
@@ -75,11 +76,14 @@ def _answer(llm: FlyLlama, setting: Decoding, max_tokens: int, is_shown: bool = 
     return "".join(texts), llm.stats
 
 
-def _compared(plain: str, drafted: str, slow: Stats, fast: Stats) -> str:
+def _compared(plain: str, drafted: str, slow: Stats, fast: Stats, setting: Decoding) -> str:
     """One sentence on texts and speeds."""
-    same = "Both texts are the same" if plain == drafted else (
-        "The texts differ, because two tokens were almost equally probable and kernels round differently in batches"
-    )  # fmt: skip
+    same = "Both texts are the same"
+    if plain != drafted:
+        same = "The texts differ, because " + (
+            "two tokens were almost equally probable and kernels round differently in batches" if setting.is_exact
+            else f"the gate {setting.gate} keeps drafts that are not the model's own choice"
+        )  # fmt: skip
     times = fast.tokens_per_second / slow.tokens_per_second
     if math.isnan(times):
         return f"{same}. They are too short for a speed; raise --max-tokens."

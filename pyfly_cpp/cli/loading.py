@@ -137,7 +137,7 @@ class Models:
 
     def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
         """As `choose_drafters`; also raises UsageError if neither the default drafter nor those of these settings have
-        a use for a file that was given."""
+        a use for a file or an option that was given."""
         drafters, why = self.choose_drafters()
         parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
         self.require_use(parts)
@@ -155,14 +155,16 @@ class Models:
             return choose_drafters(self.model, self.draft, self.drafter, preset, options)
 
     def require_use(self, parts: Sequence[Any]) -> None:
-        """Raises UsageError if a file was given that none of these drafters, which are all, has a use for."""
+        """Raises UsageError if a file or an option was given that none of these drafters, which are all, has a use
+        for."""
         files = [str(part.file) for part in parts]
         if self.draft is not None and self.drafter != AUTO and str(self.draft) not in files:
             raise click.UsageError(f"--draft and --drafter {self.drafter} contradict each other; leave one out.")
         for option in _DRAFTER_OPTIONS:
             is_used = any(option in part.options for part in parts)
-            if isinstance(option, PathOption) and option.name in self.drafting and not is_used:
-                raise click.UsageError(f"{_flag(option)} is for prompt lookup; add --drafter lookup, or both.")
+            if option.name in self.drafting and not is_used:
+                words = " or ".join(kind.word for kind in DRAFTERS.values() if option in kind.options)
+                raise click.UsageError(f"{_flag(option)} is for --drafter {words}; choose that, or leave it out.")
 
     @property
     def n_ctx(self) -> int:

@@ -44,7 +44,7 @@ class Session:
 
     def conditions(self) -> dict[str, Any]:
         """Conditions that must be equal for measurements to stand in one table."""
-        names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers")
+        names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
         return {**self.models, **{name: self.machine[name] for name in names}}
 
     def facts(self) -> list[str]:

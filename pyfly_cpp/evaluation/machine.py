@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.machine import extra_buffers
+from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.files import sha256
 from pyfly_cpp.machine.threads import physical_cores, threads_sleep
 
@@ -77,6 +77,7 @@ def describe_machine() -> dict[str, Any]:
         "simd": _native.simd_level,
         "llama_cpp_python": llama_cpp.__version__,
         "extra_buffers": extra_buffers.usable(),
+        "kernels": kernels.require_choice(None),
         "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
         "python": platform.python_version(),
     }

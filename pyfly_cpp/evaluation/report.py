@@ -208,7 +208,13 @@ def halves(head: list[str], body: list[list[str]]) -> list[tuple[list[str], list
     return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
 
 
-_ALSO = {"strict": "in the form that was asked for (strict)", "value": "as a number, 18.00 being 18 (value)"}
+_ALSO = {
+    "strict": "Right in the form that was asked for (strict)",
+    "value": "Right as a number, 18.00 being 18 (value)",
+    "loop": "Answers with a loop",
+    "recall": "Words that were found (recall)",
+    "answered": "Answers that name a choice",
+}
 """The meaning of other scores of a task."""
 
 
@@ -257,7 +263,7 @@ def notes(table: Table) -> list[str]:
     names = sorted({name for row in table.rows for name in row.also})
     for name in names:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
-        out.append(f"Right {_ALSO.get(name, name)}: {parts}.")
+        out.append(f"{_ALSO.get(name, name)}: {parts}.")
     out.append(
         "Speed is that of decoding: total tokens over total seconds, without the prompt and the first step. 95% "
         "confidence intervals: Wilson for shares, percentile bootstrap over items otherwise."

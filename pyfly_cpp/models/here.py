@@ -64,11 +64,10 @@ def _name(place: Path, name: Path) -> str:
 def places() -> list[Path]:
     """Folders in which programs keep GGUF files: ours, the hub's cache, llama.cpp's and LM Studio's. They need not
     exist."""
-    caches = ("Library", "Caches") if sys.platform == "darwin" else (".cache",)
     wanted: tuple[Callable[[], Path], ...] = (
         models_folder,
-        lambda: Path(os.environ.get("HF_HUB_CACHE") or _of_hub() / "hub"),
-        lambda: Path(os.environ.get("LLAMA_CACHE") or Path.home().joinpath(*caches, "llama.cpp")),
+        lambda: Path(os.environ.get("HF_HUB_CACHE") or _of_hub() / "hub").expanduser(),
+        lambda: Path(os.environ.get("LLAMA_CACHE") or _of_llama_cpp()),
         lambda: Path.home() / ".lmstudio" / "models",
         lambda: Path.home() / ".cache" / "lm-studio" / "models",
     )
@@ -80,7 +79,15 @@ def places() -> list[Path]:
 
 
 def _of_hub() -> Path:
-    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HOME") or _user_cache() / "huggingface")
+
+
+def _of_llama_cpp() -> Path:
+    return (Path.home() / "Library" / "Caches" if sys.platform == "darwin" else _user_cache()) / "llama.cpp"
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def file_size(path: Path) -> int:

@@ -483,6 +483,24 @@ def test_presets_and_drafters_change_in_a_chat(run):
     assert result.err.count("draft model tiny-llama-draft-f16.gguf guesses") == 2
 
 
+def test_an_option_of_the_first_drafter_is_no_obstacle_to_another(run):
+    lines = f"/drafter draft:{DRAFT}\n/drafter lookup\n"
+    result = run("chat", "-m", TARGET, "--drafter", "lookup", "--num-pred-tokens", 5, "-t", 1, stdin=lines)
+    assert result.code == 0 and "Error" not in result.err
+
+
+def test_an_empty_answer_is_not_continued_with_an_earlier_one(run, monkeypatch):
+    answers = [("Well", "length"), ("", "stop")]
+
+    def answer(self, messages, **kwargs):
+        text, finish = answers.pop(0)
+        yield Piece(text, (Token(5, text),), 1, finish)
+
+    monkeypatch.setattr(FlyLlama, "write_chat", answer)
+    result = chat(run, stdin=f"{QUESTION}\n{QUESTION}\n/continue\n")
+    assert "there is no answer to continue" in result.err
+
+
 @pytest.mark.parametrize("period", [1, 7, None])
 def test_a_loop_is_named(run, monkeypatch, period):
     def answer(self, messages, **kwargs):

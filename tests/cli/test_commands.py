@@ -44,6 +44,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", __file__], 1, "is not a GGUF file"),
         (["--model", TARGET, "--gate", "marign:0.3"], 2, "Did you mean 'margin'?"),
         (["--model", TARGET, "--gate", "all(stochastic,margin)"], 2, "there is nothing to combine; use it alone"),
+        (["--model", TARGET, "--drafter", "lookup", "--p-min", 0.5], 2, "--p-min is for --drafter draft or"),
         (["--model", TARGET, "--gate", "stochastic", "--window", 3], 1, "has no use for the window agree:3; leave it"),
         (
             ["--model", TARGET, "--drafter", "draft"],

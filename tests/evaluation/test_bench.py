@@ -216,3 +216,9 @@ def test_the_verdict(measured, times, words):
 def test_prompts_of_plain_text(tmp_path):
     (tmp_path / "mine.txt").write_text("Hello there\n\n  What is 2 + 2?\n", encoding="utf-8")
     assert [prompt.turns for prompt in read_prompts(tmp_path / "mine.txt")] == [("Hello there",), ("What is 2 + 2?",)]
+    for content, wrong in ((b"\n \n", "mine.txt has no prompts"), (b"caf\xe9", "mine.txt: not UTF-8 at byte 3")):
+        (tmp_path / "mine.txt").write_bytes(content)
+        with pytest.raises(DataError, match=wrong):
+            read_prompts(tmp_path / "mine.txt")
+    with pytest.raises(DataError, match=r"none\.txt cannot be read"):
+        read_prompts(tmp_path / "none.txt")

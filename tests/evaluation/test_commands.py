@@ -461,7 +461,7 @@ def test_a_draft_that_nothing_drafts_with_is_refused(run, data, tmp_path):
     of_eval = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 1, "-n", 4, "-o", tmp_path / "runs"]
     for command in (["complete", "x"], ["chat"], [bench, "-n", 4, "--limit", 1], [evaluate, *of_eval]):
         refused(run(*command, "--drafter", "lookup"), contradiction)
-        refused(run(*command, "--drafter", "draft", "--lookup-texts", "x"), "--lookup-texts is for prompt lookup")
+        refused(run(*command, "--drafter", "draft", "--lookup-texts", "x"), "--lookup-texts is for --drafter lookup;")
     result = run(bench, "-n", 4, "--limit", 1, "--drafter", "lookup", "-s", "exact draft")
     assert result.exit_code == 0, "a setting drafts with it"
     refused(run(bench, "--drafter", "none"), "needs a drafter")
