@@ -71,8 +71,8 @@ void RegionState::read(const Piece & piece) {
         }
         return;
     }
-    size_t marker = 0;
-    while (marker < n_markers && (piece.text.empty() || piece.text != marker_text(marker))) {
+    size_t marker = piece.text.empty() ? n_markers : 0; // a closing marker that is missing has no text either
+    while (marker < n_markers && piece.text != marker_text(marker)) {
         marker++;
     }
     if (marker < n_markers) {

@@ -145,7 +145,6 @@ def test_a_memory_file_is_kept_and_found(tiny_target, tmp_path):
 
 def test_a_new_drafter_begins_with_what_the_old_one_remembers(tiny_target, tmp_path):
     path = tmp_path / "answers.bin"
-    vocabulary = 0
     with FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS) as llm:
         llm("Natalia sold clips to", max_tokens=40, temperature=0)
         llm.drafter = PromptLookup(memory_file=path, num_pred_tokens=20)

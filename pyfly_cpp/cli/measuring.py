@@ -45,7 +45,7 @@ class Session:
     def conditions(self) -> dict[str, Any]:
         """Conditions that must be equal for measurements to stand in one table."""
         names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
-        return {**self.models, **{name: self.machine[name] for name in names}}
+        return {**{name: self.machine[name] for name in names}, **self.models}  # --kernels goes before the environment
 
     def facts(self) -> list[str]:
         """The conditions of a measurement, for people."""

@@ -84,7 +84,8 @@ def plan_head(
         target: The model to draft for, one GGUF file.
         output: The head to write.
         texts: A folder with UTF-8 files, or one file, to learn from; None: what the target answers to prompts.
-        prompts: JSON Lines with `prompt` and, if there are several kinds, `category`; None: built-in ones.
+        prompts: JSON Lines with `prompt` and, if there are several kinds, `category`; None: built-in ones. Not with
+            `texts`.
         n_tokens: Tokens to learn from, at most.
         hours: Most time, for all.
         kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".

@@ -112,6 +112,7 @@ def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path
     (tmp_path / "a.txt").write_text("A b\u00e9 c.\r\n" * 20_000, encoding="utf-8", newline="")
     (tmp_path / "b.md").write_text("\u00e9" * 90_001, encoding="utf-8")  # no line ends
     (tmp_path / "c.bin").write_bytes(b"\xff\xfe" * 100)
+    (tmp_path / "e.log").write_bytes(b"A line.\n" * 9000 + b"\xff")  # its first part is text
     if sys.platform == "linux":
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/d.caf\xe9")).write_text("A name that is no UTF-8.\n")
     with closing(FlyLlama(tiny_target, vocab_only=True, verbose=False)) as llm:
@@ -122,7 +123,7 @@ def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path
     with path.open("w", encoding="utf-8") as file:
         for text in texts:
             text.append(file)
-    assert Text.read(path) == texts and {text.kind for text in texts} - {"caf?"} == {"txt", "md"}
+    assert Text.read(path) == texts and {text.kind for text in texts} - {"caf?"} == {"txt", "md", "log"}
 
 
 def test_few_texts_are_held_out_of_many_kinds(torch):

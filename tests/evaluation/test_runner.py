@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.evaluation import report, runner
 from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
@@ -325,3 +326,9 @@ def test_killed_at_any_moment(data, tiny, tmp_path):
     assert [without_time(line) for line in killed_lines] == [without_time(line) for line in calm_lines]
     assert table_without_time(killed_lines) == table_without_time(calm_lines)
     assert len(json.loads((tmp_path / "killed" / "run.json").read_text())["sessions"]) == len(counts) + 1
+
+
+def test_the_kernels_of_an_option_go_before_those_of_the_environment():
+    machine = dict.fromkeys(("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers"), "x") | {"kernels": "auto"}
+    for models, expected in (({}, "auto"), ({"kernels": "stock"}, "stock")):
+        assert Session(None, machine, models, "").conditions()["kernels"] == expected
