@@ -31,7 +31,6 @@ from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers, memory
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.machine.files import OutputError, write_atomically
-from pyfly_cpp.machine.threads import physical_cores
 
 VARIABLE = "PYFLY_KERNELS"
 """Environment variable for models that are loaded without `kernels=`: auto or stock."""
@@ -46,6 +45,8 @@ _N_OUT = 8192
 """Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
 _N_CELLS = 1024
 """Cells of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
+_WAY = 2
+"""Of trying; a verdict that was found in another way is not read."""
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
@@ -188,21 +189,22 @@ def _quiet() -> Iterator[None]:
 
 
 class _Trial(Protocol):
-    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without."""
+    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without. Times
+    are of one thread: several wait for each other, and on a busy machine one of them always waits for a core."""
 
     def __call__(self, n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial: ...
 
 
 def _product(kind: int) -> _Trial:
     def trial(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
-        size, n_threads, n_repeats = (_N_OUT, physical_cores(), 2) if is_large else (64, 2, 1)
+        size, n_threads, n_repeats = (_N_OUT, 1, 2) if is_large else (64, 2, 1)
         return _native.try_kernels(kind, size, n_rows, n_threads, n_repeats, is_ours=is_ours)
 
     return trial
 
 
 def _attention(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
-    size, n_threads, n_repeats = (_N_CELLS, physical_cores(), 2) if is_large else (100, 2, 1)
+    size, n_threads, n_repeats = (_N_CELLS, 1, 2) if is_large else (100, 2, 1)
     return _native.try_attention(size, n_rows, n_threads, n_repeats, is_ours=is_ours)
 
 
@@ -245,7 +247,7 @@ def _key() -> str:
     from pyfly_cpp import __version__
 
     parts = (
-        __version__, llama_cpp.__version__, _native.kernels_isa(), _native.kernel_types(), physical_cores(),
+        _WAY, __version__, llama_cpp.__version__, _native.kernels_isa(), _native.kernel_types(),
         extra_buffers.cpu_model(),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode() + llama_cpp.llama_print_system_info()).hexdigest()
