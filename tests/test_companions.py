@@ -32,6 +32,7 @@ from pyfly_cpp.decoding.auto import choose_drafter
 from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.models import here
+from pyfly_cpp.models.named import resolve_model
 from pyfly_cpp.models.pairs import PAIRS, published_pair
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
@@ -87,6 +88,20 @@ def test_a_user_without_a_home(target, tiny_draft, home, monkeypatch):
     assert found(target) == [("draft.gguf", DraftModel)]
 
 
+def test_folders_that_cannot_be_read_are_passed_over(target, tiny_draft, home, monkeypatch):
+    put(tiny_draft, home / "models" / "draft.gguf")
+    for variable in ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(variable, str(home / ("n" * 300)))
+    assert found(target) == [("draft.gguf", DraftModel)]
+    assert "draft" in [one.name for one in here.models_here()]
+    monkeypatch.setenv("PYFLY_MODELS", str(home / ("n" * 300)))
+    assert found(target) == []
+    with pytest.raises(ValueError, match="no known model 'draft'"):
+        resolve_model("draft")
+    with pytest.raises(ValueError, match="no known model"):
+        resolve_model("n" * 300)
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="llama.cpp's folder is another one there")
 def test_caches_of_other_programs_are_where_the_user_keeps_caches(home, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
@@ -118,6 +133,15 @@ def test_where_programs_keep_models(target, home, tiny_draft):
     put(EAGLE3, home / "models" / "head.gguf")  # not beside the model: perhaps of another one
     assert sorted(name for name, _ in found(target)) == ["hub.gguf", "ours.gguf", "studio.gguf"]
     assert "on this machine fits it" in choose_drafter(target).reason
+
+
+def test_a_head_beside_the_model_is_found_among_many_files(target, home):
+    put(EAGLE3, target.parent / "head.gguf")
+    (home / "models").mkdir()
+    for i in range(companions._MOST_FILES):
+        with open(home / "models" / f"{i}.gguf", "wb") as file:
+            file.truncate(target.stat().st_size // 10)
+    assert found(target) == [("head.gguf", Eagle3)]
 
 
 def test_the_share_nearest_to_a_tenth_first(target, tiny_draft):
@@ -249,14 +273,14 @@ def test_settings_that_take_turns_keep_their_drafters(demo, target, monkeypatch)
             generator.configure(setting)
 
 
-def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, monkeypatch):
-    damaged = target.parent / "damaged.bin"
+def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, home):
+    damaged = home / "models" / "smollm2-135m.gguf"
+    damaged.parent.mkdir()
     damaged.write_bytes(Path(demo.file).read_bytes()[:1000])
-    monkeypatch.setattr(auto, "embedded_model", lambda: damaged)
     with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as llm:
         assert llm.drafter == PromptLookup()
         llm.drafter = [PromptLookup(), demo]
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match=damaged.name):
             llm.drafter = [PromptLookup(), CrossVocabulary(DraftModel(damaged)), demo]
         assert llm.drafter == [PromptLookup(), demo]
 
@@ -363,12 +387,8 @@ def test_memory_is_left_for_the_target(target, tiny_draft, monkeypatch):
     assert found(target) == []
     monkeypatch.setattr(companions, "available", lambda: 2 * n)
     assert len(found(target)) == 1
-
-
-def test_a_split_model_counts_whole(tmp_path, tiny_draft):
-    for i in (1, 2, 3):
-        put(tiny_draft, tmp_path / f"m-0000{i}-of-00003.gguf")
-    assert here.file_size(tmp_path / "m-00001-of-00003.gguf") == 3 * Path(tiny_draft).stat().st_size
+    monkeypatch.setattr(companions, "available", lambda: 0)
+    assert found(target) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
-from pyfly_cpp.machine.files import OutputError, only_writer, require_free, write_atomically
+from pyfly_cpp.evaluation.machine import describe_model
+from pyfly_cpp.machine.files import OutputError, files_of_model, only_writer, require_free, write_atomically
+from pyfly_cpp.machine.memory import bytes_of_model
 
 
 def test_atomic_writes(tmp_path, monkeypatch):
@@ -61,10 +64,31 @@ def test_permissions_are_the_umasks_or_those_of_the_file(tmp_path):
         os.umask(before)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_the_umask_of_the_process_stays(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "umask")
+    write_atomically(tmp_path / "a.json", "new")
+
+
+def test_a_model_has_all_its_parts_and_no_others(tmp_path):
+    for name in ("m[1]", "m[1]-chat"):
+        for i in (1, 2, 3):
+            (tmp_path / f"{name}-0000{i}-of-00003.gguf").write_bytes(f"{name}{i}".encode())
+    parts = files_of_model(tmp_path / "m[1]-00001-of-00003.gguf")
+    assert [part.name for part in parts] == [f"m[1]-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert bytes_of_model(parts[1]) == 15
+    assert describe_model(parts[0]) == {
+        "file": parts[0].name, "bytes": 15, "sha256": hashlib.sha256(b"m[1]1m[1]2m[1]3").hexdigest(),
+    }  # fmt: skip
+    assert files_of_model(tmp_path / "m.gguf") == []
+
+
 def test_a_name_as_long_as_names_may_be(tmp_path):
     path = tmp_path / ("a" * 255)
     write_atomically(path, "new")
     assert path.read_text() == "new"
+    with pytest.raises(OutputError, match="cannot be written"):
+        require_free(tmp_path / ("a" * 300), force=False)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes")

@@ -22,8 +22,7 @@ from pyfly_cpp.decoding.drafters import (
 from pyfly_cpp.machine import log
 from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
-from pyfly_cpp.machine.memory import available
-from pyfly_cpp.models.here import file_size
+from pyfly_cpp.machine.memory import available, bytes_of_model
 from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import embedded_model
 
@@ -142,7 +141,7 @@ def _demo_draft(model_path: str | os.PathLike[str]) -> CrossVocabulary | None:
     demo = embedded_model()
     if demo is None or default_gpus():
         return None
-    size, n_target = file_size(demo), file_size(Path(model_path))
+    size, n_target = bytes_of_model(demo), bytes_of_model(model_path)
     free = available()
     if size > MOST_SHARE_OF_DEMO * n_target or (free is not None and n_target + 3 * size > free):
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +16,10 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import DRAFTERS, OwnDrafter
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine import log
-from pyfly_cpp.machine.memory import available
-from pyfly_cpp.models.here import SHARD, file_size, places
+from pyfly_cpp.machine.files import files_in
+from pyfly_cpp.machine.memory import available, bytes_of_model
+from pyfly_cpp.models.here import places
+from pyfly_cpp.models.hub import parts_of
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint, metadata, open_metadata
 from pyfly_cpp.models.named import embedded_model
 from pyfly_cpp.models.ollama import ollama_models
@@ -54,7 +55,7 @@ def companions(model_path: str | os.PathLike[str]) -> Iterator[Companion]:
         ValueError: the model is no usable GGUF file.
     """
     target = Path(model_path)
-    candidates = _candidates(target, _native.inspect_model(str(target)).architecture)[:_MOST_FILES]
+    candidates = _candidates(target, _native.inspect_model(str(target)).architecture)
     if not candidates:
         return
     with open_metadata(target) as model:
@@ -82,24 +83,21 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(target: Path, architecture: str) -> list[_Candidate]:
-    """Other models that are small enough, the most promising first."""
-    n_target = file_size(target)
-    most = min(MOST_SHARE * n_target, (available() or sys.maxsize) / 2)  # the target needs memory, too
+    """Other models that are small enough, the most promising first: at most `_MOST_FILES`, of which as many as there
+    are lie next to the target."""
+    n_target, free = bytes_of_model(target), available()
+    most = min(MOST_SHARE * n_target, math.inf if free is None else free / 2)  # the target needs memory, too
     seen = {os.path.realpath(target)}
     found = []
     for path in _files(target.parent, architecture):
-        shard = SHARD.search(path.name)
-        if (shard is not None and shard.group(1) != "00001") or os.path.realpath(path) in seen:
+        if parts_of(path.name)[0] != path.name or os.path.realpath(path) in seen:
             continue
         seen.add(os.path.realpath(path))
-        try:
-            size = file_size(path)
-        except OSError:  # a link to nothing
-            continue
+        size = bytes_of_model(path)  # 0 of a link to nothing
         if 0 < size <= most:
             share = size / n_target
             found.append(_Candidate(abs(math.log(share / BEST_SHARE)), path, size, share))
-    return sorted(found)
+    return sorted(sorted(found, key=lambda one: one.path.parent != target.parent)[:_MOST_FILES])
 
 
 def _companion(target: Any, one: _Candidate) -> Companion | None:
@@ -118,10 +116,17 @@ def _made_for(head: Path) -> str | None:
 
 
 def _files(own: Path, architecture: str) -> Iterator[Path]:
-    yield from sorted(own.glob("*.gguf"))
+    yield from files_in(own, "*.gguf")
     for place in places():
-        yield from sorted(place.rglob("*.gguf"))
+        yield from files_in(place, "**/*.gguf")
     yield from ollama_models().values()
     demo = embedded_model()
-    if demo is not None and _native.inspect_model(str(demo)).architecture == architecture:
+    if demo is not None and _architecture(demo) == architecture:
         yield demo
+
+
+def _architecture(model: Path) -> str | None:
+    try:
+        return _native.inspect_model(str(model)).architecture
+    except (ValueError, PyflyError):  # it is damaged
+        return None

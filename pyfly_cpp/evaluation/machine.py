@@ -15,7 +15,8 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.machine import extra_buffers, kernels
-from pyfly_cpp.machine.files import sha256
+from pyfly_cpp.machine.files import files_of_model, sha256
+from pyfly_cpp.machine.memory import bytes_of_model
 from pyfly_cpp.machine.threads import physical_cores, threads_sleep
 
 _DISTURBING = 0.25
@@ -84,9 +85,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Name, size and hash of a model file: what makes two runs runs of the same model."""
-    path = Path(path)
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+    """Name, size and hash of a model file, with all parts of a split one: what makes two runs runs of the same
+    model."""
+    return {"file": Path(path).name, "bytes": bytes_of_model(path), "sha256": sha256(*files_of_model(path))}
 
 
 def resident_mib() -> float | None:

@@ -126,7 +126,7 @@ def plan_head(
     plan = Plan(
         path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
         head, licence, layers_of(info.n_layer), n_bytes,
-        bytes_of_model(str(path)) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
+        bytes_of_model(path) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_free(out, force or plan.origin.exists())
     n_there = sum(file.stat().st_size for file in plan.folder.glob("*"))  # of an interrupted training

@@ -1,4 +1,4 @@
-"""The folders of pyfly-cpp's own files."""
+"""The folders of caches, and of pyfly-cpp's own files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import sys
 from pathlib import Path
 
 
-def cache_folder() -> Path:
-    """The folder for files that can be made again: `pyfly-cpp` in the user's cache folder. It need not exist.
+def user_cache() -> Path:
+    """The folder in which programs keep what can be made again. It need not exist.
 
     Raises:
         RuntimeError: the user has no home folder, and no variable names a cache folder.
     """
     if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "pyfly-cpp"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def cache_folder() -> Path:
+    """The folder for files that can be made again: `pyfly-cpp` in `user_cache`, which may raise. It need not exist."""
+    return user_cache() / "pyfly-cpp"
 
 
 def state_folder() -> Path:
@@ -30,7 +33,7 @@ def state_folder() -> Path:
         RuntimeError: the user has no home folder, and no variable names a folder.
     """
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "pyfly-cpp"
+        return cache_folder()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "pyfly-cpp"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyfly-cpp"

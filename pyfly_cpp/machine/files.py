@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
+import re
+import secrets
 import shutil
 import stat
 import sys
@@ -20,15 +23,32 @@ class OutputError(ValueError):
     """A result cannot be written, or would overwrite another."""
 
 
-def sha256(path: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
-    """The hash of a file's content, in hexadecimal; `report` is called with the bytes done."""
+def files_in(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """The paths below a folder that match a pattern of `Path.glob`, in order; none of what cannot be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in Path(folder).glob(pattern):
+            found.append(path)
+    return sorted(found)
+
+
+def files_of_model(path: str | os.PathLike[str]) -> list[Path]:
+    """A GGUF file with the other parts of a split model that are there, in order; empty if there is no file."""
+    pattern = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(Path(path).name))
+    return [part for part in files_in(Path(path).parent, pattern) if os.path.isfile(part)]
+
+
+def sha256(*paths: str | os.PathLike[str], report: Callable[[int], None] | None = None) -> str:
+    """The hash of a file's content, or of that of several in turn, in hexadecimal; `report` is called with the bytes
+    done."""
     out, done = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            out.update(block)
-            done += len(block)
-            if report is not None:
-                report(done)
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                out.update(block)
+                done += len(block)
+                if report is not None:
+                    report(done)
     return out.hexdigest()
 
 
@@ -61,15 +81,18 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Sequen
     parts: Sequence[Any] = [content] if isinstance(content, bytes) else content
     temporary = ""
     try:
-        mode = _mode(target)
+        there = _status(target)
+        mode = 0o666 if there is None else stat.S_IMODE(there.st_mode)
         # A name of its own: whatever lies beside the file belongs to somebody else.
-        descriptor, temporary = tempfile.mkstemp(prefix=".pyfly-", dir=target.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        name = str(target.parent / f".pyfly-{secrets.token_hex(8)}")
+        with open(name, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+            temporary = name
             for part in parts:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # mkstemp's file is the owner's alone
+        if there is not None:
+            os.chmod(temporary, mode)  # also what the umask takes away from new files
         os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -79,20 +102,18 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Sequen
         raise OutputError(f"{target} cannot be written ({error.strerror}); choose another place.") from None
 
 
-def _mode(target: Path) -> int:
-    """The permissions of a file that is there, or those of a new one; raises OutputError for a device or a folder."""
-    if target.exists():
-        _require_regular(target)
-        return stat.S_IMODE(target.stat().st_mode)
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
-
-
-def _require_regular(target: Path) -> None:
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "a device"
+def _status(target: Path) -> os.stat_result | None:
+    """The status of a file that is there; raises OutputError for a device, a folder, or a name that cannot be."""
+    try:
+        found = os.stat(target)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise OutputError(f"{target} cannot be written ({error.strerror}); choose another place.") from None
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a device"
         raise OutputError(f"{target} is {what}; give the name of a file.")
+    return found
 
 
 def require_free(path: str | os.PathLike[str], force: bool) -> None:
@@ -102,8 +123,7 @@ def require_free(path: str | os.PathLike[str], force: bool) -> None:
         OutputError: it exists and `force` is off, is a folder or a device, or its folder cannot be written to.
     """
     target = Path(path)
-    _require_regular(target)
-    if target.exists() and not force:
+    if _status(target) is not None and not force:
         raise OutputError(f"{target} exists already; choose another name, or overwrite it with --force.")
     require_writable(target.parent)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.machine import log
+from pyfly_cpp.machine.files import files_of_model
 
 _MOST_SIMULATED = 2**18
 """Cells. llama.cpp fills a list of all of them; a larger context takes as much more as a half of these."""
@@ -68,11 +67,9 @@ def _copy(struct: Any) -> Any:
     return type(struct).from_buffer_copy(struct)
 
 
-def bytes_of_model(path: str) -> int:
-    """The size of a GGUF file with all its parts."""
-    file = Path(path)
-    parts = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(file.name))
-    return sum(part.stat().st_size for part in file.parent.glob(parts))
+def bytes_of_model(path: str | os.PathLike[str]) -> int:
+    """The size of a GGUF file with all its parts; 0 if there is none."""
+    return sum(part.stat().st_size for part in files_of_model(path))
 
 
 def available() -> int | None:

@@ -73,7 +73,7 @@ def _check(name: str, path: Path, expected: str | None, progress: Progress) -> N
     if expected is None and re.fullmatch("[0-9a-f]{64}", blob.name):
         expected = blob.name
     size = blob.stat().st_size
-    if expected is None or sha256(blob, lambda done: progress("checking", done, size)) == expected:
+    if expected is None or sha256(blob, report=lambda done: progress("checking", done, size)) == expected:
         return
     for damaged in (path, blob):
         damaged.unlink(missing_ok=True)

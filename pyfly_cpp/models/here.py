@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pyfly_cpp.machine.cache import user_cache
+from pyfly_cpp.machine.files import files_in
+from pyfly_cpp.machine.memory import bytes_of_model
 from pyfly_cpp.models import hub
 from pyfly_cpp.models.named import EMBEDDED, embedded_model, models_folder, named_models
 from pyfly_cpp.models.ollama import ollama_models
-
-SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-"""A part of a split model: its number, and how many there are."""
 
 
 class Here(NamedTuple):
@@ -35,30 +33,28 @@ def models_here() -> list[Here]:
     named = {path: name for name, path in named_models().items()}
     demo = embedded_model()
     if demo is not None:
-        found[demo] = Here(EMBEDDED, file_size(demo), demo)
+        found[demo] = Here(EMBEDDED, bytes_of_model(demo), demo)
     for place in places():
-        for path in sorted(place.rglob("*.gguf")):
-            name = path.relative_to(place)
-            try:
-                if (
-                    path not in found
-                    and not hub.goes_with_a_model(path.name)
-                    and hub.parts_of(path.name)[0] == path.name
-                ):
-                    found[path] = Here(named.get(path) or _name(place, name), file_size(path), path)
-            except OSError:  # a link to nothing
-                continue
+        for path in files_in(place, "**/*.gguf"):
+            if path not in found and not hub.goes_with_a_model(path.name) and hub.parts_of(path.name)[0] == path.name:
+                name, size = named.get(path) or _name(place, path), bytes_of_model(path)
+                if name is not None and size:  # and no link to nothing
+                    found[path] = Here(name, size, path)
     for ollama, path in ollama_models().items():
-        found[path] = Here(ollama, file_size(path), path)
+        found[path] = Here(ollama, bytes_of_model(path), path)
     return list(found.values())
 
 
-def _name(place: Path, name: Path) -> str:
-    folder, *rest = name.parts
-    if folder.startswith("models--") and len(rest) > 2 and rest[0] == "snapshots":  # the hub's cache
-        owner, _, repo = folder[len("models--") :].partition("--")
-        return str(hub.HubName(f"{owner}/{repo}", "/".join(rest[2:])))
-    return str(place / name)
+def _name(place: Path, path: Path) -> str | None:
+    """The word for --model; None for what the hub's cache keeps of an older version of a repository."""
+    folder, *rest = path.relative_to(place).parts
+    if folder.startswith("models--") and len(rest) > 2 and rest[0] == "snapshots":
+        newest = hub.snapshot(place / folder)
+        if newest is not None:
+            owner, _, repo = folder[len("models--") :].partition("--")
+            is_newest = rest[1] == newest.name
+            return str(hub.HubName(f"{owner}/{repo}", "/".join(rest[2:]))) if is_newest else None
+    return str(path)
 
 
 def places() -> list[Path]:
@@ -67,7 +63,7 @@ def places() -> list[Path]:
     wanted: tuple[Callable[[], Path], ...] = (
         models_folder,
         lambda: Path(os.environ.get("HF_HUB_CACHE") or _of_hub() / "hub").expanduser(),
-        lambda: Path(os.environ.get("LLAMA_CACHE") or _of_llama_cpp()),
+        lambda: Path(os.environ.get("LLAMA_CACHE") or user_cache() / "llama.cpp"),
         lambda: Path.home() / ".lmstudio" / "models",
         lambda: Path.home() / ".cache" / "lm-studio" / "models",
     )
@@ -79,21 +75,5 @@ def places() -> list[Path]:
 
 
 def _of_hub() -> Path:
-    return Path(os.environ.get("HF_HOME") or _user_cache() / "huggingface")
-
-
-def _of_llama_cpp() -> Path:
-    return (Path.home() / "Library" / "Caches" if sys.platform == "darwin" else _user_cache()) / "llama.cpp"
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
-def file_size(path: Path) -> int:
-    """Bytes of a model, all parts of a split one together."""
-    found = SHARD.search(path.name)
-    if found is None:
-        return path.stat().st_size
-    stem = path.name[: found.start()]
-    return sum(part.stat().st_size for part in path.parent.glob(f"{stem}-*-of-{found.group(2)}.gguf"))
+    home = os.environ.get("HF_HOME")
+    return Path(home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")

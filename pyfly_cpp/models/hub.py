@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyfly_cpp.errors import PyflyError, counted
+from pyfly_cpp.machine.files import files_in
 
 PREFIX = "hf:"
 USUAL = ("Q4_K_M", "Q8_0", "Q4_0", "F16", "BF16")
@@ -188,20 +190,25 @@ def locate(name: HubName) -> Path | None:
         from huggingface_hub import constants
     except ImportError:
         raise no_hub(str(name)) from None
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
-    try:
-        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
-        here = [
-            HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in snapshot.rglob("*.gguf")
-        ]
-    except OSError:
+    newest = snapshot(Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}")
+    if newest is None:
         return None
+    files = [path for path in files_in(newest, "**/*.gguf") if os.path.isfile(path)]  # and no link to nothing
+    here = [HubFile(path.relative_to(newest).as_posix(), path.stat().st_size) for path in files]
     if name.file is not None and any(file.name == name.file for file in here) and _without_part(name.file)[1] is None:
-        return snapshot / name.file  # whatever it is
+        return newest / name.file  # whatever it is
     models = models_in(here)
     if name.file is not None or name.type is not None:
         models = tuple(m for m in models if name.file in (None, m.name) and name.type in (None, m.type))
-    return snapshot / choose(name, models).name if models else None
+    return newest / choose(name, models).name if models else None
+
+
+def snapshot(folder: Path) -> Path | None:
+    """Where the hub's cache has the newest files of a repository, whose folder there is given; None if nowhere."""
+    try:
+        return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def refusal(name: str, error: Exception) -> PyflyError:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.files import files_in
 from pyfly_cpp.models import hub
 from pyfly_cpp.models.ollama import PREFIX, ollama_models
 
@@ -33,7 +34,7 @@ def models_folder() -> Path:
 def named_models() -> dict[str, Path]:
     """The GGUF files in `models_folder`, by their names."""
     try:
-        return {path.stem: path for path in sorted(models_folder().glob("*.gguf")) if path.is_file()}
+        return {path.stem: path for path in files_in(models_folder(), "*.gguf") if os.path.isfile(path)}
     except RuntimeError:  # no home folder
         return {}
 
@@ -59,7 +60,7 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError(f"llama.cpp takes UTF-8 file names only, and {text!r} is not UTF-8; rename the file.")
     path = Path(text)
-    if path.exists():
+    if os.path.exists(path):
         return path
     if os.sep in text or "/" in text or text.endswith(".gguf"):
         raise ValueError(f"there is no model file {text!r}; check the path.")

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyfly_cpp.machine.files import files_in
+
 PREFIX = "ollama:"
 """Before a name of Ollama, for --model."""
 
@@ -19,7 +21,7 @@ def ollama_models() -> dict[str, Path]:
     """The model files of Ollama on this machine, by their names with `PREFIX`: `ollama:llama3.2:1b`."""
     found: dict[str, Path] = {}
     for store in _stores():
-        for manifest in sorted(store.glob("manifests/**/*")):
+        for manifest in files_in(store, "manifests/**/*"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # somebody else's file
                 layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
                 digest = {layer["mediaType"]: layer["digest"] for layer in layers}[_MODEL]

@@ -116,6 +116,7 @@ def test_a_model_by_its_type(hub, tmp_path, monkeypatch):
     assert command(tmp_path, nowhere, "fetch", "hf:owner/repo:Q8_0")[:2] == (0, f"{eight}\n")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    os.symlink(tmp_path / "gone", eight.with_name("m-Q2_K.gguf"))
     for name, path in (("hf:owner/repo:Q4_K_M", usual), ("hf:owner/repo", usual), ("hf:owner/repo:Q8_0", eight)):
         assert locate(name) == path
     assert locate("hf:owner/repo:Q6_K") is None and locate("hf:owner/other") is None

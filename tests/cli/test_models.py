@@ -75,15 +75,22 @@ def test_list(run, home):
     assert run("models", "list").out == "There is no model on this machine.\n"
     put(TARGET, home / "models" / "mine.gguf", home / "models" / "sub" / "other.gguf")
     put(DRAFT, *(home / "models" / f"split-0000{i}-of-00002.gguf" for i in (1, 2)))
-    hub = home / "home" / ".cache" / "huggingface" / "hub" / "models--owner--some--repo" / "snapshots" / ("c" * 40)
-    put(DRAFT, hub / "Q8_0" / "m-Q8_0.gguf", hub / "mmproj-m.gguf")
+    cache = home / "home" / ".cache" / "huggingface" / "hub"
+    repo = cache / "models--owner--some--repo"
+    hub, older = repo / "snapshots" / ("c" * 40), repo / "snapshots" / ("a" * 40)
+    put(DRAFT, hub / "Q8_0" / "m-Q8_0.gguf", hub / "mmproj-m.gguf", older / "Q8_0" / "m-Q8_0.gguf")
     os.symlink(hub / "nothing", hub / "dangling.gguf")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("c" * 40)
+    revision = cache / "models--owner--other" / "snapshots" / ("b" * 40) / "m.gguf"  # which no name means
+    put(DRAFT, revision)
     listed = json.loads(run("models", "list", "--json").out)
     assert {one["name"]: one["size"] for one in listed} == {
         "mine": TARGET.stat().st_size,
         str(home / "models" / "sub" / "other.gguf"): TARGET.stat().st_size,
         "split-00001-of-00002": 2 * DRAFT.stat().st_size,
         "hf:owner/some--repo/Q8_0/m-Q8_0.gguf": DRAFT.stat().st_size,
+        str(revision): DRAFT.stat().st_size,
     }
     assert "\nmine " in f"\n{run('models', 'list').out}"
     for one in listed[:3]:

@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp._native.boundary import TokenArray
-from pyfly_cpp.machine.files import first_bytes, require_writable, write_atomically
+from pyfly_cpp.machine.files import files_in, first_bytes, require_writable, write_atomically
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.tokenizing import in_short_words
 
@@ -95,11 +95,10 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, bool
     for path in paths:
         if not os.path.isdir(path):
             first_bytes(os.fspath(path), "text", "text file", 1)
-        found = Path(path).rglob("*") if os.path.isdir(path) else (Path(path),)
-        for file in sorted(found):
+        for file in files_in(path, "**/*") if os.path.isdir(path) else (Path(path),):
             parts = file.relative_to(path).parts if file != Path(path) else ()
             is_hidden = any(part.startswith(".") for part in parts)
-            if not is_hidden and file.is_file() and (real := os.path.realpath(file)) not in seen:
+            if not is_hidden and os.path.isfile(file) and (real := os.path.realpath(file)) not in seen:
                 seen.add(real)
                 yield file, not parts
 
