@@ -12,7 +12,7 @@ import pytest
 from pyfly_cpp import FlyLlama
 from pyfly_cpp._native import Costs
 from pyfly_cpp.bench import self_draft
-from pyfly_cpp.bench.self_draft import KINDS, Measured, make_draft, plan_draft, weigh
+from pyfly_cpp.bench.self_draft import KINDS, Observations, make_draft, plan_draft, weigh
 from pyfly_cpp.cli import main
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.files import OutputError
@@ -42,7 +42,7 @@ def costs(target_us, draft_us):
 def test_what_a_candidate_is_worth():
     """Batches as dear as one token, drafts that cost a tenth: by hand."""
     right = (0.9, 0.8, 0.7, 0.1, 0.0, 0.0)
-    (trial,) = weigh({KINDS["q4_0"]: Measured(5, right, costs(lambda n: 1000.0, 100.0))}).values()
+    (trial,) = weigh({KINDS["q4_0"]: Observations(5, right, costs(lambda n: 1000.0, 100.0))}).values()
     expected = {k: (1 + sum(right[:k])) / (1000 + 100 * k) * 1e6 for k in range(1, 7)}
     assert trial.draft_max == max(expected, key=expected.get) == 3
     assert trial.speed == pytest.approx(expected[3]) and trial.gain == pytest.approx(expected[3] / 1000)
@@ -51,7 +51,7 @@ def test_what_a_candidate_is_worth():
 
 def test_the_shortest_time_of_the_target_counts_for_all():
     fast, slow = costs(lambda n: 1000.0 + n, 100.0), costs(lambda n: 9000.0, 100.0)
-    trials = weigh({KINDS["q4_0"]: Measured(1, (0.9,), slow), KINDS["q2_k"]: Measured(1, (0.5,), fast)})
+    trials = weigh({KINDS["q4_0"]: Observations(1, (0.9,), slow), KINDS["q2_k"]: Observations(1, (0.5,), fast)})
     a, b = trials.values()
     assert a.target_ms == b.target_ms == 1.001
     assert a.draft_ms == pytest.approx(0.1 * 1.001 / 9.0) and b.draft_ms == pytest.approx(0.1)
@@ -61,8 +61,8 @@ def test_the_shortest_time_of_the_target_counts_for_all():
 def test_the_smallest_is_not_the_best():
     """Q2_K drafts faster, and worse."""
     trials = weigh({
-        KINDS["q4_0"]: Measured(2, (0.92, 0.88, 0.84), costs(lambda n: 176e3 + 5e3 * n, 70e3)),
-        KINDS["q2_k"]: Measured(1, (0.84, 0.74, 0.62), costs(lambda n: 176e3 + 5e3 * n, 69e3)),
+        KINDS["q4_0"]: Observations(2, (0.92, 0.88, 0.84), costs(lambda n: 176e3 + 5e3 * n, 70e3)),
+        KINDS["q2_k"]: Observations(1, (0.84, 0.74, 0.62), costs(lambda n: 176e3 + 5e3 * n, 69e3)),
     })  # fmt: skip
     assert trials[KINDS["q4_0"]].gain > trials[KINDS["q2_k"]].gain > 1
 
@@ -125,6 +125,14 @@ def test_a_quantiser_that_fails_leaves_nothing(target, monkeypatch):
 def test_what_cannot_be_planned(change, message, target):
     with pytest.raises(ValueError, match=message):
         plan_draft(**{"target": target, **change})
+
+
+def test_a_draft_replaces_no_model_that_it_needs(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(target.parent)
+    source = shutil.copy(target, tmp_path / "source.gguf")
+    for output in (target, target.name, source):
+        with pytest.raises(ValueError, match="choose another --output"):
+            plan_draft(target, source=source, output=output, kinds=["q4_0"], force=True)
 
 
 def test_another_model_is_no_better_form(target, tiny_draft, tiny_qwen35):

@@ -27,7 +27,7 @@ from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.decoding.drafters import DraftModel
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import require_free, require_gguf, require_space
+from pyfly_cpp.machine.files import files_of_model, require_free, require_gguf, require_space
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.models.metadata import metadata, open_metadata
 
@@ -113,8 +113,8 @@ class Trial:
         return self.speed * self.target_ms / 1e3
 
 
-class Measured(NamedTuple):
-    """Observations of a candidate."""
+class Observations(NamedTuple):
+    """What a candidate showed."""
 
     n_bytes: int
     acceptance: tuple[float, ...]
@@ -147,8 +147,8 @@ def plan_draft(
         force: Overwrite it.
 
     Raises:
-        ValueError: a file is no model, a type is unknown, source and target have different vocabularies, or no type is
-            smaller than the target.
+        ValueError: a file is no model, a type is unknown, source and target have different vocabularies, the output is
+            one of them, or no type is smaller than the target.
         OutputError: the output exists, or its folder cannot be written to or is too full.
     """
     unknown = [name for name in kinds if name not in KINDS]
@@ -172,9 +172,17 @@ def plan_draft(
         None if output is None else Path(output), original.file_type not in _UNQUANTISED,
     )  # fmt: skip
     for kind in plan.kinds:
+        _require_other(plan.output_of(kind), target_path, source_path)
         require_free(plan.output_of(kind), force)
     require_space(plan.folder, plan.n_bytes, "make room, or write to another disk with --output")
     return plan
+
+
+def _require_other(output: Path, *models: Path) -> None:
+    """Raises ValueError if a file of these models has this name."""
+    parts = [part for model in models for part in files_of_model(model)]
+    if os.path.exists(output) and any(os.path.samefile(output, part) for part in parts):
+        raise ValueError(f"{output} is the model that the draft is made of or for; choose another --output.")
 
 
 def make_draft(
@@ -191,7 +199,7 @@ def make_draft(
         PyflyError: llama.cpp cannot requantise the model, or it cannot be decoded speculatively.
     """
     progress = on_progress or (lambda what, done: None)
-    measured: dict[Kind, Measured] = {}
+    measured: dict[Kind, Observations] = {}
     with tempfile.TemporaryDirectory(prefix=".pyfly-draft-", dir=plan.folder) as folder:
 
         def file_of(kind: Kind) -> Path:
@@ -244,7 +252,7 @@ def _quantize(plan: Plan, kind: Kind, path: Path, progress: Callable[[str, float
     quantize(plan.source, path, kind.ftype, poll, f"llama.cpp could not make {plan.source.name!r} {kind.name}")
 
 
-def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float], None]) -> Measured:
+def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float], None]) -> Observations:
     """Lets a candidate draft for the target, and times both."""
     llm.drafter = DraftModel(path, draft_max=DEPTH)
     if not llm.can_speculate:
@@ -257,10 +265,10 @@ def _try(llm: FlyLlama, kind: Kind, path: Path, progress: Callable[[str, float],
         llm.create_chat_completion(messages, max_tokens=MAX_TOKENS, temperature=0.0)
     acceptance = llm.stats.acceptance_at_depth[:DEPTH]
     progress(f"{kind.name}: measuring its cost", 1.0)
-    return Measured(path.stat().st_size, acceptance, llm.measure_costs())
+    return Observations(path.stat().st_size, acceptance, llm.measure_costs())
 
 
-def weigh(measured: Mapping[Kind, Measured]) -> dict[Kind, Trial]:
+def weigh(measured: Mapping[Kind, Observations]) -> dict[Kind, Trial]:
     """The gain of candidates, from how often they were right and the cost of batches and drafts. The target is the
     same with all of them: whatever else the machine did only added to a time, so the shortest ones count. What slowed
     the target down then also slowed down the draft next to it."""
