@@ -280,8 +280,8 @@ def tune(
             the best lossy setting.
 
     Raises:
-        ValueError: fewer than `MIN_PROMPTS` prompts, a prompt does not fit in the context, a gate has no threshold, or
-            compares distributions of which none of the drafters has any.
+        ValueError: fewer than `MIN_PROMPTS` prompts, a prompt does not fit in the context or no K in a batch, a gate
+            has no threshold, or compares distributions of which none of the drafters has any.
     """
     n_prompts = len({prompt.unit for prompt in prompts})
     if n_prompts < MIN_PROMPTS:
@@ -320,7 +320,11 @@ def tune(
         is_enough = candidate.speedup.estimate >= budget.until_speed
         return candidate.within(budget) and not is_enough and not is_full[setting]
 
-    first = once([setting for setting in first_settings(words) if _fits(generator, setting)])
+    wanted = first_settings(words)
+    first = once([setting for setting in wanted if _fits(generator, setting)])
+    if not first:
+        lengths = ", ".join(f"{k}" for k in sorted({setting.draft_max or 0 for setting in wanted}))
+        raise ValueError(f"no K of {lengths} fits a batch of {generator.llm.n_batch}; raise --n-batch.")
     bases = {word: _able(generator, prompts[0], first, ladder(word)[0], sampling.temperature) for word in gates}
     search("1/4 drafter and K", [PLAIN, governed, *first])
     start = best(first).setting

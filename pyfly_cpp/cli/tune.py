@@ -25,7 +25,7 @@ from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.decoding.drafters import as_given, require_drafters
+from pyfly_cpp.decoding.drafters import as_given
 from pyfly_cpp.decoding.drafting import AUTO, Drafters
 from pyfly_cpp.decoding.gates import ladder
 from pyfly_cpp.decoding.presets import Preset, save_preset
@@ -210,9 +210,20 @@ def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Draf
     model = os.path.abspath(model)
     if setting.is_plain:
         return Preset(dataclasses.replace(PLAIN, draft_max=0), model)
-    parts: list[Any] = list(require_drafters(drafters.of(setting)))
-    for i, part in enumerate(parts):
-        if part.file is not None:
-            parts[i] = part.but(**{part.file_field: os.path.abspath(part.file)})
-    window = setting.effective_window  # what was measured, whatever a gate's own may be one day
+    parts = [_with_whole_paths(part) for part in drafters.parts_of(setting)]
+    # What was measured, whatever a gate's own may be one day; a lossless one has no use for it.
+    window = None if setting.gate.is_lossless else setting.effective_window
     return Preset(Decoding(setting.gate, window, setting.draft_max, as_given(parts), setting.adaptive), model)
+
+
+def _with_whole_paths(part: Any) -> Any:
+    """A drafter whose files are found from any folder."""
+    given = {name: getattr(part, name) for name in part.path_fields}
+    if part.file is not None:
+        given[part.file_field] = part.file
+    paths = {
+        name: tuple(map(os.path.abspath, value)) if isinstance(value, tuple) else os.path.abspath(value)
+        for name, value in given.items()
+        if value
+    }
+    return part.but(**paths) if paths else part

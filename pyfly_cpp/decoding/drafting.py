@@ -43,24 +43,27 @@ class Drafters:
 
     def words(self) -> list[str]:
         """The words that stand for something here: heads first, what needs nothing last."""
-        found = [drafter.word for drafter in sorted(self.given, key=lambda drafter: not drafter.is_head)]
+        found = [drafter.word for drafter in sorted(self._there(), key=lambda drafter: not drafter.is_head)]
         free = [word for word, (kind, *more) in WORDS.items() if not (more or kind.takes_file)]
         return [*dict.fromkeys([word for word in found if word not in free]), *free]
 
     def of(self, setting: Decoding) -> AnyDrafter | None:
-        """The drafter of a setting; None for plain decoding.
+        """The drafter of a setting that is measured; None for plain decoding. Prompts are answered again and again,
+        so prompt lookup is without its memory.
 
         Raises:
             ValueError: the setting needs a file that nobody has named.
         """
+        return as_given([d.alone if isinstance(d, PromptLookup) else d for d in self.parts_of(setting)])
+
+    def parts_of(self, setting: Decoding) -> tuple[Drafter, ...]:
+        """The drafters of a setting as they are used, with their memory. Raises ValueError as `of` does."""
         if setting.is_plain:
-            return None
+            return ()
         if setting.drafter is None:
-            drafter = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
-        else:
-            drafter = self.of_word(setting.drafter, f"the setting {str(setting)!r}")
-        # Prompts are answered again and again, which is not to be looked up.
-        return as_given([d.alone if isinstance(d, PromptLookup) else d for d in require_drafters(drafter)])
+            default = self.default or self._first(DraftModel) or self._first(PromptLookup) or PromptLookup()
+            return require_drafters(default)
+        return require_drafters(self.of_word(setting.drafter, f"the setting {str(setting)!r}"))
 
     def without_optional(self) -> Drafters:
         """The same for settings that are not governed."""
@@ -83,7 +86,12 @@ class Drafters:
         return as_given(parts)
 
     def _first(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
-        return next((drafter for drafter in self.given if isinstance(drafter, kind)), None)
+        return next((drafter for drafter in self._there() if isinstance(drafter, kind)), None)
+
+    def _there(self) -> tuple[OwnDrafter, ...]:
+        """The drafters that were given, and those of the default that are not optional."""
+        chosen = without_optional(require_drafters(self.default))
+        return (*self.given, *(one for one in chosen if isinstance(one, OwnDrafter)))
 
 
 def with_draft(drafters: Sequence[Drafter], draft: str | os.PathLike[str] | None) -> list[OwnDrafter]:

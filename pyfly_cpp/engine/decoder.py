@@ -116,7 +116,7 @@ class Decoder:
         try:
             for drafter in drafters:
                 k = draft_max_of(drafter, draft_max, n_batch)
-                opened.append(open_drafter(drafter, self._host(k)))
+                opened.append(open_drafter(drafter, self._host(k, bool(draft_max))))
         except BaseException:
             for native in opened:
                 native.close()
@@ -129,11 +129,11 @@ class Decoder:
             if isinstance(native, _native.LookupDrafter):
                 native.keep()
 
-    def _host(self, draft_max: int) -> Host:
+    def _host(self, draft_max: int, is_asked: bool) -> Host:
         def vocabulary() -> Any:
             return llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(self._context))
 
-        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary)
+        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary, is_asked)
 
     @property
     def drafters(self) -> list[_native.Drafter]:

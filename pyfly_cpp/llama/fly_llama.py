@@ -206,14 +206,17 @@ class FlyLlama(CompletingLlama):
         Args:
             path: A file (`pyfly-cpp tune` writes them), or the name of an included preset: `"safe"`,
                 `"balanced"`, `"fast"` or `"paper"`. Those name no model.
-            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` if it names no model.
+            **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` if it names no model. A gate
+                that has no use for a window leaves out the preset's.
 
         Raises:
             ValueError: the preset cannot be read, or neither names a model.
         """
         from pyfly_cpp.decoding.presets import load_preset
 
-        arguments = {**load_preset(path).arguments(), **overrides}
+        preset = load_preset(path)
+        window = preset.setting().but(gate=overrides.get("gate"), window=overrides.get("window")).window
+        arguments = {**preset.arguments(), "window": window, **overrides}
         if arguments.get("model_path") is None:
             raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
         return cls(**arguments)

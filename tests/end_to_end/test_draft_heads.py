@@ -48,10 +48,11 @@ from pyfly_cpp import (
     PromptLookup,
     Window,
 )
-from pyfly_cpp.decoding import companions
+from pyfly_cpp.decoding import Decoding, companions
 from pyfly_cpp.decoding.auto import LookupAsWell, choose_drafter
-from pyfly_cpp.decoding.drafting import choose_drafters
+from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
 from pyfly_cpp.errors import IncompatibleDraftError
+from pyfly_cpp.evaluation.generation import Generator
 
 
 @dataclass(frozen=True)
@@ -327,6 +328,14 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
     assert chained.stats.acceptance > 0.18
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers.*lower draft_max"):
         FlyLlama(path, drafter=MTP(draft_max=3), **SETTINGS)
+    with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):
+        FlyLlama(path, drafter=MTP(), draft_max=3, **SETTINGS)
+    generator = Generator(chained, Drafters((MTP(),)))
+    generator.require([Decoding(drafter="mtp", draft_max=2)])
+    with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):
+        generator.require([Decoding(drafter="mtp", draft_max=3)])
+    chained.decoding = Decoding()
+    chained.drafter = MTP(draft_max=2)
     chained.draft_max = 5  # no more than there are blocks
     generate(chained, prompts(1)[0], 20)
     assert len(chained.stats.drafted_at_depth) == 2

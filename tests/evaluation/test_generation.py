@@ -181,6 +181,12 @@ def test_the_models_own_head(tiny):
 
 def test_what_the_words_stand_for(tiny, monkeypatch):
     target, draft = tiny
+    head = str(target.with_name("tiny-llama-eagle3-f16.gguf"))
+    found, reason = choose_drafters(target)
+    assert "next to it fits" in reason and found.default == (LookupAsWell(), Eagle3(head))
+    assert found.words() == ["eagle3", "lookup"], "a file that was found is there"
+    assert found.of(Decoding.parse("exact k=4 eagle3")) == Eagle3(head)
+    assert found.of(Decoding.parse("exact k=4 lookup")) == PromptLookup(memory=0), "and drafts as it is asked to"
     monkeypatch.setattr("pyfly_cpp.decoding.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
     assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
     assert choose_drafters(target, draft)[0].of(EXACT) == (LookupAsWell(memory=0), DraftModel(draft))

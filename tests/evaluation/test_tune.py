@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyfly_cpp import DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import DraftModel, Eagle3, Entropy, Exact, FlyLlama, Margin, PromptLookup, Stochastic, Window
 from pyfly_cpp.bench import tune as module
 from pyfly_cpp.bench.measure import Measured
 from pyfly_cpp.bench.prompts import BenchPrompt, read_prompts
@@ -138,6 +138,17 @@ def test_the_search_costs_no_more_than_its_ladders(world):
     world.tune(Budget(0.5))
     n_gates = sum(len(names) - 1 for names in world.measured[1:8])
     assert n_gates == 2 * 2 * 7, "seven thresholds with two windows for each of two gates, and exact decoding with each"
+
+
+def test_a_batch_that_holds_no_k_is_one_sentence(monkeypatch):
+    def require(settings):
+        raise ValueError("a batch holds 4")
+
+    llm = types.SimpleNamespace(n_batch=4)
+    generator = types.SimpleNamespace(drafters=Drafters((DraftModel("d.gguf"),)), require=require, llm=llm)
+    prompts = [BenchPrompt(f"p{i}", "", ("x",)) for i in range(5)]
+    with pytest.raises(ValueError, match=r"no K of 2, 3, 4, 5, 8, 16 fits a batch of 4; raise --n-batch\."):
+        tune(generator, prompts, Budget(), 8, ["draft", "eagle3"])
 
 
 def test_random_acceptance_is_measured_with_the_choice(world):
@@ -316,6 +327,12 @@ def test_from_preset(tiny, tmp_path):
     llm = FlyLlama.from_preset(tmp_path / "p.json", gate=Exact(), drafter=None, **quiet)
     assert llm.gate == Exact() and llm.drafter is None
     llm.close()
+    llm = FlyLlama.from_preset(tmp_path / "p.json", gate="stochastic", **quiet)
+    assert llm.gate == Stochastic() and llm.decoding.window is None, "which takes none"
+    llm.close()
+    llm = FlyLlama.from_preset(tmp_path / "p.json", gate="entropy:0.3", window="agree:2", **quiet)
+    assert (llm.gate, llm.window) == (Entropy(0.3), Window(2))
+    llm.close()
     for said, drafter, k in ((DraftModel(str(draft)), None, 0), ("none", f"draft:{draft}", 8), ("none", None, 0)):
         save_preset(Preset(Decoding(draft_max=0, drafter=said), str(target)), tmp_path / "p.json", force=True)
         llm = FlyLlama.from_preset(tmp_path / "p.json", **({} if drafter is None else {"drafter": drafter}), **quiet)
@@ -337,6 +354,20 @@ def test_plain_can_win():
     assert preset.drafters == () and preset.decoding.draft_max == 0
 
 
+def test_what_tune_writes_keeps_the_memory_of_prompt_lookup_and_finds_its_files(tmp_path, monkeypatch):
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import make_preset
+
+    monkeypatch.chdir(tmp_path)
+    given = PromptLookup(3, memory_file="mine.bin", texts=("a.txt", "b"))
+    for drafters in (Drafters((given,)), Drafters((), given)):
+        (found,) = make_preset(Decoding.parse("exact k=4 lookup"), "t.gguf", drafters).drafters
+        assert found == PromptLookup(
+            3, memory_file=str(tmp_path / "mine.bin"), texts=(str(tmp_path / "a.txt"), str(tmp_path / "b"))
+        )
+    assert make_preset(Decoding.parse("exact lookup"), "t.gguf", Drafters()).drafters == (PromptLookup(),)
+
+
 @pytest.mark.parametrize("text", ["margin:0.3 k=4", "entropy:0.3 k=8 lookup", "margin:0.5 agree:2 tail=3 k=8", "exact"])
 def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
     """With the window spelled out: what was measured holds, whatever a gate's own window may be one day."""
@@ -347,7 +378,7 @@ def test_what_tune_writes_reads_back_as_the_same_setting(text, tmp_path):
 
     setting = Decoding.parse(text)
     preset = make_preset(setting, "t.gguf", Drafters())
-    assert preset.decoding.window == (setting.window or setting.gate.window)
+    assert preset.decoding.window == (None if text == "exact" else setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
     (read,) = preset_settings(Models(Path("t.gguf"), None, "auto", load_preset(tmp_path / "p.json"), {}, {}))
     assert read == dataclasses.replace(setting, drafter=None)
