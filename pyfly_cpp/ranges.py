@@ -30,7 +30,11 @@ def require_number(name: str, value: Any, most: float = math.inf) -> float:
     """Returns `value` as a float if it is a finite number in [0, most]; raises ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, not {value!r}.")
-    if not math.isfinite(value) or not 0.0 <= value <= most:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer larger than any float
+        number = math.inf
+    if not math.isfinite(number) or not 0.0 <= number <= most:
         allowed = "a finite number >= 0" if most == math.inf else f"in [0, {most:g}]"
         raise ValueError(f"{name} must be {allowed}, not {value!r}.")
-    return float(value)
+    return number

@@ -104,6 +104,7 @@ def test_what_is_given_goes_before_what_was_said(first, then):
         ({"draft_max": -1}, "draft_max must be an integer >= 0"),
         ({"draft_max": True}, "draft_max must be an integer >= 0"),
         ({"adaptive": "yes"}, "adaptive must be True, False or None"),
+        ({"adaptive": 1}, "adaptive must be True, False or None"),
         ({"gate": "stochastic", "window": {"size": 3}}, "has no use for the window agree:3; leave it at None"),
         ({"drafter": []}, "'kind' must be one of draft"),
         ({"drafter": {"kind": "draft"}}, "needs 'model_path'"),

@@ -269,6 +269,11 @@ def test_target_tokens_replace_the_argmax():
     assert verify(rows, [1], target_tokens=[2, 1]).tokens == [2]
 
 
+def test_a_window_may_be_written():
+    rows = np.zeros((3, 4), dtype=np.float32)
+    assert verify(rows, [1, 2], "margin:0.3", "agree:1") == verify(rows, [1, 2], Margin(0.3), Window(1))
+
+
 def test_a_draft_token_that_is_the_favourite_has_margin_zero():
     rows = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]], dtype=np.float32)
     decision = verify(rows, [1], gate=Margin(0.1), window=Window(0), target_tokens=[2, 0]).decisions[0]
@@ -278,7 +283,10 @@ def test_a_draft_token_that_is_the_favourite_has_margin_zero():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"logits": np.zeros((1, 3)), "draft": [], "n_answered": -1}, "numbers >= 0"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "n_answered": -1}, "n_answered must be an integer >= 0"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "n_answered": 1.5}, "n_answered must be an integer >= 0"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "n_answered": 2**64 - 1}, "n_answered must be an integer >= 0"),
+        ({"logits": np.zeros((1, 3)), "draft": [], "window": 6}, "window must be Window"),
         ({"logits": np.zeros((1, 3)), "draft": [], "given_away": math.nan}, "numbers >= 0"),
         ({"logits": np.zeros((1, 3)), "draft": [], "answered": [3]}, "answered token 3 is outside the vocabulary of 3"),
         ({"logits": np.zeros((1, 3)), "draft": [], "answered": 3}, "answered must be a one-dim"),

@@ -62,7 +62,7 @@ class Decoding:
         k = self.draft_max
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
             raise ValueError(f"draft_max must be an integer >= 0 or None, not {k!r}.")
-        if self.adaptive not in (None, True, False):
+        if self.adaptive is not None and not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive must be True, False or None, not {self.adaptive!r}.")
 
     @property

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.gates import REGIONS, Exact, Gate, require_gate
-from pyfly_cpp.decoding.windows import Window
+from pyfly_cpp.decoding.windows import Window, require_window
+from pyfly_cpp.ranges import require_integer
 
 REASONS = tuple(_native.REASONS)
 """Why a token was committed, or a draft refused, by the numbers of `PYFLY_REASON_*`."""
@@ -74,7 +75,7 @@ def verify(
     logits: npt.ArrayLike,
     draft: npt.ArrayLike,
     gate: Gate | str = Exact(),  # noqa: B008 - frozen
-    window: Window | None = None,
+    window: Window | str | None = None,
     protected: Iterable[int] = frozenset(),
     target_tokens: npt.ArrayLike | None = None,
     draft_logits: npt.ArrayLike | None = None,
@@ -93,8 +94,9 @@ def verify(
             -100, is never accepted loosely either.
         draft: int [K], the drafted tokens; K may be 0.
         gate: The rule for mismatches.
-        window: The condition for mismatches; by default the FLy paper's window, for every gate, since there is only
-            one step. For the same reason its `across_rounds` must not be True. Speculative sampling takes none.
+        window: The condition for mismatches, or its written form; by default the FLy paper's window, for every gate,
+            since there is only one step. For the same reason its `across_rounds` must not be True. Speculative
+            sampling takes none.
         protected: Token ids that are never accepted loosely, on either side of a mismatch.
         target_tokens: int [K+1], the target's choices; None for the argmax of each row, or the draws of `Stochastic`.
         draft_logits: float32 [K, V], the draft's rows, for gates that compare them with the target's, `Fuzzy`, and for
@@ -118,8 +120,8 @@ def verify(
         NotFiniteError: a row has no distribution.
     """
     gate = require_gate(gate)
-    if window is None:
-        window = gate.window if gate.draws else Window()
+    window = require_window(window) or (gate.window if gate.draws else Window())
+    n_answered = require_integer("n_answered", n_answered, 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an integer in 0..2**64-1, not {seed!r}.")
     if window.across_rounds:

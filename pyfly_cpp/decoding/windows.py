@@ -61,7 +61,7 @@ class Window:
             raise ValueError(f"the window's rule must be {' or '.join(map(repr, RULES))}, not {self.rule!r}.")
         if self.tail is not None and not (is_integer(self.tail) and 0 <= self.tail <= 2**31 - 1):
             raise ValueError(f"the window's tail must be an integer >= 0 or None, not {self.tail!r}.")
-        if self.across_rounds not in (None, True, False):
+        if self.across_rounds is not None and not isinstance(self.across_rounds, bool):
             raise ValueError(f"across_rounds must be True, False or None, not {self.across_rounds!r}.")
 
     @property

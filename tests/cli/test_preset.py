@@ -153,6 +153,10 @@ DRAFTED = {"kind": "draft", "model_path": "draft.gguf"}
         ({"model": "a\0b"}, "'model' must be a path"),
         ({"model": "\ud800"}, "surrogates not allowed"),
         ({"drafter": {**DRAFTED, "model_path": "\0"}}, "needs 'model_path'"),
+        ({"drafter": {**DRAFTED, "p_min": 10**400}}, r"p_min must be in \[0, 1\]"),
+        ({"drafter": {"kind": "lookup", "texts": None}}, "texts must be a sequence of paths"),
+        ({"drafter": {"kind": "lookup", "memory_file": ["a"]}}, "memory_file must be a path or None"),
+        ({"drafter": {"kind": "lookup", "match": []}}, "must be 'latest' or 'earliest'"),
     ],
 )
 def test_fields_out_of_range(tmp_path, fields, message):

@@ -537,6 +537,13 @@ def test_a_narrow_window(references, opened, tmp_path):
 # ---- What is refused ----------------------------------------------------------------------------------------------
 
 
+def test_a_head_by_its_name(tmp_path, monkeypatch):
+    shutil.copy(EAGLE3, tmp_path / "myhead.gguf")
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path))
+    with FlyLlama(LLAMA, drafter="eagle3:myhead", **SETTINGS) as llm:
+        assert llm.drafter == Eagle3("myhead")
+
+
 def test_files_that_are_no_such_head(opened):
     llm, hybrid = opened(), opened(target=HYBRID)
     for drafter, message in (

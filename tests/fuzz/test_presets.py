@@ -18,7 +18,8 @@ GOOD = {
     "drafter": [
         {"kind": "draft", "model_path": "draft.gguf", "draft_max": 8, "p_min": 0.1, "n_ctx": 512, "n_batch": 64,
          "n_gpu_layers": -1, "n_threads": 2, "type_k": 8, "type_v": 1},
-        {"kind": "lookup", "max_ngram_size": 4, "num_pred_tokens": 10, "match": "latest", "min_ngram_size": 1},
+        {"kind": "lookup", "max_ngram_size": 4, "num_pred_tokens": 10, "match": "latest", "min_ngram_size": 1,
+         "memory_file": "memory", "texts": ["a.txt", "b"]},
         {"kind": "cross", "draft": {"kind": "draft", "model_path": "d.gguf"}},
         {"kind": "mtp", "model_path": None, "draft_max": 3},
         {"kind": "eagle3", "model_path": "head.gguf", "p_min": 0.5},
@@ -28,9 +29,10 @@ GOOD = {
     "draft_max": 8,
     "claim": {"models": {"gpu_layers": 0}},
 }  # fmt: skip
-SCALARS = (None, True, False, 0, 1, -1, 512, 513, 2**31, 10**6, 10**30, 0.0, -0.5, 1.5, 1e308, math.nan, math.inf, "",
-           "exact", "margin:", "margin:nan", "entropy:1:2:3", "draft", "\0", "\n", "\ud800", "x" * 2000, "9" * 5000,
-           "all(" * 5000 + ")" * 5000, "any(" * 30 + "exact" + ")" * 30, "all()", "all(exact,)", ")(")  # fmt: skip
+SCALARS = (None, True, False, 0, 1, -1, 512, 513, 2**31, 10**6, 10**30, 10**400, 0.0, -0.5, 1.5, 1e308, math.nan,
+           math.inf, "", "exact", "margin:", "margin:nan", "entropy:1:2:3", "draft", "\0", "\n", "\ud800", "x" * 2000,
+           "9" * 5000, "all(" * 5000 + ")" * 5000, "any(" * 30 + "exact" + ")" * 30, "all()",
+           "all(exact,)", ")(")  # fmt: skip
 
 DEEP = (100, 300, 900, 980, 5000)
 

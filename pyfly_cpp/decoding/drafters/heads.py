@@ -10,6 +10,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.drafter import Host
 from pyfly_cpp.decoding.drafters.model import WithModel
 from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.models.named import model_file
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class MTP(WithModel):
     draft_most = 3
 
     model_path: str | os.PathLike[str] | None = None
-    """Path of the companion GGUF file; None: the head is in the target's own file."""
+    """Path of the companion GGUF file, or a name as for others; None: the head is in the target's own file."""
 
     draft_max: int | None = None
     p_min: float = 0.0
@@ -34,7 +35,7 @@ class MTP(WithModel):
         return self.model_path is None
 
     def open(self, host: Host) -> _native.Drafter:
-        if (path := None if self.model_path is None else str(self.model_path)) is not None:
+        if (path := None if self.model_path is None else model_file(self.model_path)) is not None:
             require_gguf(path, "MTP head")
         # Chained heads draft one token each; where no number was asked for, as many as there are.
         k = 1 if self.draft_max is None and not host.is_asked else host.draft_max
@@ -57,13 +58,13 @@ class Eagle3(WithModel):
     draft_most = 3
 
     model_path: str | os.PathLike[str]
-    """Path of the head's GGUF file."""
+    """Path of the head's GGUF file, or a name of `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     p_min: float = 0.0
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(path := str(self.model_path), "EAGLE-3 head")
+        require_gguf(path := model_file(self.model_path), "EAGLE-3 head")
         return _native.ModelDrafter("EAGLE-3", "eagle3", host.target(), path, self.p_min, **host.settings)
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class DFlash(WithModel):
     draft_most = 15
 
     model_path: str | os.PathLike[str]
-    """Path of the head's GGUF file."""
+    """Path of the head's GGUF file, or a name of `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     """At most the length of a block in the file; None: that many, 15 at most."""
@@ -93,7 +94,7 @@ class DFlash(WithModel):
     label: ClassVar[str] = "DFlash"
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(path := str(self.model_path), f"{self.label} head")
+        require_gguf(path := model_file(self.model_path), f"{self.label} head")
         k = 0 if self.draft_max is None else host.draft_max
         return _native.ModelDrafter(self.label, self.word, host.target(), path, self.p_min, k, **host.settings)
 

@@ -79,8 +79,13 @@ class PromptLookup(OwnDrafter):
     def __post_init__(self) -> None:
         if isinstance(self.texts, (str, os.PathLike)):
             raise ValueError(f"texts must be a sequence of paths, not {self.texts!r}; put it in a list.")
-        object.__setattr__(self, "texts", tuple(os.fspath(path) for path in self.texts))
+        try:
+            object.__setattr__(self, "texts", tuple(map(os.fspath, self.texts)))
+        except TypeError:
+            raise ValueError(f"texts must be a sequence of paths, not {self.texts!r}.") from None
         if self.memory_file is not None:
+            if not isinstance(self.memory_file, (str, os.PathLike)):
+                raise ValueError(f"memory_file must be a path or None, not {self.memory_file!r}.")
             object.__setattr__(self, "memory_file", os.fspath(self.memory_file))
         require_integer("max_ngram_size", self.max_ngram_size, 1, 64)
         require_integer("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
@@ -88,7 +93,7 @@ class PromptLookup(OwnDrafter):
         require_integer("memory", self.memory, 0, _native.MAX_LOOKUP)
         if self.memory_file is not None and self.memory == 0:
             raise ValueError("memory_file keeps the answers that are remembered, and memory=0 remembers none.")
-        if self.match not in _native.LOOKUP_MATCHES:
+        if not isinstance(self.match, str) or self.match not in _native.LOOKUP_MATCHES:
             raise ValueError(f"match must be 'latest' or 'earliest', not {self.match!r}.")
 
     @property
