@@ -20,10 +20,10 @@ from typing import Any
 from pyfly_cpp.bench.measure import Key, Measured
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.engine.stats import Round, Stats
-from pyfly_cpp.evaluation.files import read_lines_so_far
+from pyfly_cpp.evaluation.files import Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generated
 from pyfly_cpp.machine.cache import state_folder
-from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.machine.files import OutputError, only_writer
 
 _DAYS_KEPT = 30  # in the user's folder
 
@@ -48,7 +48,8 @@ def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) ->
 
 
 class Journal:
-    """The measurements of one benchmark, those of earlier starts included."""
+    """The measurements of one benchmark, those of earlier starts included. Nobody else writes to its file until
+    `release`."""
 
     def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], force: bool = False) -> None:
         """
@@ -58,10 +59,25 @@ class Journal:
             force: Start over, whatever the file holds.
 
         Raises:
-            OutputError: the file holds another benchmark, or something else.
+            OutputError: the file holds another benchmark, or something else, or another process writes to it.
         """
         self._path = Path(path)
         self.measured: dict[Key, Measured] = {}
+        self._lock = contextlib.ExitStack()
+        try:
+            self._lock.enter_context(only_writer(f"{self._path}.lock"))
+        except OutputError:
+            raise OutputError(
+                f"another process keeps its measurements in {self._path}; wait for it, or choose another --output."
+            ) from None
+        try:
+            self._rows = self._begin(identity, force)
+        except BaseException:
+            self.release()
+            raise
+
+    def _begin(self, identity: Mapping[str, Any], force: bool) -> list[Row]:
+        """Opens the file; returns what it holds."""
         wanted = json.loads(json.dumps(identity))
         lines, length = ([], 0) if force else read_lines_so_far(self._path)
         if lines:
@@ -72,19 +88,24 @@ class Journal:
                     f"{self._path} keeps the measurements of a benchmark that was stopped, with {other}; run that one "
                     "to its end, choose another --output, or start over with --force."
                 )
-            self._rows = lines[1:]
-        else:
-            self._rows = []
         with open(self._path, "r+b" if lines else "wb") as file:
             file.truncate(length)
         if not lines:
             self._write({"identity": wanted})
+        return lines[1:]
 
     def restore(self, prompts: Sequence[BenchPrompt]) -> int:
-        """Reads back what earlier starts measured, of these prompts; returns how many generations that are."""
+        """Reads back what earlier starts measured, of these prompts; returns how many generations that are. Raises
+        OutputError."""
         by_id = {prompt.id: prompt for prompt in prompts}
         for row in self._rows:
-            measured = _measured(row, by_id[row["prompt"]])
+            try:
+                measured = _measured(row, by_id[row["prompt"]])
+            except (KeyError, TypeError, ValueError):
+                raise OutputError(
+                    f"{self._path} holds a line that is no measurement; remove it, choose another --output, or start "
+                    "over with --force."
+                ) from None
             self.measured[measured.key] = measured
         return len(self.measured)
 
@@ -96,6 +117,11 @@ class Journal:
     def close(self) -> None:
         """The result is written: the file goes."""
         self._path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Lets other processes have the file; a second call does nothing."""
+        self._lock.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
         with open(self._path, "ab") as file:

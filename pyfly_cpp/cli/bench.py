@@ -164,6 +164,7 @@ def _open_journal(
     try:
         kept = place(output, identity)
         journal = Journal(kept, identity, force)
+        click.get_current_context().call_on_close(journal.release)
     except (OSError, RuntimeError) as error:
         note(f"(measurements are not kept: {describe(error)})")
         return None

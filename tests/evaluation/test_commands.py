@@ -18,10 +18,12 @@ pytest.importorskip("click")
 from click_runner import click_runner
 
 from pyfly_cpp.bench.journal import Journal
+from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.cli import cli, loading, progress
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.evaluation import sandbox
 from pyfly_cpp.machine import memory
+from pyfly_cpp.machine.files import OutputError
 
 
 @pytest.fixture
@@ -306,6 +308,28 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
         assert (again["output"], again["arrivals"], again["rounds"]) == (row["output"], row["arrivals"], row["rounds"])
         assert again["stats"].keys() == row["stats"].keys()
     assert not part.exists()
+
+
+def test_one_benchmark_at_a_time_keeps_its_measurements_in_a_file(tmp_path):
+    one = Journal(tmp_path / "b.json.part", {"a": 1})
+    for force in (False, True):
+        with pytest.raises(OutputError, match=r"another process keeps its measurements in .*b\.json\.part; wait"):
+            Journal(tmp_path / "b.json.part", {"a": 1}, force)
+    one.release()
+    with pytest.raises(OutputError, match="with other a"):
+        Journal(tmp_path / "b.json.part", {"a": 2})
+    two = Journal(tmp_path / "b.json.part", {"a": 1})
+    two.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_that_is_no_measurement(tmp_path):
+    Journal(tmp_path / "p", {}).release()
+    with open(tmp_path / "p", "a") as file:
+        file.write('{"prompt": "1"}\n')
+    journal = Journal(tmp_path / "p", {})
+    with pytest.raises(OutputError, match=r"p holds a line that is no measurement; .*--force"):
+        journal.restore([BenchPrompt("1", "", ("x",))])
 
 
 def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
