@@ -7,12 +7,14 @@ output contains) are used.
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyfly_cpp.evaluation.files import DataError, read_jsonl
 from pyfly_cpp.evaluation.task import Where, spread, unique
+from pyfly_cpp.machine.files import file_text
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Twelve prompts of six kinds, written for this package."""
@@ -51,12 +53,10 @@ def read_prompts(path: str | os.PathLike[str] = BUILT_IN) -> list[BenchPrompt]:
 def _lines(path: Path) -> list[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
-    lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        text = io.StringIO(file_text(path), newline=None)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    lines = [(i, line.strip()) for i, line in enumerate(text, 1) if line.strip()]
     if not lines:
         raise DataError(f"{path} has no prompts; write one in each line.")
     return lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
 from pyfly_cpp.bench.tune import Budget, Tuned, frontier
 from pyfly_cpp.decoding import Decoding, short_names
-from pyfly_cpp.decoding.gates import THRESHOLDS
+from pyfly_cpp.decoding.gates import FORMS
 from pyfly_cpp.errors import counted
-from pyfly_cpp.evaluation.report import interval, markdown_row, percent
+from pyfly_cpp.evaluation.report import NONE, interval, markdown_row, percent
 from pyfly_cpp.evaluation.statistics import Interval
 
 Cells = tuple[list[str], list[list[str]]]
@@ -30,7 +29,7 @@ def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
     body = [
         [
             names[s.setting], interval(s.tokens_per_second, "{:.1f}"), interval(s.speedup_plain),
-            interval(s.speedup_exact), f"{s.mean_accepted:.2f}", percent(s.acceptance, 0), percent(s.loose_rate),
+            interval(s.speedup_exact), _number(s.mean_accepted, 2), percent(s.acceptance, 0), percent(s.loose_rate),
             percent(s.same_output, 0) if s.same_output is not None else "–",
         ]
         for s in summaries
@@ -42,7 +41,7 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     """Whether drafts are worth it here, in a sentence; empty if that was not measured. `chat`: the setting of chats."""
     by_name = {s.setting: s for s in summaries}
     governed = by_name.get(chat)
-    if governed is None or (gain := governed.speedup_plain) is None:
+    if governed is None or (gain := governed.speedup_plain) is None or not math.isfinite(gain.estimate):
         return ""
     times = f"{_in_words(gain)} times as fast as without drafts"
     if math.isnan(gain.low):
@@ -59,6 +58,11 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
         said += f". The lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
+
+
+def _number(value: float, digits: int) -> str:
+    """A dash if there is no value."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else NONE
 
 
 def _in_words(gain: Interval) -> str:
@@ -102,8 +106,9 @@ def throughput_cells(loads: Sequence[Load]) -> Cells:
     body = [
         [
             names[s.setting], f"{load.n_parallel}", interval(s.tokens_per_second, "{:.1f}"),
-            interval(load.times_fewest), interval(s.speedup_plain), interval(s.speedup_exact), f"{s.mean_accepted:.2f}",
-            percent(s.same_output, 0) if s.same_output is not None else "–", f"{load.prompt_tokens_per_second:.0f}",
+            interval(load.times_fewest), interval(s.speedup_plain), interval(s.speedup_exact),
+            _number(s.mean_accepted, 2), percent(s.same_output, 0) if s.same_output is not None else "–",
+            _number(load.prompt_tokens_per_second, 0),
         ]
         for load in loads
         for s in [load.summary]
@@ -117,7 +122,7 @@ def latency_cells(loads: Sequence[Load]) -> Cells:
     names = short_names(load.summary.setting for load in loads)
     body = [
         [names[load.summary.setting], f"{load.n_parallel}"]
-        + [f"{1000 * seconds:.1f}" for seconds in (*load.first_token, *load.between_tokens)]
+        + [_number(1000 * seconds, 1) for seconds in (*load.first_token, *load.between_tokens)]
         for load in loads
     ]
     return head, body
@@ -284,8 +289,14 @@ def _png(figure: Any) -> bytes:
 def _by_threshold(settings: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
     """Settings that differ in their gate's threshold alone, by what they have in common."""
     curves: dict[str, list[tuple[float, str]]] = {}
+    forms = {form.word: form for form in FORMS if form.knob and form.numbers}
     for setting in settings:
-        found = re.match(rf"({'|'.join(THRESHOLDS)}):([0-9.e+-]+)(.*)", setting)
-        if found:
-            curves.setdefault(found[1] + found[3], []).append((float(found[2]), setting))
+        gate, space, others = setting.partition(" ")
+        word, *numbers = gate.split(":")
+        form = forms.get(word)
+        if form is not None and form.knob is not None and form.numbers is not None:
+            place = list(form.numbers).index(form.knob.field)
+            if place < len(numbers):
+                threshold = float(numbers.pop(place))
+                curves.setdefault(":".join([word, *numbers]) + space + others, []).append((threshold, setting))
     return {name: points for name, points in curves.items() if len(points) > 1}

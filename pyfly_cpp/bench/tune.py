@@ -329,13 +329,8 @@ def tune(
     search("1/4 drafter and K", [PLAIN, governed, *first])
     start = best(first).setting
     feet = [(word, best(bases[word]).setting) for word in gates]
-    climbing = [
-        once(settings)
-        for word, foot in feet
-        if not foot.is_plain and climbs_on(foot)
-        for settings in ladders(generator, foot, word)
-    ]
-    is_drawn = sampling.temperature > 0 and not start.is_plain
+    climbing = [once(settings) for word, foot in feet if climbs_on(foot) for settings in ladders(generator, foot, word)]
+    is_drawn = sampling.temperature > 0
     tried = once([start, replace(start, gate=Stochastic(), window=None)] if is_drawn else [start])
     for rung in range(N_RUNGS):
         climbing = [settings for settings in climbing if rung < len(settings)]

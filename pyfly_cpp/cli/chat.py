@@ -25,7 +25,7 @@ from pyfly_cpp.cli.loading import MODEL_ARGUMENT, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Answer, folded, note, unseen_typing, warn, write, write_marked
-from pyfly_cpp.cli.text import TEXT, file_named, file_text
+from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
@@ -33,6 +33,7 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.machine.files import file_text
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
 from pyfly_cpp.models.ollama import shown_name

@@ -14,12 +14,13 @@ from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.loading import Models, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
-from pyfly_cpp.cli.text import SOME_TEXT, TEXT, file_text, piped_text
+from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.response_format import schema_grammar
+from pyfly_cpp.machine.files import file_text
 
 
 @click.command(

@@ -14,7 +14,6 @@ from typing import Any, TextIO
 import click
 
 from pyfly_cpp.cli.terminal import note
-from pyfly_cpp.machine.files import is_stream
 
 
 def repaired(text: str, where: str) -> str:
@@ -37,27 +36,6 @@ def repaired(text: str, where: str) -> str:
         what = "one character was" if n_replaced == 1 else f"{n_replaced} characters were"
         note(f"({where} is not valid UTF-8: {what} replaced by \ufffd)")
     return whole
-
-
-def file_text(path: str | Path, most: int | None = None) -> str:
-    """The text of a file.
-
-    Args:
-        most: Bytes that it may have.
-
-    Raises:
-        ValueError: it cannot be read, has more, or is not UTF-8.
-    """
-    try:
-        if is_stream(path):
-            raise ValueError(f"{str(path)!r} is a device or a pipe; give the path of a file.")
-        if most is not None and Path(path).stat().st_size > most:
-            raise ValueError(f"{str(path)!r} has far more text than the context holds; take a part.")
-        return Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
 
 
 def file_named(command: str, rest: str) -> Path:

@@ -65,6 +65,27 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
+def file_text(path: str | os.PathLike[str], most: int | None = None) -> str:
+    """The text of a file, without the mark that some programs put before UTF-8.
+
+    Args:
+        most: Bytes that it may have.
+
+    Raises:
+        ValueError: it cannot be read, has more, or is not UTF-8.
+    """
+    try:
+        if is_stream(path):
+            raise ValueError(f"{os.fspath(path)!r} is a device or a pipe; give the path of a file.")
+        if most is not None and Path(path).stat().st_size > most:
+            raise ValueError(f"{os.fspath(path)!r} has far more text than the context holds; take a part.")
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{os.fspath(path)!r} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{os.fspath(path)!r} is not UTF-8 at byte {error.start}; save the file as UTF-8.") from None
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes | Sequence[Any]) -> None:
     """Writes a whole file or nothing: a reader, or a crash, sees the old content or the new. A large content may come
     in parts: bytes, or what else has a buffer.

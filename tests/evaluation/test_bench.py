@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from pyfly_cpp.bench import report
-from pyfly_cpp.bench.measure import Memory, measure, measure_memory, summarise
+from pyfly_cpp.bench.measure import Measured, Memory, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, summarise_loads
 from pyfly_cpp.bench.prompts import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
+from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.evaluation.files import DataError
-from pyfly_cpp.evaluation.generation import Sampling
+from pyfly_cpp.evaluation.generation import Generated, Sampling
 from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.evaluation.statistics import for_json
 
@@ -213,12 +214,43 @@ def test_the_verdict(measured, times, words):
     assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows), "exact adaptive"))
 
 
+def test_answers_that_end_in_their_first_step_have_no_speed():
+    def ended(i, setting):
+        stats = Stats(rounds=1, committed=1, beginnings=1, committed_first=1, prefilled=5)
+        result = Generated("", (), "eog", 0.1, 0, 0.0, stats, arrivals=(0.1,))
+        return Measured(BenchPrompt(f"{i}", "", ("x",)), 0, 0, setting, 5, result)
+
+    rows = [ended(i, setting) for i in range(8) for setting in ("plain", "exact adaptive", "exact")]
+    loads = summarise_loads(rows)
+    assert report.verdict(summarise(rows), "exact adaptive") == ""
+    empty = replace(loads[0], summary=replace(loads[0].summary, mean_accepted=math.nan))
+    for _, body in (
+        report.speed_cells([empty.summary]),
+        report.latency_cells(loads),
+        report.throughput_cells([replace(empty, prompt_tokens_per_second=math.nan)]),
+    ):
+        assert "–" in body[0] and "nan" not in str(body)
+
+
+def test_a_curve_is_of_settings_that_differ_in_their_threshold_alone():
+    settings = ["relaxed:5:0.6", "relaxed:10:0.6", "relaxed:10:0.3", "margin:0.3", "margin:1", "margin:1 agree:6",
+                "margin:0.3 agree:6", "entropy:0.3:2", "exact", "all(margin:0.3,budget:1)"]  # fmt: skip
+    assert report._by_threshold(settings) == {
+        "relaxed:10": [(0.6, "relaxed:10:0.6"), (0.3, "relaxed:10:0.3")],
+        "margin": [(0.3, "margin:0.3"), (1.0, "margin:1")],
+        "margin agree:6": [(1.0, "margin:1 agree:6"), (0.3, "margin:0.3 agree:6")],
+    }
+
+
 def test_prompts_of_plain_text(tmp_path):
     (tmp_path / "mine.txt").write_text("Hello there\n\n  What is 2 + 2?\n", encoding="utf-8")
     assert [prompt.turns for prompt in read_prompts(tmp_path / "mine.txt")] == [("Hello there",), ("What is 2 + 2?",)]
-    for content, wrong in ((b"\n \n", "mine.txt has no prompts"), (b"caf\xe9", "mine.txt: not UTF-8 at byte 3")):
+    (tmp_path / "mine.txt").write_text("\ufeffone\u2028prompt\fof one line\r\nanother\n", encoding="utf-8")
+    found = [(prompt.id, *prompt.turns) for prompt in read_prompts(tmp_path / "mine.txt")]
+    assert found == [("1", "one\u2028prompt\fof one line"), ("2", "another")]
+    for content, wrong in ((b"\n \n", "mine.txt has no prompts"), (b"caf\xe9", "mine.txt' is not UTF-8 at byte 3")):
         (tmp_path / "mine.txt").write_bytes(content)
         with pytest.raises(DataError, match=wrong):
             read_prompts(tmp_path / "mine.txt")
-    with pytest.raises(DataError, match=r"none\.txt cannot be read"):
+    with pytest.raises(DataError, match=r"none\.txt' cannot be read"):
         read_prompts(tmp_path / "none.txt")

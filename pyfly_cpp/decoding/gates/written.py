@@ -110,11 +110,8 @@ FORMS = (
 )  # fmt: skip
 """Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
-THRESHOLDS = tuple(form.word for form in FORMS if form.numbers)
-"""The words of gates with a threshold."""
-
 KNOBS = {form.word: form.knob for form in FORMS if form.knob}
-"""Those of them whose threshold `tune` moves."""
+"""The words of gates with a threshold that `tune` moves."""
 
 
 def ladder(word: str) -> list[Gate]:
