@@ -12,7 +12,7 @@ from pyfly_cpp import Exact, FlyBatch, FlyLlama, Margin, PromptLookup, Stochasti
 from pyfly_cpp._native import Batch, ScriptedTarget
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import Host
-from pyfly_cpp.decoding.drafters.lookup_texts import read_answers, read_texts, write_answers
+from pyfly_cpp.decoding.drafters.lookup_texts import add_answers, read_answers, read_texts, write_answers
 from pyfly_cpp.decoding.presets import Preset, PresetError, load_preset, save_preset
 
 N_VOCAB, EOG = 50, 0
@@ -143,6 +143,16 @@ def test_a_memory_file_is_kept_and_found(tiny_target, tmp_path):
     assert text == again and fast < slow / 2 and [file.name for file in tmp_path.iterdir()] == ["answers.bin"]
 
 
+def test_a_memory_file_stays_where_it_was_named(tiny_target, tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    with FlyLlama(tiny_target, drafter=PromptLookup(memory_file="answers.bin"), **OPTIONS) as llm:
+        llm("Tom has", max_tokens=4, temperature=0)
+        monkeypatch.chdir(tmp_path / "two")
+    assert [file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.bin")] == ["one/answers.bin"]
+
+
 def test_a_new_drafter_begins_with_what_the_old_one_remembers(tiny_target, tmp_path):
     path = tmp_path / "answers.bin"
     with FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS) as llm:
@@ -151,6 +161,31 @@ def test_a_new_drafter_begins_with_what_the_old_one_remembers(tiny_target, tmp_p
         llm("Tom has", max_tokens=4, temperature=0)
         vocabulary = llm.decoder.target.vocabulary
     assert len(read_answers(path, vocabulary)) > 40
+
+
+def test_two_processes_keep_the_answers_of_both(tiny_target, tmp_path):
+    path = tmp_path / "answers.bin"
+    one, two = (FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS) for _ in range(2))
+    vocabulary = one.decoder.target.vocabulary
+    one("Natalia sold clips to", max_tokens=8, temperature=0)
+    two("Tom has", max_tokens=8, temperature=0)
+    expected = one.decoder.drafters[0].answers.tolist()
+    one.close()
+    two.decoder.keep_answers()
+    two("Once upon", max_tokens=8, temperature=0)
+    expected += two.decoder.drafters[0].answers.tolist()
+    two.close()
+    assert read_answers(path, vocabulary).tolist() == expected and expected.count(-1) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["answers.bin"]
+
+
+def test_the_newest_answers_stay_in_a_full_file(tmp_path):
+    path, arrays = tmp_path / "answers.bin", [np.arange(n, dtype=np.int32) for n in (6, 8, 2)]
+    write_answers(path, 7, arrays[0])
+    add_answers(path, 7, arrays[1], arrays[2], 10)
+    assert read_answers(path, 7).tolist() == [2, 3, 4, 5, *range(2, 8)]
+    add_answers(path, 7, arrays[0][3:], arrays[1], 10)
+    assert read_answers(path, 7).tolist() == [3, 4, 5], "what is remembered, if it is not the file's continuation"
 
 
 @pytest.mark.parametrize("change", ["magic", "content", "short", "long", "empty"])

@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp._native.boundary import TokenArray
-from pyfly_cpp.machine.files import files_in, first_bytes, require_writable, write_atomically
+from pyfly_cpp.machine.files import files_in, first_bytes, only_writer, require_writable, write_atomically
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.models.tokenizing import in_short_words
 
@@ -58,6 +58,24 @@ def read_answers(path: str | os.PathLike[str], vocabulary: int) -> TokenArray:
     if len(content) != 4 * n or hashlib.sha256(content).digest() != digest:
         raise ValueError(f"the lookup memory {os.fspath(path)} is damaged; remove it, and a new one will be written.")
     return np.frombuffer(content, dtype="<i4").astype(np.int32)
+
+
+def add_answers(
+    path: str | os.PathLike[str], vocabulary: int, remembered: TokenArray, kept: TokenArray, most: int
+) -> None:
+    """Keeps the answers that are remembered, behind those that other processes have added to the file meanwhile.
+
+    Args:
+        kept: What was remembered when the file was last read or written.
+        most: Tokens that the file may hold; of more, the newest count.
+
+    Raises:
+        OSError, ValueError: the file cannot be written, or is no longer one that `read_answers` reads.
+    """
+    with only_writer(f"{os.fspath(path)}.lock", lambda: None):
+        if np.array_equal(remembered[: len(kept)], kept):  # or else older ones made room
+            remembered = np.concatenate([read_answers(path, vocabulary), remembered[len(kept) :]])
+        write_answers(path, vocabulary, remembered[-most:])
 
 
 def write_answers(path: str | os.PathLike[str], vocabulary: int, answers: TokenArray) -> None:

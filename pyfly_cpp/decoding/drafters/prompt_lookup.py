@@ -13,8 +13,7 @@ import numpy as np
 from pyfly_cpp import _native
 from pyfly_cpp._native.boundary import TokenArray
 from pyfly_cpp.decoding.drafters.drafter import Host, Option, OwnDrafter, PathOption
-from pyfly_cpp.decoding.drafters.lookup_texts import read_answers, read_texts, write_answers
-from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.decoding.drafters.lookup_texts import add_answers, read_answers, read_texts
 from pyfly_cpp.ranges import require_integer
 
 _Path = Union[str, "os.PathLike[str]"]
@@ -122,15 +121,18 @@ class PromptLookup(OwnDrafter):
         none = np.zeros(0, dtype=np.int32)
         if host is None:
             return _native.LookupDrafter(None, self.native, none, none)
-        target, path = host.target(), self.memory_file
+        target = host.target()
+        path = None if self.memory_file is None else os.path.abspath(self.memory_file)  # wherever the process goes
         texts = read_texts(self.texts, host.vocabulary()) if self.texts else none
-        answers = none if path is None else read_answers(path, target.vocabulary)
+        answers = kept = none if path is None else read_answers(path, target.vocabulary)
 
         def keep(remembered: TokenArray) -> None:
-            if path is not None and not np.array_equal(remembered, answers):
+            nonlocal kept
+            if path is not None and not np.array_equal(remembered, kept):
                 try:
-                    write_answers(path, target.vocabulary, remembered)
-                except OutputError as error:  # the answers themselves were given
+                    add_answers(path, target.vocabulary, remembered, kept, self.memory)
+                    kept = remembered
+                except (OSError, ValueError) as error:  # the answers themselves were given
                     warnings.warn(f"the lookup memory was not kept: {error}", stacklevel=2)
 
         return _native.LookupDrafter(target, self.native, texts, answers, keep)
