@@ -108,6 +108,9 @@ def test_caches_of_other_programs_are_where_the_user_keeps_caches(home, monkeypa
     assert {home / "cache" / "huggingface" / "hub", home / "cache" / "llama.cpp"} <= set(here.places())
     monkeypatch.setenv("HF_HOME", "~/hf")
     assert Path("~/hf/hub").expanduser() in here.places()
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(home / "local"))
+    assert home / "local" / "llama.cpp" in here.places()
 
 
 def test_beside_the_model(target, tiny_draft):

@@ -289,14 +289,12 @@ def _png(figure: Any) -> bytes:
 def _by_threshold(settings: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
     """Settings that differ in their gate's threshold alone, by what they have in common."""
     curves: dict[str, list[tuple[float, str]]] = {}
-    forms = {form.word: form for form in FORMS if form.knob and form.numbers}
+    places = {form.word: list(form.numbers).index(form.knob.field) for form in FORMS if form.knob and form.numbers}
     for setting in settings:
         gate, space, others = setting.partition(" ")
         word, *numbers = gate.split(":")
-        form = forms.get(word)
-        if form is not None and form.knob is not None and form.numbers is not None:
-            place = list(form.numbers).index(form.knob.field)
-            if place < len(numbers):
-                threshold = float(numbers.pop(place))
-                curves.setdefault(":".join([word, *numbers]) + space + others, []).append((threshold, setting))
+        place = places.get(word, len(numbers))
+        if place < len(numbers):
+            threshold = float(numbers.pop(place))
+            curves.setdefault(":".join([word, *numbers]) + space + others, []).append((threshold, setting))
     return {name: points for name, points in curves.items() if len(points) > 1}
