@@ -110,13 +110,16 @@ class Decoder:
 
     # ---- Drafters ----------------------------------------------------------------------------------------------------
 
-    def open_drafters(self, drafters: Sequence[Drafter], draft_max: int | None, n_batch: int) -> list[_native.Drafter]:
-        """Opens all of them or none, see `open_drafter`. `draft_max`: the draft length that was asked for, if any."""
+    def open_drafters(
+        self, drafters: Sequence[Drafter], draft_max: int | None, n_batch: int, is_fixed: bool
+    ) -> list[_native.Drafter]:
+        """Opens all of them or none, see `open_drafter`. `draft_max`: the draft length that was asked for, if any;
+        `is_fixed`: every draft is to have it, so that one that cannot draft so many refuses."""
         opened: list[_native.Drafter] = []
         try:
             for drafter in drafters:
                 k = draft_max_of(drafter, draft_max, n_batch)
-                opened.append(open_drafter(drafter, self._host(k, bool(draft_max))))
+                opened.append(open_drafter(drafter, self._host(k, is_fixed and bool(draft_max))))
         except BaseException:
             for native in opened:
                 native.close()
@@ -129,11 +132,11 @@ class Decoder:
             if isinstance(native, _native.LookupDrafter):
                 native.keep()
 
-    def _host(self, draft_max: int, is_asked: bool) -> Host:
+    def _host(self, draft_max: int, is_fixed: bool) -> Host:
         def vocabulary() -> Any:
             return llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(self._context))
 
-        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary, is_asked)
+        return Host(lambda: self.target, draft_max, self._has_own_head, self._settings, vocabulary, is_fixed)
 
     @property
     def drafters(self) -> list[_native.Drafter]:

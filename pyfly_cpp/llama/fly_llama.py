@@ -271,7 +271,8 @@ class FlyLlama(CompletingLlama):
         if self.n_parallel > 1 or self.context_params.embeddings:
             drafters = needed
         try:
-            return drafters, self.decoder.open_drafters(drafters, self._decoding.draft_max, self.n_batch)
+            k = self._decoding.draft_max
+            return drafters, self.decoder.open_drafters(drafters, k, self.n_batch, not self._decoding.adaptive)
         except (PyflyError, ValueError, MemoryError):
             if len(needed) == len(drafters):
                 raise

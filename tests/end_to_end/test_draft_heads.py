@@ -330,6 +330,7 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
         FlyLlama(path, drafter=MTP(draft_max=3), **SETTINGS)
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):
         FlyLlama(path, drafter=MTP(), draft_max=3, **SETTINGS)
+    FlyLlama(path, drafter=MTP(), draft_max=3, **{**SETTINGS, "adaptive": True}).close()  # at most so many
     generator = Generator(chained, Drafters((MTP(),)))
     generator.require([Decoding(drafter="mtp", draft_max=2)])
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):

@@ -70,8 +70,8 @@ class Host:
     """Fields of `pyfly_draft_model_config` of pyfly.h that a model of the drafter's own takes from the target."""
     vocabulary: Callable[[], Any]
     """The target's llama_vocab as llama_cpp holds it (a ctypes pointer)."""
-    is_asked: bool = False
-    """Whether `draft_max` was set for all drafters: then one that cannot draft so many refuses."""
+    is_fixed: bool = False
+    """Whether every draft is to have `draft_max` tokens: then one that cannot draft so many refuses."""
 
 
 class OwnDrafter:

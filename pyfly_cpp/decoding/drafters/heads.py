@@ -38,7 +38,7 @@ class MTP(WithModel):
         if (path := None if self.model_path is None else model_file(self.model_path)) is not None:
             require_gguf(path, "MTP head")
         # Chained heads draft one token each; where no number was asked for, as many as there are.
-        k = 1 if self.draft_max is None and not host.is_asked else host.draft_max
+        k = 1 if self.draft_max is None and not host.is_fixed else host.draft_max
         own = host.has_own_head
         return _native.ModelDrafter("MTP", "mtp", host.target(), path, self.p_min, k, own, **host.settings)
 
