@@ -128,12 +128,13 @@ class FlyBatch:
         inspect.signature(method).bind(None, asked_for, **request)
         feed = Feed()
         try:
-            if not is_chat:
-                completion = Completion(self.llama, asked_for, **request)
-            elif Chat.is_served(self.llama):
-                completion = Chat(self.llama, self.llama.chat_arguments(asked_for, **request))
-            else:
-                return self._have_handled(asked_for, request, {**how, "trace": trace, "on_prefill": on_prefill})
+            with self.llama.reading():
+                if not is_chat:
+                    completion = Completion(self.llama, asked_for, **request)
+                elif Chat.is_served(self.llama):
+                    completion = Chat(self.llama, self.llama.chat_arguments(asked_for, **request))
+                else:
+                    return self._have_handled(asked_for, request, {**how, "trace": trace, "on_prefill": on_prefill})
             asked, seen = completion.request, on_prefill or self.llama.on_prefill
 
             def tell(event: str) -> None:
@@ -183,8 +184,10 @@ class FlyBatch:
     ) -> Stepped:
         llama = self.llama
         with self._seeding:
-            llama.set_seed(next_seed(llama._seed))
-            sampler = llama.new_sampler(request)
+            seed = next_seed(llama._seed)
+            llama.set_seed(seed)
+        with llama.reading():
+            sampler = llama.new_sampler(request, seed)
         request.trace = llama.trace if trace is None else trace
         step = Stepped(request, decoding, llama.draft_lengths(decoding), sampler, on_event, feed)
         self._stepper.add(step)
@@ -305,7 +308,8 @@ class FlyBatch:
 
     def close(self) -> None:
         """Cancels all requests and frees everything; a second call does nothing, nor does a call in a fork of the
-        process. Waits for the running step, unless it is called by a callback of a request."""
+        process. Waits for the running step and for threads that tokenize, unless it is called by a callback of a
+        request."""
         self._stepper.close()  # again where an earlier call could not wait
         self._finalizer.detach()
 

@@ -57,6 +57,8 @@ class Access:
         """Counts generations; an older generator finds out that it was superseded."""
         self.process: Process | None = None
         """The only one that can use the object; None: so can a fork."""
+        self._readers = threading.Condition()
+        self._n_readers = 0
 
     @property
     def is_elsewhere(self) -> bool:
@@ -89,6 +91,29 @@ class Access:
             yield self.generation == generation and not self.is_closed
         finally:
             self.lock.release()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a use of the model's vocabulary, in any thread: the object is not closed meanwhile. Raises ValueError
+        if it is closed."""
+        with self._readers:
+            if self.is_closed:
+                raise ValueError(CLOSED)
+            self._n_readers += 1
+        try:
+            yield
+        finally:
+            with self._readers:
+                self._n_readers -= 1
+                self._readers.notify_all()
+
+    def close(self, waits: bool) -> None:
+        """Nobody may use the object any more. If its vocabulary is in use, waits for that, or raises BusyError."""
+        with self._readers:
+            if self._n_readers and not waits:
+                raise BusyError("another thread tokenizes with this FlyLlama; close it when that is done.")
+            self.is_closed = True
+            self._readers.wait_for(lambda: not self._n_readers)
 
     def require_current(self, generation: int) -> None:
         """Raises BusyError if another generation was started, ValueError if the object was closed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import llama_cpp
@@ -13,9 +15,14 @@ _ROOM = 64  # bytes that hold nearly every token
 class Vocabulary:
     """The vocabulary of a model as llama.cpp knows it. May be used by any thread."""
 
-    def __init__(self, vocab: Any) -> None:
-        """`vocab`: a llama_vocab as llama_cpp holds it (a ctypes pointer); must outlive this."""
+    def __init__(self, vocab: Any, reading: Callable[[], AbstractContextManager[None]]) -> None:
+        """
+        Args:
+            vocab: A llama_vocab as llama_cpp holds it (a ctypes pointer).
+            reading: A context in which it is not freed; raises ValueError if it was.
+        """
         self._vocab = vocab
+        self._reading = reading
         self._pieces: dict[int, bytes] = {}
 
     def piece(self, token: int, special: bool = False) -> bytes:
@@ -23,10 +30,11 @@ class Vocabulary:
         piece = None if special else self._pieces.get(token)
         if piece is None:
             n_room, n = 0, _ROOM
-            while n > n_room:  # at most twice: llama.cpp answers with the size, negative, where there is no room
-                n_room = n
-                buffer = ctypes.create_string_buffer(n_room)
-                n = abs(llama_cpp.llama_token_to_piece(self._vocab, token, buffer, n_room, 0, special))
+            with self._reading():
+                while n > n_room:  # at most twice: llama.cpp answers with the size, negative, where there is no room
+                    n_room = n
+                    buffer = ctypes.create_string_buffer(n_room)
+                    n = abs(llama_cpp.llama_token_to_piece(self._vocab, token, buffer, n_room, 0, special))
             piece = buffer.raw[:n]
             if not special:
                 self._pieces[token] = piece
@@ -34,4 +42,12 @@ class Vocabulary:
 
     def ends_text(self, token: int) -> bool:
         """Whether a token is an end-of-text token."""
-        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+        with self._reading():
+            return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def infill_tokens(self) -> tuple[int, int, int]:
+        """The tokens before a prefix, a suffix and what stands between them; negative: the model has none."""
+        of_each = llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid
+        with self._reading():
+            prefix, suffix, middle = (int(get(self._vocab)) for get in of_each)
+        return prefix, suffix, middle

@@ -70,11 +70,12 @@ class CompletingLlama(GuardedLlama):
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As in the base class, which leaves out tokens of more than 32 bytes."""
-        if not self._has_own_pieces:
-            text: bytes = super().detokenize(tokens, prev_tokens, special)
-            return text
-        text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
-        return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
+        with self.reading():
+            if not self._has_own_pieces:
+                text: bytes = super().detokenize(tokens, prev_tokens, special)
+                return text
+            text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
+            return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
 
     def write(self, prompt: str | list[int], **arguments: Any) -> Generator[Piece, None, None]:
         """The pieces of a completion, each with its tokens, as they come; ended early by `close()`.

@@ -404,7 +404,19 @@ class FlyLlama(CompletingLlama):
         """Runs a request that has an output to its end; raises as `generate` does."""
         return list(Generation(self, request).run())
 
-    def new_sampler(self, request: Request) -> Any:
-        """The llama_cpp `LlamaSampler` of a request, with the seed as it is now."""
+    def new_sampler(self, request: Request, seed: int | None = None) -> Any:
+        """The llama_cpp `LlamaSampler` of a request. `seed`: of its random numbers; None: the one that is set."""
         processors = request.processors and LogitsProcessorList([request.processors])
-        return self._init_sampler(logits_processor=processors, **request.sampling)
+        llama = self if seed is None else _Seeded(self, seed)
+        return type(self)._init_sampler(llama, logits_processor=processors, **request.sampling)
+
+
+class _Seeded:
+    """Stands in for a Llama whose seed another thread may set."""
+
+    def __init__(self, llama: FlyLlama, seed: int) -> None:
+        self._llama = llama
+        self._seed = seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llama, name)

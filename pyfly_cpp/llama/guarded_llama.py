@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -70,6 +71,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     cache: Any
 
     n_parallel = 1  # texts at once
+    _close_waits = False
+    """Whether `close` waits for threads that tokenize."""
     _n_ctx_of_text = 0
     """Most tokens of one text, for subclasses whose context holds several; 0: as many as the context holds."""
 
@@ -142,7 +145,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if max(self.n_threads, self.n_threads_batch) > 1 or llama_cpp.llama_supports_gpu_offload():
             self._access.process = Process(self._public_name)
         has_texts = llama_cpp.llama_vocab_type(self._model.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
-        self.vocabulary = Vocabulary(self._model.vocab)
+        self.vocabulary = Vocabulary(self._model.vocab, self._access.reading)
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         self.decoder.markers = markers_of(self) if has_texts else ()
@@ -272,15 +275,15 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         cannot use the object.
 
         Raises:
-            BusyError: another thread uses this object, or this is a callback (a drafter, a logits processor) of its own
-                generation.
+            BusyError: another thread uses this object, also to tokenize, or this is a callback (a drafter, a logits
+                processor) of its own generation.
         """
         if not hasattr(self, "_stack"):  # nothing was loaded
             return
         if self._access.is_closed or self._access.is_elsewhere:
             return
         with self._access.exclusive():
-            self._access.is_closed = True
+            self._access.close(self._close_waits)
             super().close()
             # The base class would hand the freed pointers to llama.cpp.
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
@@ -308,10 +311,15 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """As in the base class, also quick for texts with many special tokens. Raises ValueError if the text would end
         the process (tokenizing.py)."""
         tokens: list[int] = []
-        for i, part in enumerate(self._parts(text, add_bos, special)):
-            tokenize = functools.partial(super().tokenize, part, add_bos and i == 0, special)
-            tokens += tokenized(tokenize, part, self.metadata)
+        with self.reading():
+            for i, part in enumerate(self._parts(text, add_bos, special)):
+                tokenize = functools.partial(super().tokenize, part, add_bos and i == 0, special)
+                tokens += tokenized(tokenize, part, self.metadata)
         return tokens
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Around a use of the model's vocabulary in any thread, see `Access.reading`."""
+        return self._access.reading()
 
     def _parts(self, text: bytes, add_bos: bool, special: bool) -> list[bytes]:
         """The text in parts that can be tokenized one after the other."""

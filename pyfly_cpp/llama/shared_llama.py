@@ -28,6 +28,7 @@ class SharedLlama(FlyLlama):
 
     _public_name = "FlyBatch"
     _closes_at_exit = False  # the stepper does, when its thread has ended
+    _close_waits = True
 
     def __init__(
         self, model_path: str | os.PathLike[str], n_parallel: int, n_ctx: int, n_cells: int | None, **kwargs: Any

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import llama_cpp
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama import LogitsProcessorList
 
@@ -44,13 +43,13 @@ class Model:
         """
         self.batch = batch
         self._llm: Any = batch.llama
-        self._vocab = self._llm._model.vocab
-        self.vocabulary: Vocabulary = self._llm.vocabulary
         self.n_vocab = int(self._llm.n_vocab())
         self.n_batch = int(self._llm.n_batch)
         self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
         if self._llm.chat_format != "chat_template.default":
             self.template = ""
+        ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
+        self._ends = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
         self._handler = None
         if template:
             self.template, self._handler = template, self._handler_of(template)
@@ -61,6 +60,12 @@ class Model:
     def path(self) -> str:
         """The GGUF file."""
         return str(self._llm.model_path)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary. Raises ValueError if the batch has failed."""
+        vocabulary: Vocabulary = self.batch.llama.vocabulary
+        return vocabulary
 
     @property
     def drafters(self) -> list[str]:
@@ -103,7 +108,8 @@ class Model:
 
     def text(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of tokens."""
-        return b"".join(self.vocabulary.piece(token, special) for token in tokens).decode("utf-8", "ignore")
+        piece = self.vocabulary.piece
+        return b"".join(piece(token, special) for token in tokens).decode("utf-8", "ignore")
 
     def read(self, prompt: Any, param: str, special: bool = True) -> list[int]:
         """The tokens of a prompt: a text, token ids, both in one list, or an object with a text. Raises ApiError: one
@@ -125,7 +131,7 @@ class Model:
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
         """The end-of-text tokens."""
-        return tuple(token for token in range(self.n_vocab) if self.vocabulary.ends_text(token))
+        return tuple(filter(self.vocabulary.ends_text, range(self.n_vocab)))
 
     def beginning(self) -> list[int]:
         """The token before a text that has nothing before it. Raises ApiError: the model has no such token."""
@@ -140,10 +146,7 @@ class Model:
 
     def infill(self, before: str, behind: str) -> list[int]:
         """The prompt for what stands between two texts. Raises ApiError: the model has no tokens for that."""
-        prefix, suffix, middle = (
-            get(self._vocab)
-            for get in (llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid)
-        )
+        prefix, suffix, middle = self.vocabulary.infill_tokens()
         if min(prefix, suffix, middle) < 0:
             raise bad_request("this model cannot fill in: it has no tokens for a suffix; leave suffix out.", "suffix")
         texts = [self.tokenize(text, special=False, add_bos=False) if text else [] for text in (before, behind)]
@@ -151,13 +154,10 @@ class Model:
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer, for lm-eval."""
-        ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
-        texts = {name: None if token < 0 else self.text([token], special=True) for name, token in ends.items()}
-        return {**texts, "pad_token": None, "chat_template": self.template or None}
+        return {**self._ends, "pad_token": None, "chat_template": self.template or None}
 
     def _handler_of(self, template: str, adds_prompt: bool = True) -> Any:
-        info = self.tokenizer_info()
-        return handler_of(template, info["bos_token"] or "", info["eos_token"] or "", adds_prompt)
+        return handler_of(template, self._ends["bos_token"] or "", self._ends["eos_token"] or "", adds_prompt)
 
     def render(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None, more: Mapping[str, Any] | None = None,

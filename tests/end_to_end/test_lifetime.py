@@ -13,13 +13,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp import LogitsProcessorList
 
-from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyLlama, PromptLookup
+from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyBatch, FlyLlama, PromptLookup
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -381,6 +382,49 @@ def test_threads_with_requests_of_their_own(target):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+class _Slow:
+    """A tokenizer that has read nothing before it may."""
+
+    def __init__(self):
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def tokenize(self, *_, **__):
+        self.has_begun.set()
+        assert self.may_end.wait(10)
+        return [5]
+
+
+def test_closing_while_another_thread_tokenizes(target):
+    """The model is not freed under it: closing is refused, and by a batch it waits."""
+    for kind in (FlyLlama, FlyBatch):
+        slow = _Slow()
+        one = kind(target, tokenizer=slow, **OPTIONS)
+        with ThreadPoolExecutor() as pool:
+            tokens = pool.submit(one.tokenize, b"A")
+            assert slow.has_begun.wait(10)
+            if kind is FlyLlama:
+                with pytest.raises(BusyError, match="another thread tokenizes"):
+                    one.close()
+            else:
+                closing = pool.submit(one.close)
+                assert not wait([closing], 0.1).done
+            slow.may_end.set()
+            assert tokens.result(10) == [5]
+            one.close()
+            with pytest.raises(ValueError, match="is closed"):
+                one.tokenize(b"A")
+
+
+def test_a_vocabulary_of_a_closed_model(target):
+    fly = FlyLlama(target, **OPTIONS)
+    vocabulary = fly.vocabulary
+    assert vocabulary.piece(300)
+    fly.close()
+    for use in (lambda: vocabulary.piece(301), lambda: vocabulary.ends_text(301), vocabulary.infill_tokens):
+        with pytest.raises(ValueError, match="is closed"):
+            use()
 
 
 @pytest.mark.parametrize("where", ["drafter", "processor", "stopping"])

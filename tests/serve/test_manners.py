@@ -138,7 +138,11 @@ def test_a_batch_that_failed(tiny_target_f32, monkeypatch):
             assert one.post(PATH, prompt="A", max_tokens=1).status_code == 500
         health = one.http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "failed"
-        assert one.http.get("/metrics").status_code == 200
+        for path in ("/metrics", "/props", "/slots", "/v1/models", "/tokenizer_info"):
+            assert one.http.get(path).status_code == 200
+        for path, body in (("tokenize", {"prompt": "A"}), ("detokenize", {"tokens": list(range(300))}),
+                           ("infill", {"input_prefix": "A", "input_suffix": "B"})):  # fmt: skip
+            assert one.post(f"/{path}", **body).status_code == 500
 
 
 def until_closed(client, end=b""):
