@@ -2,8 +2,9 @@
 
 For each line of stdin, a constraint as JSON, writes a line: `{"grammar": ..., "loose": [...]}` or `{"error": ...}`. A
 schema becomes a grammar first. A grammar is tried by writing a few random texts that follow it: the server's other
-texts wait while a step of a grammar is made, so one whose steps take long is refused. What takes too long here, or ends
-the process, is refused by whoever waits for the line.
+texts wait while a step of a grammar is made, so one whose steps take long is refused. So is one that takes long to read
+or to copy, or much memory: each text reads it, and steps with drafts copy it. What takes too long here, or ends the
+process, is refused by whoever waits for the line.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _N_CANDIDATES = 1024
 _N_TEXTS, _N_STEPS = 4, 64
 _TRY_SECONDS = 0.5
 _STEP_SECONDS = 0.1
+_READ_SECONDS, _READ_BYTES = 0.1, 2**25
+"""Of a text: for reading its grammar and copying it once."""
 
 
 class _Refused(Exception):
@@ -98,15 +101,46 @@ def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: in
         raise _Refused(f"becomes a grammar of more than {max_bytes} bytes; make it smaller")
     unreadable = "refers to itself before anything is written" if is_schema else \
         "is not a GBNF grammar with a rule `root`, or one of its rules begins with itself"  # fmt: skip
-    for seed in range(_N_TEXTS):
-        _try(grammar.text, vocab, candidates, random.Random(seed), unreadable)
+    sampler = _sampler(grammar.text, vocab, unreadable)
+    try:
+        for seed in range(_N_TEXTS):
+            _try(sampler, candidates, random.Random(seed))
+    finally:
+        llama_cpp.llama_sampler_free(sampler)
     return grammar
 
 
-def _try(grammar: str, vocab: Any, candidates: Any, choose: random.Random, unreadable: str) -> None:
+def _sampler(grammar: str, vocab: Any, unreadable: str) -> Any:
+    n_bytes, begun = _allocated(), time.process_time()
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
     if not sampler:
         raise _Refused(unreadable)
+    n_bytes = _allocated() - n_bytes
+    llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_clone(sampler))
+    if n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
+        llama_cpp.llama_sampler_free(sampler)
+        raise _Refused("takes too much time or memory for each text; repeat less in it")
+    return sampler
+
+
+class _Allocations(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    )]  # fmt: skip
+
+
+def _allocated() -> int:
+    """Bytes that this process has allocated, where the C library counts them (glibc)."""
+    count = getattr(ctypes.CDLL(None), "mallinfo2", None) if os.name == "posix" else None
+    if count is None:
+        return 0
+    count.restype = _Allocations
+    now = count()
+    return int(now.uordblks + now.hblkhd)
+
+
+def _try(grammar: Any, candidates: Any, choose: random.Random) -> None:
+    sampler = llama_cpp.llama_sampler_clone(grammar)
     begun = time.process_time()
     try:
         for _ in range(_N_STEPS):

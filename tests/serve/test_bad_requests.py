@@ -265,6 +265,7 @@ def test_headers(server, header):
         'root ::= "x" a a a a a a a a a a a a\na ::= b? b? b? b? b? b? b? b?\nb ::= [a-z]* [a-z]* [a-z]* [a-z]*',
         'root ::= "a"{5000,}',
         "root ::= " + "(" * 70_000,
+        f'root ::= "a" {" ".join([chr(34) + "x" * 25 + chr(34) + "{2000}"] * 500)}',
     ],
 )
 def test_grammars_that_would_hold_up_the_others(server, grammar, monkeypatch):
