@@ -77,6 +77,8 @@ class Request:
         self.log_rounds = False
         self.rounds: list[Round] = []
         """The counts of each round, with log_rounds."""
+        self.on_piece: Callable[[Piece], None] | None = None
+        """Called with each piece by whoever steps the batch, while the model is loaded."""
         self.begun = 0.0
         """When it began in its slot: `time.perf_counter`."""
         self.arrivals: list[float] = []
@@ -237,5 +239,7 @@ class Request:
         if not self._has_given and (piece.text or piece.finish):
             self._has_given = True
             if self._n_prompt_logprobs is not None:
-                return piece._replace(prompt=tuple(self.prompt_logprobs))
+                piece = piece._replace(prompt=tuple(self.prompt_logprobs))
+        if self.on_piece is not None:
+            self.on_piece(piece)
         return piece

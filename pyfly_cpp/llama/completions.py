@@ -22,7 +22,7 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from pyfly_cpp.engine.output import Output, Piece, Token, completion_logprobs, prompt_tokens
+from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor
 from pyfly_cpp.engine.prompting import chat_handler, hear_chat
 from pyfly_cpp.engine.request import Request
@@ -160,7 +160,10 @@ class Completion:
         self._given = prompt
         self._n_logprobs = logprobs
         self._echo = echo
+        self._prompt_text = prompt if isinstance(prompt, str) else ""
+        self._echoed = list[Token]()
         self._seed = seed
+        self._texts = dict[int, str]()  # of tokens that were probable
         self.prompt = _tokens_of(llm, prompt, suffix)
         """The prompt's tokens."""
         n_room = llm.n_ctx_of_text - len(self.prompt)
@@ -183,10 +186,23 @@ class Completion:
             logits_processor=logits_processor, stopping_criteria=_needed(stopping_criteria, llm),
             sampling={**sampling, "temp": temperature, "grammar": grammar and with_strict_strings(grammar)},
         )  # fmt: skip
+        if logprobs is not None or echo:
+            self.request.on_piece = self._keep_texts
         self._head = {
             "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion", "created": int(time.time()),
             "model": llm.model_path if model is None else model,
         }  # fmt: skip
+
+    def _keep_texts(self, piece: Piece) -> None:
+        """Asks for all texts that a response needs, which may be told when the model is closed."""
+        tokens = list(piece.tokens)
+        if self._echo and not isinstance(self._given, str) and not self._prompt_text:
+            self._prompt_text = self._text(self._given)
+        if piece.prompt is not None:
+            self._echoed = self._echo_of(piece.prompt)
+            tokens += self._echoed
+        probable = {other for token in tokens if token.logprobs is not None for other, _ in token.logprobs[1]}
+        self._texts.update({other: self._text([other]) for other in probable - self._texts.keys()})
 
     def next_seed(self, last: int) -> int:
         """The seed of this completion, behind one with the seed `last`."""
@@ -215,10 +231,9 @@ class Completion:
         text = "".join(piece.text for piece in pieces)
         offset, n = len(self._given), pieces[-1].n_tokens
         if self._echo:
-            text = (self._given if isinstance(self._given, str) else self._text(self._given)) + text
+            text = self._prompt_text + text
             offset = 0
-            if self._n_logprobs is not None:
-                tokens = [*self._echoed(pieces[0]), *tokens]
+            tokens = [*self._echoed, *tokens]
         usage = {
             "prompt_tokens": len(self.prompt), "completion_tokens": n, "total_tokens": len(self.prompt) + n,
         }  # fmt: skip
@@ -228,15 +243,13 @@ class Completion:
         self, text: str, tokens: list[Token], offset: int, n_logprobs: int | None, finish: str | None = None
     ) -> Chunk:
         """A response without usage. `offset`: characters before its tokens."""
-        logprobs = (
-            None if n_logprobs is None else completion_logprobs(tokens, offset, lambda token: self._text([token]))
-        )
+        logprobs = None if n_logprobs is None else completion_logprobs(tokens, offset, self._texts.__getitem__)
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head, "choices": [choice]}
 
-    def _echoed(self, first: Piece) -> list[Token]:
+    def _echo_of(self, logprobs: Sequence[Logprobs]) -> list[Token]:
         """The prompt's tokens as a response shows them: without BOS, and with nothing known of the first one."""
-        tokens = prompt_tokens(self.prompt, self._llm.pieces([]), first.prompt or ())
+        tokens = prompt_tokens(self.prompt, self._llm.pieces([]), logprobs)
         if tokens[0].id == self._llm.token_bos():
             del tokens[0]
         return [token._replace(logprobs=token.logprobs if i else None) for i, token in enumerate(tokens)]

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import llama_cpp
 import numpy as np
@@ -315,6 +315,26 @@ def test_seeds_of_a_chain(tiny_target_f32):
     assert texts == [text_of(llm.create_completion("Tom has", **options)) for _ in range(5)]
     assert len(set(texts)) > 1
     llm.close()
+
+
+def test_a_grammar_that_takes_long_to_read_holds_up_nobody(plain, monkeypatch):
+    """Seeds are taken in turn, samplers are made side by side."""
+    may_end, new_sampler = threading.Event(), type(plain.llama).new_sampler
+
+    def slow(llama, request, *seed):
+        assert request.sampling["temp"] or may_end.wait(20)
+        return new_sampler(llama, request, *seed)
+
+    monkeypatch.setattr(type(plain.llama), "new_sampler", slow)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(plain.submit, "Tom", max_tokens=3, temperature=0)
+        quick = pool.submit(plain.submit, "Tom", max_tokens=3, temperature=1)
+        try:
+            assert quick.result(10).result(10)
+            assert not waiting.done()
+        finally:
+            may_end.set()
+        assert waiting.result(10).result(10)
 
 
 @pytest.mark.parametrize("kind", ["lookup", "MTP"])
@@ -684,6 +704,24 @@ def test_close_while_texts_run(tiny_target):
     with pytest.raises(ValueError, match="this FlyBatch is closed"):
         batch.tokenize(b"Tom")
     assert not threads()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "prompt, options",
+    [
+        ("Tom has 3", {"logprobs": 3}),
+        ([300, 301, 302], {"logprobs": 3, "echo": True}),
+        (MESSAGES, {"logprobs": True, "top_logprobs": 2}),
+    ],
+)
+def test_what_has_finished_is_told_after_close(prompt, options, stream, tiny_target):
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+        read, unread = (batch.submit(prompt, stream=stream, **options, **GREEDY) for _ in range(2))
+        before = read.result(20)
+        unread.exception(20)
+    for one, other in zip(before, unread.result()) if stream else [(before, unread.result())]:
+        assert one["choices"] == other["choices"]
 
 
 def test_close_forgets_nobody_who_waits(tiny_target):
