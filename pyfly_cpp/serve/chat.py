@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -114,23 +114,29 @@ class _Choice:
             logprobs = {"content": content}
         told = self._owner.told(piece)
         self._told += [told["pyfly"]] if told else []
+        calls = [] if self._reader is None else self._reader.calls
+        if self._n_told:  # text stands behind the last call
+            yield from self._tell_call(calls, len(self._n_told) - 1)
         if thought or text or logprobs or told:
             delta = {"reasoning_content": thought} if thought else {}
             yield _event(self._i, {**delta, **({"content": text} if text else {})}, None, logprobs, **told)
-        calls = [] if self._reader is None else self._reader.calls
-        for n in range(max(0, len(self._n_told) - 1), len(calls)):
-            is_new = n == len(self._n_told)
-            self._n_told += [0] if is_new else []
-            more = calls[n].arguments[self._n_told[n] :]
-            self._n_told[n] += len(more)
-            if is_new or more:
-                own = _call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
-                told_call = {"tool_calls": [{"index": n, **own}]}
-                yield _event(self._i, {"function_call": own["function"]} if self._is_older else told_call)
+        for n in range(len(self._n_told), len(calls)):
+            yield from self._tell_call(calls, n)
         if piece.finish is not None:
             called = "function_call" if self._is_older else "tool_calls"
             self._finish = called if calls and piece.finish == "stop" else piece.finish
             yield _event(self._i, {}, self._finish)
+
+    def _tell_call(self, calls: Sequence[Call], n: int) -> Iterable[dict[str, Any]]:
+        """What is new of a call."""
+        is_new = n == len(self._n_told)
+        self._n_told += [0] if is_new else []
+        more = calls[n].arguments[self._n_told[n] :]
+        self._n_told[n] += len(more)
+        if is_new or more:
+            own = _call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
+            told_call = {"tool_calls": [{"index": n, **own}]}
+            yield _event(self._i, {"function_call": own["function"]} if self._is_older else told_call)
 
     def whole(self) -> dict[str, Any]:
         """The choice of a response."""

@@ -138,7 +138,7 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     choice = body.get("tool_choice")
     if choice is not None:
-        named = {"name": choice.get("name") or ""}
+        named = {"function": {"name": choice.get("name") or ""}}
         out["tool_choice"] = named if choice["type"] == "tool" else _CHOICES[choice["type"]]
         if choice.get("disable_parallel_tool_use"):
             out["parallel_tool_calls"] = False

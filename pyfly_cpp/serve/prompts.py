@@ -76,10 +76,12 @@ def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, 
 
 def _read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | None]:
     """none, auto or required, and the name of the only function that may be called."""
-    choice = body.get("tool_choice") or body.get("function_call")
+    choice, older = body.get("tool_choice"), body.get("function_call")
     if isinstance(choice, dict):
-        return "required", choice["function"]["name"] if "function" in choice else choice["name"]
-    return choice or ("auto" if has_tools else "none"), None
+        return "required", choice["function"]["name"]
+    if choice is None and isinstance(older, dict):
+        return "required", older["name"]
+    return choice or older or ("auto" if has_tools else "none"), None
 
 
 def _render(

@@ -121,7 +121,7 @@ class Response:
             part = item["content"][0]
             yield self._of_item(f"response.{_KINDS[kind][1]}.done", content_index=0, text=part["text"], **_more(kind))
             yield self._of_item("response.content_part.done", content_index=0, part=part)
-        item["status"] = "completed"
+        item["status"] = self._status
         yield self._event("response.output_item.done", item=item, output_index=self._place)
         self._item = None
 
@@ -200,6 +200,8 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     form = (body.get("text") or {}).get("format")
     if form is not None:
         out["response_format"] = form
+    if isinstance(body.get("tool_choice"), dict):
+        out["tool_choice"] = {"function": body["tool_choice"]}
     if body.get("tools"):
         out["tools"] = [{"type": "function", "function": tool} for tool in body["tools"]]
     return out

@@ -219,6 +219,15 @@ def test_whole_numbers_may_have_a_point(server, path, fields):
     assert response.status_code == 200, response.text
 
 
+def test_keys_that_are_unknown_are_not_read(server):
+    """A choice of one protocol with the key of another."""
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    body = {"tools": [tool], "tool_choice": {"type": "function", "name": "add", "function": None}, "functions": 1}
+    assert server.post("/v1/responses", **body, input="Hi", max_output_tokens=2).status_code == 200
+    body = {"functions": [{"name": "add"}], "function_call": {"name": "add", "function": 1}}
+    assert server.post(CHAT, **body, messages=MESSAGES, max_tokens=2).status_code == 200
+
+
 def test_bodies_that_are_too_large(server):
     most = server.service.settings.limits.max_body
     response = server.http.post(TEXT, content=b'{"prompt": "' + b"x" * most + b'"}')

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyfly_cpp.engine.markers import CLOSE, OPEN
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.calls import CallReader
+from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.messages import Message
+from pyfly_cpp.serve.responses import Response
 from pyfly_cpp.serve.tools import Tools
 
+MESSAGES = [{"role": "user", "content": "Hi"}]
 FUNCTIONS = [
     {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
 ]
@@ -178,6 +183,39 @@ def test_halves_of_surrogate_pairs_stay_escaped():
     reader.add(call(s="x").replace("x", "\\ud83d"))
     (got,) = reader.calls
     assert json.loads(got.arguments) == {"s": "\ud83d"} and got.arguments.isascii()
+
+
+OF_PROTOCOL = {
+    Chat: {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTIONS[0]}]},
+    Response: {"input": "Hi", "tools": [{"type": "function", **FUNCTIONS[0]}]},
+    Message: {"messages": MESSAGES, "tools": [{"name": "add", "input_schema": {"type": "object"}}]},
+}
+
+
+def told(kind, server, *pieces):
+    """The events of an answer that comes in these pieces, and that has all its tokens."""
+    answer = kind(server.service.model, server.service.settings, OF_PROTOCOL[kind], server.service.model.decoding)
+    finishes = [*[None] * (len(pieces) - 1), "length"]
+    events = [event for text, end in zip(pieces, finishes) for event in answer.add(0, Piece(text, (), 5, end, end))]
+    return [*events, *(answer.end() if kind is not Chat else ())], answer.whole()
+
+
+@pytest.mark.parametrize("kind", OF_PROTOCOL)
+def test_text_behind_a_call_comes_behind_its_arguments(kind, server):
+    events, whole = told(kind, server, f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1', "}}\nDone")
+    deltas = {
+        Chat: lambda: [choice["delta"] for event in events for choice in event["choices"]],
+        Response: lambda: [event["delta"] for event in events if event["type"].endswith(".delta")],
+        Message: lambda: [event["delta"] for event in events if event["type"] == "content_block_delta"],
+    }[kind]()
+    text, last = (json.dumps(delta) for delta in (deltas[-2:] if kind is not Chat else deltas[-3:-1])[::-1])
+    assert "Done" in text and "}" in last and "Done" not in last
+    assert "Done" in json.dumps(whole)
+
+
+def test_a_call_that_breaks_off_is_incomplete(server):
+    _, whole = told(Response, server, f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1')
+    assert [item["status"] for item in whole["output"]] == ["incomplete"]
 
 
 def test_the_first_alone():
