@@ -27,9 +27,9 @@ class Completion(Shared):
         if int(body.get("best_of") or 1) > self.n:
             raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
         self._texts: list[str] = []
-        given = listed(body["prompt"])
-        self.require_few(len(given))  # before they are read
-        prompts = [self._prompt(prompt) for prompt in given]
+        self._given = listed(body["prompt"])
+        self.require_few(len(self._given))  # before they are read
+        prompts = [self._prompt(prompt) for prompt in self._given]
         max_tokens = self.most_tokens(_DEFAULT_TOKENS)
         if max_tokens == 0 and not self._echo:
             raise bad_request("max_tokens is 0, which asks for nothing; raise it, or ask for echo.", "max_tokens")
@@ -46,6 +46,10 @@ class Completion(Shared):
         is_text = isinstance(prompt, str)
         self._texts.append(prompt if is_text else self.model.text(tokens, special=True) if self._echo else "")
         return tokens
+
+    def given(self, i: int) -> Any:
+        """The prompt of choice i, as the request has it."""
+        return self._given[i // self.n]
 
     def prompt_text(self, i: int) -> str:
         """The text of the prompt of choice i."""
@@ -75,7 +79,7 @@ class _Choice:
         self._has_begun = False
         self._text: list[str] = []
         self._logprobs: dict[str, list[Any]] | None = None if self._order.n_logprobs is None else {}
-        self._n_chars = len(owner.prompt_text(i)) if isinstance(listed(owner.body["prompt"])[0], str) else 0
+        self._n_chars = len(owner.prompt_text(i)) if isinstance(owner.given(i), str) else 0
         self._finish: str | None = None
         self._told: list[dict[str, Any]] = []
 
@@ -107,8 +111,9 @@ class _Choice:
         if piece.prompt is not None:
             self._n_chars = 0
             tokens = prompt_tokens(self._order.prompt, lambda token: model.vocabulary.piece(token, True), piece.prompt)
-            bos = [] if isinstance(listed(self._owner.body["prompt"])[0], list) else model.own_beginning()
-            if [token.id for token in tokens[:1]] == bos:  # we put it there
+            given = self._owner.given(self._i)
+            has_own = isinstance(given, list) and not isinstance(given[0], str)
+            if not has_own and [token.id for token in tokens[:1]] == model.own_beginning():  # we put it there
                 del tokens[0]
         tokens += piece.tokens
         out = completion_logprobs(tokens, self._n_chars, lambda token: model.text([token], special=True))

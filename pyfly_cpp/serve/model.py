@@ -177,7 +177,8 @@ class Model:
         if n > _MOST_BYTES_OF_TOKEN * self.batch.n_ctx or len(messages) > self.batch.n_ctx:
             raise bad_request("the messages are far longer than the context; shorten them.", "messages",
                               "context_length_exceeded")  # fmt: skip
-        own = inspect.signature(self._handler or chat_handler(self._llm)).parameters
+        functions = (self._handler or chat_handler(self._llm), render_chat)
+        own = {name for function in functions for name in inspect.signature(function).parameters}
         taken = next((name for name in more or {} if name in own), None)
         if taken is not None:
             raise bad_request(f"chat_template_kwargs cannot set {taken[:100]!r}; leave it out.", "chat_template_kwargs")

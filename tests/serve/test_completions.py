@@ -97,6 +97,22 @@ def test_prompts_of_all_forms(server, alone):
     assert server.post(PATH, prompt="", max_tokens=4).status_code == 200
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_log_probabilities_of_prompts_of_several_forms(server, echo):
+    """Each choice is told as if its prompt were alone."""
+    bos = server.service.model.beginning()
+    prompts = [PROMPT, [*bos, 300, 301], [PROMPT, 300]]
+    options = {"max_tokens": 2, "logprobs": 0, "echo": echo}
+    alone = [server.post(PATH, prompt=prompt, **options).json()["choices"][0] for prompt in prompts]
+    assert [len(one["logprobs"]["tokens"]) for one in alone[1:2]] == [2 + 3 * echo]
+    assert not echo or alone[2]["logprobs"]["tokens"][0] != server.service.model.text(bos, special=True)
+    for order in ([0, 1, 2], [1, 2, 0]):
+        got = server.post(PATH, prompt=[prompts[i] for i in order], **options).json()["choices"]
+        for one, i in zip(got, order):
+            assert one["logprobs"]["text_offset"] == alone[i]["logprobs"]["text_offset"]
+            assert one["logprobs"]["tokens"] == alone[i]["logprobs"]["tokens"]
+
+
 def test_logit_bias_and_grammar(server, alone):
     token = alone.tokenize(b" the", add_bos=False)[0]
     got = server.post(PATH, prompt=PROMPT, max_tokens=3, logit_bias={str(token): 100}).json()["choices"][0]

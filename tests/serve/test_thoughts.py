@@ -103,8 +103,9 @@ def test_thoughts_of_an_answer(thinking):
     without = message(thinking, chat_template_kwargs={"enable_thinking": False}, max_tokens=8, logit_bias=on)
     assert without["content"] and "reasoning_content" not in without
     assert message(thinking, reasoning_effort="none", max_tokens=8, logit_bias=on) == without
-    taken = thinking.post(PATH, messages=MESSAGES, chat_template_kwargs={"messages": []})
-    assert taken.status_code == 400 and taken.json()["error"]["param"] == "chat_template_kwargs"
+    for name in ("messages", "behind", "llm", "handler"):
+        taken = thinking.post(PATH, messages=MESSAGES, chat_template_kwargs={name: []})
+        assert taken.status_code == 400 and taken.json()["error"]["param"] == "chat_template_kwargs"
 
 
 def test_thoughts_are_off_for_requests_that_say_nothing_of_them(thinking, tiny_target_f32):
