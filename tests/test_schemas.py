@@ -230,6 +230,8 @@ NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/My
         ({"type": "array", "prefixItems": [{"const": 1}, {"type": "null"}], "minItems": 2, "maxItems": 2},
          lambda v: v == [1, None]),
         ({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}, lambda v: len(v) in (2, 3)),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 2.0, "maxItems": 2.0}, lambda v: len(v) == 2),
+        ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, lambda v: len(v) in (1, 2)),
         ({"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"y": {"const": 2}}, "required": ["y"]}],
           "$defs": {"a": {"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"]}}},
          lambda v: v == {"x": 1, "y": 2}),
@@ -280,7 +282,8 @@ def test_a_grammar_names_what_it_does_not_enforce():
 
 @pytest.mark.parametrize(
     "schema", [5, False, {"type": "x"}, {"$ref": "#/$defs/x"}, {"$ref": "http://x"}, {"properties": 5}, {"enum": []},
-               {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1}],
+               {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
+               {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1}],
 )  # fmt: skip
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(ValueError):

@@ -350,8 +350,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             super().eval(tokens)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """Embeddings, as in the base class. Ends a running generation."""
+        """Embeddings, as in the base class. Ends a running generation. Raises RuntimeError if the model was loaded
+        without embedding=True."""
         with self._access.exclusive():
+            if not self.context_params.embeddings:
+                raise RuntimeError("this FlyLlama makes no embeddings; load the model with embedding=True.")
             self._supersede()
             self.n_tokens = 0  # the base class clears the memory
             return super().embed(*args, **kwargs)

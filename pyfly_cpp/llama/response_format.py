@@ -32,7 +32,7 @@ def schema_of(response_format: object) -> Any:
         return response_format.get("schema")
     if not isinstance(response_format, Mapping) or kind != "json_schema":
         raise ValueError(f"response_format must be {_FORMS}, not {response_format!r}.")
-    inner = response_format.get("json_schema", response_format)
+    inner = response_format.get("json_schema") or response_format
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if schema is None:
         raise ValueError(f"response_format has the type json_schema and no schema; write {_FORMS}.")

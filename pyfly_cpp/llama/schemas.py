@@ -190,7 +190,7 @@ class _Converter:
             return self.visit(parts[0], path)
         if reference is not None or parts:
             together = own
-            for part in ([] if reference is None else [self._target(reference, path)]) + parts:
+            for part in ([] if reference is None else [self._target(reference)]) + parts:
                 together = self._both(together, part, path)
             return self.visit(together, path)
         for word in ("anyOf", "oneOf"):
@@ -229,7 +229,7 @@ class _Converter:
 
     # ---- References and parts ----------------------------------------------------------------------------------------
 
-    def _target(self, reference: Any, path: str) -> Any:
+    def _target(self, reference: Any) -> Any:
         target = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise ValueError(f"refers to {str(reference)[:80]!r}, which is outside of it; put it into $defs")
@@ -245,7 +245,7 @@ class _Converter:
 
     def _reference(self, reference: Any, path: str) -> str:
         if reference not in self._references:
-            target = self._target(reference, path)
+            target = self._target(reference)
             name = self._references[reference] = f"{self._prefix}ref{len(self._references)}"
             self.rules[name] = self.visit(target, path)
         return self._references[reference]
@@ -312,7 +312,8 @@ class _Converter:
         first, items = schema.get("prefixItems") or [], schema.get("items")
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems")
-        low, high = schema.get("minItems") or 0, schema.get("maxItems")
+        low, high = (_count(schema, word, path) for word in ("minItems", "maxItems"))
+        low = low or 0
         if first and items is None and low <= len(first):
             items = False
         place = f"{path}[]"
@@ -355,7 +356,8 @@ class _Converter:
         self._tell(path, schema.keys() & {"format"})
         if not lengths:
             return "string"
-        times = self._times("char", schema.get("minLength") or 0, schema.get("maxLength"), path, "Length")
+        low, high = (_count(schema, word, path) for word in ("minLength", "maxLength"))
+        times = self._times("char", low or 0, high, path, "Length")
         return self._rule(rf'"\"" {times} "\""')
 
     def _integer(self, schema: Mapping[str, Any], path: str) -> str:
@@ -374,6 +376,16 @@ def _bounds(schema: Mapping[str, Any], *readers: Mapping[str, Callable[[float], 
     """The least and the greatest number, each of the keywords that may give it."""
     lows, highs = ([read(schema[word]) for word, read in own.items() if word in schema] for own in readers)
     return max(lows, default=None), min(highs, default=None)
+
+
+def _count(schema: Mapping[str, Any], word: str, path: str) -> int | None:
+    """A keyword's number of items or characters."""
+    value = schema.get(word)
+    if value is None:
+        return None
+    if value < 0 or value % 1:
+        raise ValueError(f"has {json.dumps(value)} as {word} at {path or 'its top'}; give a whole number >= 0")
+    return int(value)
 
 
 def _with_numeric_bounds(schema: dict[str, Any]) -> dict[str, Any]:

@@ -235,6 +235,15 @@ def test_tokens_sent_at_a_full_context(target, expected):
     assert isinstance(generator.send([5] * 15), int)  # just fits
 
 
+def test_embeddings_of_a_model_without_them_change_nothing(target):
+    fly = FlyLlama(target, **OPTIONS)
+    generator = fly.generate([300, 301], temp=0.0)
+    first = next(generator)
+    with pytest.raises(RuntimeError, match="embedding=True"):
+        fly.embed("A")
+    assert isinstance(next(generator), int) and list(fly.eval_tokens) == [300, 301, first]
+
+
 def test_tokens_sent_after_a_reset(target):
     fly = FlyLlama(target, **OPTIONS)
     generator = fly.generate([300, 301], temp=0.0)

@@ -16,6 +16,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"enum": [3, 4, 7]}}, "required"
 FORMS = [
     {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}},
     {"type": "json_schema", "schema": SCHEMA},
+    {"type": "json_schema", "json_schema": None, "schema": SCHEMA},
     {"type": "json_object", "schema": SCHEMA},
 ]
 
@@ -31,7 +32,7 @@ def llm(tiny_target):
     llm.close()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["openai", "beside", "json_object"])
+@pytest.mark.parametrize("form", FORMS, ids=["openai", "beside", "null", "json_object"])
 def test_a_schema_is_followed(llm, form):
     answer = json.loads(content(llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=40)))
     assert list(answer) == ["n"] and answer["n"] in (3, 4, 7)
