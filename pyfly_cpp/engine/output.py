@@ -35,6 +35,8 @@ Logprobs = tuple[float, list[tuple[int, float]]]
 FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length"}
 """The words of a response for the causes of an end."""
 
+_BLOCK = 256
+
 
 class Token(NamedTuple):
     """A token of an answer."""
@@ -178,15 +180,26 @@ class Output:
 
 
 def logprobs_of(row: Row, token: int, n_top: int) -> Logprobs:
-    """Reduces the logits [n_vocab] that a token was chosen by to what a response shows of them."""
-    peak = float(row.max())
-    log_sum = peak + float(np.log(np.exp((row - peak).astype(np.float64)).sum()))
-    n_top = min(n_top, row.shape[0])
-    top: list[int] = []
-    if n_top > 0:
-        candidates = np.argpartition(-row, n_top - 1)[:n_top]
-        top = candidates[np.argsort(-row[candidates], kind="stable")].tolist()
-    return float(row[token]) - log_sum, [(i, float(row[i]) - log_sum) for i in top]
+    """Reduces the logits [n_vocab] that a token was chosen by to what a response shows of them. Other requests wait for
+    it, at each token of an echoed prompt."""
+    peak = row.max()
+    log_sum = float(peak) + float(np.log(np.exp(row - peak).sum(dtype=np.float64)))
+    return float(row[token]) - log_sum, [(i, float(row[i]) - log_sum) for i in _largest(row, n_top)]
+
+
+def _largest(row: Row, n: int) -> list[int]:
+    """The places of the n largest numbers, by falling number."""
+    if n <= 0:
+        return []
+    n_blocks = row.shape[0] // _BLOCK
+    least = -np.inf
+    if n_blocks > n:  # the n blocks with the largest peaks have n numbers as large as the least of those peaks
+        peaks = row[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+        least = np.partition(peaks, -n)[-n]
+    candidates = np.flatnonzero(row >= least)
+    order = np.argsort(-row[candidates], kind="stable")[:n]
+    places: list[int] = candidates[order].tolist()
+    return places
 
 
 def prompt_tokens(tokens: Iterable[int], piece_of: Callable[[int], bytes], logprobs: Sequence[Logprobs]) -> list[Token]:

@@ -144,6 +144,17 @@ def test_log_probabilities_of_a_row():
     assert logprobs_of(row, 7, 0)[1] == [] and len(logprobs_of(row, 7, 99)[1]) == 50
 
 
+@pytest.mark.parametrize("n_vocab", [5, 256, 2000, 32_007])
+@pytest.mark.parametrize("n_top", [1, 5, 20])
+def test_the_most_probable_of_large_rows(n_vocab, n_top):
+    """Numbers that occur several times, and some that are forbidden."""
+    for seed in range(5):
+        row = np.random.default_rng(seed).integers(0, 9 + 400 * seed, n_vocab).astype(np.float32)
+        row[::3] = -np.inf
+        order = np.argsort(-row, kind="stable")[:n_top].tolist()
+        assert [i for i, _ in logprobs_of(row, 1, n_top)[1]] == order
+
+
 def test_how_completions_lay_out_log_probabilities():
     tokens = [Token(0, "a"), Token(1, "", (-1.0, [(3, -0.5), (4, -0.7)])), Token(2, "\u20ac", (-2.0, [(3, -0.1)]))]
     assert completion_logprobs(tokens, 10, lambda token: "x" if token > 2 else "y") == {
