@@ -120,6 +120,7 @@ def test_errors_of_fields(data, message):
     ("text", "message"),
     [
         ("", "empty"),
+        ("lookup", "starts with a gate, not with a drafter; write 'exact lookup'"),
         ("margn:0.3", "Did you mean 'margin'"),
         ("margin:0.3 reconverg", "Did you mean 'reconverge'"),
         ("margin:0.3 k=four", "whole number"),

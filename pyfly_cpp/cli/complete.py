@@ -81,6 +81,8 @@ def command(
             write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
             click.echo()
+        if finish_reason == "length" and llm.n_tokens + 2 >= llm.n_ctx():
+            note("(cut off: the context is full; raise --n-ctx)")
         if prompt_cache is not None:
             cache.save(Path(prompt_cache), llm)
         if show_stats:

@@ -9,10 +9,10 @@ import llama_cpp
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
-from pyfly_cpp.cli.kinds import Int
+from pyfly_cpp.cli.kinds import SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
-from pyfly_cpp.cli.options import SAMPLING_OPTIONS
+from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import Answer, note
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import EXACT, Decoding
@@ -36,7 +36,8 @@ _OPTIONS = [
                  help="How to decode: a gate, and other words of a setting.  [default: the preset's, or exact]"),
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
-    *SAMPLING_OPTIONS,
+    TEMPERATURE_OPTION,
+    number("--seed", kind=SEED, default=0, help="Seed of the sampling."),
     click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
     click.option("--force", is_flag=True, help="Overwrite a file that exists."),
 ]  # fmt: skip

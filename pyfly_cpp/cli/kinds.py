@@ -101,7 +101,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))
     except ValueError:
-        raise ValueError(f"{text!r} is not a number of texts from 1 on, or several like 1,4,8.") from None
+        raise ValueError(f"{text!r} is not a number of requests from 1 on, or several like 1,4,8.") from None
 
 
 GATE = Written("gate", parse_gate)
@@ -116,9 +116,9 @@ SERVERS = Written("servers", _servers)
 SHARES = Written("shares", _shares)
 """Numbers with commas between them, none below 0."""
 THREAD_COUNT = Written("threads", _count_or_auto("threads"))
-PARALLEL_COUNT = Written("parallel", _count_or_auto("texts"))
+PARALLEL_COUNT = Written("parallel", _count_or_auto("requests"))
 PARALLEL_COUNTS = Written("parallel", _counts)
-"""Numbers of texts at a time, with commas between them; each once, in ascending order."""
+"""Numbers of requests at a time, with commas between them; each once, in ascending order."""
 
 
 def _described(kind: click.IntRange | click.FloatRange, described: str) -> str:

@@ -19,6 +19,7 @@ from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
 from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
+from pyfly_cpp.decoding.auto import drafter_of_file
 from pyfly_cpp.decoding.drafters import (
     DRAFTERS,
     AnyOption,
@@ -44,6 +45,7 @@ from pyfly_cpp.models.named import embedded_model, resolve_model
 T = TypeVar("T")
 
 DEFAULT_N_CTX = 4096
+_LEAST_N_CTX = 256
 NOT_SAFE = "not for open networks: there is no encryption and no password"
 
 _DRAFTER_OPTIONS = options_of(DRAFTERS.values())
@@ -57,6 +59,9 @@ _WORDS = {
     "flash_attn=True": "--flash-attn",
     "n_parallel, n_ctx or n_cells": "--parallel or --n-ctx",
     "n_parallel": "--parallel",
+    "draft_max": "--draft-max",
+    "n_batch =": "--n-batch",
+    "n_batch": "--n-batch",
 }
 """Words of errors for things in Python, and their words on the command line."""
 
@@ -141,6 +146,9 @@ class Models:
         drafters, why = self.choose_drafters()
         parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
         self.require_use(parts)
+        if self.draft is not None and str(self.draft) not in [str(part.file) for part in parts]:
+            kind = drafter_of_file(self.model, self.draft).word
+            note(f"--draft is not used: {why}; choose it with --drafter {kind}.")
         return drafters, why
 
     def choose_drafters(self) -> tuple[Drafters, str]:
@@ -173,12 +181,16 @@ class Models:
         return min(DEFAULT_N_CTX, self._trained or DEFAULT_N_CTX) if given is None else given
 
     @functools.cached_property
-    def _trained(self) -> int | None:
-        """The context that the model was trained on; None if that is not known."""
+    def _info(self) -> _native.ModelInfo | None:
         try:
-            return _native.inspect_model(str(self.model)).n_ctx_train or None
+            return _native.inspect_model(str(self.model))
         except ValueError:
             return None  # loading it says it better
+
+    @property
+    def _trained(self) -> int | None:
+        """The context that the model was trained on; None if that is not known."""
+        return None if self._info is None else self._info.n_ctx_train or None
 
     def room(self, llm: FlyLlama) -> str:
         """How many tokens the context holds, and why not what was asked for, for people."""
@@ -205,7 +217,7 @@ class Models:
         given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
         given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
         log = self._log()
-        self._warn_of_long_context()
+        self._warn_of_context()
         with Bar() as bar, leave_on_interrupt(), reasons_from(log):
 
             def on_load(fraction: float) -> None:
@@ -221,8 +233,10 @@ class Models:
     def _log(self) -> QuietLog | None:
         return None if self.arguments["verbose"] else silence()
 
-    def _warn_of_long_context(self) -> None:
+    def _warn_of_context(self) -> None:
         n_ctx, trained = self.n_ctx, self._trained
+        if 0 < n_ctx < _LEAST_N_CTX and self._info is not None and not self._info.n_positions:
+            note(f"--n-ctx {n_ctx} is rounded up to {_LEAST_N_CTX}, the smallest context of llama.cpp.")
         if trained is not None and n_ctx > trained:
             warn(
                 f"Warning: {self.model.name} was trained on contexts of {trained} tokens, and --n-ctx asks for "

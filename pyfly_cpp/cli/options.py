@@ -206,8 +206,9 @@ SAMPLING_OPTIONS = [
 
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
-                 help=f"{examples(combined=False)}; all but exact and stochastic may differ from plain decoding. With "
-                 "a guard: all(margin:0.3,exact-first:8).  [default: the preset's, or exact; in chat stochastic]"),
+                 help=f"{examples(combined=False)}. exact: same answer as without drafts. stochastic, "
+                 "stochastic-block: same probabilities. All others can change answers. With a guard: "
+                 "all(margin:0.3,exact-first:8).  [default: the preset's, or exact; in chat stochastic]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "

@@ -142,6 +142,8 @@ class Decoding:
             if len(words) > 1:
                 raise ValueError(f"cannot read the setting {text!r}: plain drafts nothing and takes no {words[1]!r}.")
             return PLAIN
+        if words[0].partition(":")[0] in DRAFTER_WORDS:
+            raise ValueError(f"a setting starts with a gate, not with a drafter; write 'exact {words[0]}'.")
         gate = parse_gate(words[0])
         try:
             return _read_words(gate, words[1:]).canonical()

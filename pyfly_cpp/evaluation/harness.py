@@ -225,7 +225,7 @@ def _number_of_texts(parallel: int | str) -> int:
     with contextlib.suppress(ValueError):
         if (n := int(parallel)) >= 1:
             return n
-    raise ValueError(f"parallel must be a number of texts from 1 on, or {AUTO}, not {parallel!r}.")
+    raise ValueError(f"parallel must be a number of requests from 1 on, or {AUTO}, not {parallel!r}.")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import llama_cpp
@@ -30,6 +30,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers, memory
 from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.cache_types import CACHE_TYPES
 from pyfly_cpp.machine.files import OutputError, write_atomically
 
 VARIABLE = "PYFLY_KERNELS"
@@ -51,6 +52,8 @@ _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
 """Trials of a type that must all fail: one alone may have met a busy moment."""
+_FEW = 4
+"""Types that are named one by one."""
 _SLOWER = 1.03
 """How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
 
@@ -162,9 +165,19 @@ def _verdict() -> Verdict:
             found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
                            bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
         _keep(key, found)
-    reason = f"ours for {len(found.types)} of {len(_native.kernel_types())} weight types"
-    reason += f"{' and attention' if found.attention else ''} ({_native.kernels_isa()})"
+    reason = f"ours for {_counted(found.types)}{' and' if found.attention else ', not for'} attention"
+    reason += f" ({_native.kernels_isa()})"
     return Verdict(tuple(found.types), found.attention, reason)
+
+
+def _counted(types: Sequence[int]) -> str:
+    """How many weight types these are; the others are named if they are few."""
+    known = _native.kernel_types()
+    numbers = {name: getattr(llama_cpp, name) for name in dir(llama_cpp) if name.startswith("GGML_TYPE_")}
+    names = {**CACHE_TYPES, **{number: name.removeprefix("GGML_TYPE_") for name, number in numbers.items()}}
+    others = [names.get(kind, str(kind)) for kind in known if kind not in types]
+    named = f" (not {', '.join(others)})" if 0 < len(others) <= _FEW else ""
+    return f"{len(types)} of {len(known)} weight types{named}"
 
 
 def describe() -> str:

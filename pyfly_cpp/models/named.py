@@ -47,6 +47,8 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
         ValueError: there is no such file or name, or it is not fetched yet; the message has the remedy.
     """
     text = os.fspath(text)
+    if not text:
+        raise ValueError("the name of a model is empty; give a path, or a name of `pyfly-cpp models list`.")
     if hub.is_hub_name(text):
         path = locate(text)
         if path is None:

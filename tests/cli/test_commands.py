@@ -38,6 +38,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
     ("arguments", "code", "message"),
     [
         (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
+        (["--model", ""], 1, "the name of a model is empty; give a path"),
         (["--model", "caf\udce9.gguf"], 1, "is not UTF-8; rename the file."),
         (["--model", "smollm-135m"], 1, "Did you mean 'smollm2-135m'?"),
         (["--model", "hf:o/r:Q4_0"], 1, "is not fetched yet; run `pyfly-cpp models fetch hf:o/r:Q4_0`"),
@@ -54,7 +55,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--drafter", "eagle3"], 1, "needs an EAGLE-3 head; write eagle3:FILE, or give it with"),
         (["--model", TARGET, "--drafter", "eagel3"], 2, "Did you mean 'eagle3'?"),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
-        (["--model", TARGET, "--draft-max", 5000], 1, "draft_max is 5000"),
+        (["--model", TARGET, "--draft-max", 5000], 1, "--draft-max is 5000, but a batch of --n-batch 512 tokens"),
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
         (["--model", TARGET, "--chat-format", "chatmll"], 2, "Did you mean 'chatml'? The formats are "),
@@ -298,6 +299,21 @@ def test_a_context_that_is_too_long_or_rounded_up_says_so(run):
     for command in (("complete",), ("complete", "--chat")):
         result = run(*command, "-m", TARGET, *ONE_THREAD, "--n-ctx", 64, "many words " * 100)
         assert result.code == 1 and "holds 256 (64, rounded up)" in result.err, result.err
+
+
+def test_the_end_of_the_context_is_told(run):
+    for more in ((), ("--json",)):
+        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 300, "-c", 8, *more, "many words " * 84)
+        assert result.code == 0
+        rounded, full = result.err.splitlines()
+        assert "--n-ctx 8 is rounded up to 256" in rounded and "the context is full; raise --n-ctx" in full
+    assert complete(run, "-n", 3, "many words").err == ""
+
+
+def test_a_draft_that_the_model_s_own_head_leaves_unused_is_told(run):
+    options = ("-m", HYBRID, "-d", DRAFT, *ONE_THREAD, "-n", 2, "many words")
+    (line,) = run("complete", *options).err.splitlines()
+    assert "--draft is not used: the model has an MTP head; choose it with --drafter draft" in line
 
 
 def test_a_head_that_is_not_there_is_told_in_the_words_of_the_command_line(run):

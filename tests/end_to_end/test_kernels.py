@@ -265,6 +265,20 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
     assert "AMX crashes" in kernels.describe()
 
 
+def test_what_is_not_ours_is_named(afresh, monkeypatch):
+    known = _native.kernel_types()
+    for types, attention, said in (
+        (known, True, f"ours for {len(known)} of {len(known)} weight types and attention"),
+        ([kind for kind in known if kind not in (0, 30)], False, "weight types (not F32, BF16), not for attention"),
+        (known[:1], True, f"ours for 1 of {len(known)} weight types and attention"),
+    ):
+        kernels._verdict.cache_clear()
+        monkeypatch.setattr(kernels, "_read", lambda types=types, attention=attention: {
+            kernels._key(): kernels._Found(list(types), attention)
+        })  # fmt: skip
+        assert said in kernels.verdict().reason
+
+
 @pytest.mark.parametrize("isa", ["none", "sse"])
 def test_an_instruction_set_that_leaves_none_is_named(isa):
     code = "from pyfly_cpp.machine import kernels; print(kernels.verdict())"

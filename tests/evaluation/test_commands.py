@@ -119,7 +119,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
         prompts.write_text('{"prompt": "One."}\n' * 1000)
         arguments = ["--prompts", prompts]
     for wrong in (0, -1, "x", 2.5, ""):
-        refused(run(command, *arguments, "--parallel", wrong), "number of texts from 1 on")
+        refused(run(command, *arguments, "--parallel", wrong), "number of requests from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     refused(run(command, *arguments, "--parallel", 64), "64 requests of 1024 tokens need", "lower --parallel")
@@ -364,7 +364,7 @@ def test_bench_of_several_at_once(run, tmp_path):
     assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
     assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
     refused(run(bench, *few, "--parallel", 5), "5 requests at a time need as many prompts", "there are 4")
-    refused(run(bench, *few, "--parallel", "1,x"), "is not a number of texts from 1 on")
+    refused(run(bench, *few, "--parallel", "1,x"), "is not a number of requests from 1 on")
     refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
 
 

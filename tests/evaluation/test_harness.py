@@ -178,8 +178,8 @@ def test_generation_is_that_of_the_setting(model, tiny):
         ({"setting": "margn:1"}, "Did you mean 'margin'"),
         ({"drafter": "draft"}, "needs a draft model"),
         ({"setting": "margin:0.3 adaptive"}, "leave out 'adaptive'"),
-        ({"parallel": "x"}, "parallel must be a number of texts from 1 on, or auto, not 'x'"),
-        ({"parallel": "0"}, "parallel must be a number of texts from 1 on, or auto, not '0'"),
+        ({"parallel": "x"}, "parallel must be a number of requests from 1 on, or auto, not 'x'"),
+        ({"parallel": "0"}, "parallel must be a number of requests from 1 on, or auto, not '0'"),
     ],
 )
 def test_wrong_arguments(arguments, message, tiny):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 
 import pytest
@@ -139,6 +140,7 @@ def test_no_connection(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
     def unreachable(*_, **__):
+        assert not logging.getLogger("huggingface_hub.utils").isEnabledFor(logging.WARNING), "it tells each attempt"
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\n(LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
