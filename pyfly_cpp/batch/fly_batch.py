@@ -90,7 +90,9 @@ class FlyBatch:
         decoder, adaptive = llama.decoder, llama.adaptive
         drafters = list(zip(decoder.drafters, lengths))
         decoder.batch.configure(drafters, adaptive=adaptive, n_chunk=n_chunk or 0, us_chunk=us_chunk)
-        self._stepper = Stepper(decoder, llama.n_ctx_of_text, llama.n_vocab(), adaptive, llama.close)
+        self._stepper = Stepper(
+            decoder, llama.n_ctx_of_text, llama.n_vocab(), adaptive, llama.close, lambda: llama.is_reading
+        )
         self._seeding = threading.Lock()
         self._finalizer = weakref.finalize(self, self._stepper.close)
 
@@ -309,7 +311,7 @@ class FlyBatch:
     def close(self) -> None:
         """Cancels all requests and frees everything; a second call does nothing, nor does a call in a fork of the
         process. Waits for the running step and for threads that tokenize, unless it is called by a callback of a
-        request."""
+        request, or by a signal handler of such a thread."""
         self._stepper.close()  # again where an earlier call could not wait
         self._finalizer.detach()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,8 +58,9 @@ class Access:
         """Counts generations; an older generator finds out that it was superseded."""
         self.process: Process | None = None
         """The only one that can use the object; None: so can a fork."""
-        self._readers = threading.Condition()
-        self._n_readers = 0
+        self._readers: dict[object, int] = {}
+        """The threads that use the vocabulary, by an object for each use. Without a lock, which Ctrl-C could leave
+        held: each operation on it is whole."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -96,24 +98,27 @@ class Access:
     def reading(self) -> Iterator[None]:
         """Around a use of the model's vocabulary, in any thread: the object is not closed meanwhile. Raises ValueError
         if it is closed."""
-        with self._readers:
-            if self.is_closed:
-                raise ValueError(CLOSED)
-            self._n_readers += 1
+        use = object()
         try:
+            self._readers[use] = threading.get_ident()
+            if self.is_closed:  # asked behind the entry, as `close` says it before it looks for entries
+                raise ValueError(CLOSED)
             yield
         finally:
-            with self._readers:
-                self._n_readers -= 1
-                self._readers.notify_all()
+            self._readers.pop(use, None)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this thread uses the vocabulary just now."""
+        return threading.get_ident() in list(self._readers.values())
 
     def close(self, waits: bool) -> None:
         """Nobody may use the object any more. If its vocabulary is in use, waits for that, or raises BusyError."""
-        with self._readers:
-            if self._n_readers and not waits:
-                raise BusyError("another thread tokenizes with this FlyLlama; close it when that is done.")
-            self.is_closed = True
-            self._readers.wait_for(lambda: not self._n_readers)
+        if self._readers and not waits:
+            raise BusyError("another thread tokenizes with this FlyLlama; close it when that is done.")
+        self.is_closed = True
+        while self._readers:
+            time.sleep(0.002)
 
     def require_current(self, generation: int) -> None:
         """Raises BusyError if another generation was started, ValueError if the object was closed."""

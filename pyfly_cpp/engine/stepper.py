@@ -60,7 +60,15 @@ class Stepped:
 class Stepper:
     """Steps the requests of a batch in a thread of its own, which alone touches the batch."""
 
-    def __init__(self, decoder: Decoder, n_ctx: int, n_vocab: int, adaptive: bool, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        n_ctx: int,
+        n_vocab: int,
+        adaptive: bool,
+        on_end: Callable[[], None],
+        is_needed: Callable[[], bool],
+    ) -> None:
         """
         Args:
             decoder: Its batch is configured. Nobody else may use it, or what it borrows, before `on_end`.
@@ -68,6 +76,7 @@ class Stepper:
             n_vocab: Columns of a row.
             adaptive: Whether the governor chooses.
             on_end: The last that the thread does, after `close`.
+            is_needed: Whether the calling thread keeps `on_end` waiting.
         """
         self._decoder = decoder
         self._batch = decoder.batch
@@ -75,6 +84,7 @@ class Stepper:
         self._n_vocab = n_vocab
         self._adaptive = adaptive
         self._on_end = on_end
+        self._is_needed = is_needed
         self._changed = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._when_idle: deque[Callable[[], None]] = deque()
@@ -130,12 +140,12 @@ class Stepper:
 
     def close(self) -> None:
         """No step follows the one that runs; what runs or waits is cancelled. Waits for that, unless a callback of a
-        request calls. Nothing runs in a fork."""
+        request calls, or a signal handler of a thread that `on_end` waits for. Nothing runs in a fork."""
         if self.process.is_current:
             with self._changed:
                 self._is_closing = True
                 self._changed.notify()
-            if not self.is_current_thread:
+            if not self.is_current_thread and not self._is_needed():
                 self._thread.join()
 
     @property

@@ -321,6 +321,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """Around a use of the model's vocabulary in any thread, see `Access.reading`."""
         return self._access.reading()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether this thread is within `reading`."""
+        return self._access.is_reading
+
     def _parts(self, text: bytes, add_bos: bool, special: bool) -> list[bytes]:
         """The text in parts that can be tokenized one after the other."""
         if len(text) < LEAST or not isinstance(self.tokenizer_, LlamaTokenizer):

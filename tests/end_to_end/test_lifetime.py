@@ -4,6 +4,7 @@ Whatever happens, what it says it holds is what it holds, and the next answer is
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -21,6 +22,7 @@ import pytest
 from llama_cpp import LogitsProcessorList
 
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyBatch, FlyLlama, PromptLookup
+from pyfly_cpp.engine.access import Access
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -424,6 +426,34 @@ def test_closing_while_another_thread_tokenizes(target):
             one.close()
             with pytest.raises(ValueError, match="is closed"):
                 one.tokenize(b"A")
+
+
+def test_closing_a_batch_where_one_tokenizes(target):
+    """As a signal handler may: it does not wait for itself."""
+    batch = FlyBatch(target, **OPTIONS)
+    with batch.llama.reading():
+        batch.close()
+    batch.close()
+    with pytest.raises(ValueError, match="is closed"):
+        batch.tokenize(b"A")
+
+
+def test_an_interrupt_while_one_tokenizes_leaves_nothing_behind():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    access, before = Access(), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 2e-4)
+                while True:
+                    with access.reading():
+                        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    access.close(waits=False)
 
 
 def test_a_vocabulary_of_a_closed_model(target):
