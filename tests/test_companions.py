@@ -138,13 +138,14 @@ def test_where_programs_keep_models(target, home, tiny_draft):
     assert "on this machine fits it" in choose_drafter(target).reason
 
 
-def test_a_head_beside_the_model_is_found_among_many_files(target, home):
+def test_what_fits_is_found_among_many_files(target, home, tiny_draft):
+    """A head beside the model, and the sizes that promise most elsewhere."""
     put(EAGLE3, target.parent / "head.gguf")
-    (home / "models").mkdir()
+    put(tiny_draft, home / "models" / "z.gguf")
     for i in range(companions._MOST_FILES):
         with open(home / "models" / f"{i}.gguf", "wb") as file:
-            file.truncate(target.stat().st_size // 10)
-    assert found(target) == [("head.gguf", Eagle3)]
+            file.truncate(target.stat().st_size // 100)
+    assert sorted(found(target)) == [("head.gguf", Eagle3), ("z.gguf", DraftModel)]
 
 
 def test_the_share_nearest_to_a_tenth_first(target, tiny_draft):

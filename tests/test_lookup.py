@@ -184,8 +184,10 @@ def test_the_newest_answers_stay_in_a_full_file(tmp_path):
     write_answers(path, 7, arrays[0])
     add_answers(path, 7, arrays[1], arrays[2], 10)
     assert read_answers(path, 7).tolist() == [2, 3, 4, 5, *range(2, 8)]
-    add_answers(path, 7, arrays[0][3:], arrays[1], 10)
-    assert read_answers(path, 7).tolist() == [3, 4, 5], "what is remembered, if it is not the file's continuation"
+    add_answers(path, 7, np.array([6, 7, 70, 71], dtype=np.int32), arrays[1], 10)
+    assert read_answers(path, 7).tolist() == [4, 5, *range(2, 8), 70, 71], "older answers made room in the memory"
+    add_answers(path, 7, np.array([80, 81, 6, 7], dtype=np.int32), arrays[1], 10)
+    assert read_answers(path, 7).tolist() == [*range(4, 8), 70, 71, 80, 81, 6, 7], "nothing of the old ones is left"
 
 
 @pytest.mark.parametrize("change", ["magic", "content", "short", "long", "empty"])

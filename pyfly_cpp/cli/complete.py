@@ -81,7 +81,8 @@ def command(
             write(json.dumps(result, ensure_ascii=False) + "\n")
         elif not text.endswith("\n"):
             click.echo()
-        if finish_reason == "length" and llm.n_tokens + 2 >= llm.n_ctx():
+        is_asked = usage["completion_tokens"] == request["max_tokens"]
+        if finish_reason == "length" and not is_asked and llm.n_tokens + 2 >= llm.n_ctx():
             note("(cut off: the context is full; raise --n-ctx)")
         if prompt_cache is not None:
             cache.save(Path(prompt_cache), llm)
@@ -95,7 +96,8 @@ def command(
 def _run(
     llm: FlyLlama, prompt: str, system: str | None, chat: bool, request: dict[str, Any], quiet: bool, models: Models
 ) -> tuple[str, str, dict[str, int]]:
-    """(text, why it ended, usage); writes the text as it comes, and knows no usage, unless quiet."""
+    """(text, why it ended, usage); unless quiet, it writes the text as it comes, and knows of the usage only what the
+    answer has."""
     what: Any = prompt
     if chat:
         what = [{"role": "system", "content": system}] if system else []
@@ -119,7 +121,7 @@ def _run(
                 f"the prompt has {error.n_prompt} tokens and the context holds {models.room(llm)}; shorten it, or "
                 "raise --n-ctx."
             ) from error
-    return "".join(texts), str(piece.finish), {}
+    return "".join(texts), str(piece.finish), {"completion_tokens": piece.n_tokens}
 
 
 def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:

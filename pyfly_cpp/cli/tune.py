@@ -33,6 +33,7 @@ from pyfly_cpp.evaluation.generation import Sampling
 from pyfly_cpp.evaluation.report import interval
 from pyfly_cpp.evaluation.statistics import for_json
 from pyfly_cpp.machine.files import write_atomically
+from pyfly_cpp.models.named import model_file
 
 HELP = """Find the gate, threshold, window, K and drafter with the highest speed whose outputs stay close to exact ones.
 
@@ -220,7 +221,7 @@ def _with_whole_paths(part: Any) -> Any:
     """A drafter whose files are found from any folder."""
     given = {name: getattr(part, name) for name in part.path_fields}
     if part.file is not None:
-        given[part.file_field] = part.file
+        given[part.file_field] = model_file(part.file)
     paths = {
         name: tuple(map(os.path.abspath, value)) if isinstance(value, tuple) else os.path.abspath(value)
         for name, value in given.items()

@@ -97,6 +97,7 @@ def _candidates(target: Path, architecture: str) -> list[_Candidate]:
         if 0 < size <= most:
             share = size / n_target
             found.append(_Candidate(abs(math.log(share / BEST_SHARE)), path, size, share))
+    found.sort()
     return sorted(sorted(found, key=lambda one: one.path.parent != target.parent)[:_MOST_FILES])
 
 

@@ -34,7 +34,7 @@ def files_in(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
 
 def files_of_model(path: str | os.PathLike[str]) -> list[Path]:
     """A GGUF file with the other parts of a split model that are there, in order; empty if there is no file."""
-    pattern = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(Path(path).name))
+    pattern = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-[0-9][0-9][0-9][0-9][0-9]\1", glob.escape(Path(path).name))
     return [part for part in files_in(Path(path).parent, pattern) if os.path.isfile(part)]
 
 

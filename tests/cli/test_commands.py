@@ -307,6 +307,8 @@ def test_the_end_of_the_context_is_told(run):
         assert result.code == 0
         rounded, full = result.err.splitlines()
         assert "--n-ctx 8 is rounded up to 256" in rounded and "the context is full; raise --n-ctx" in full
+        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "-c", 256, *more, "many words " * 84)
+        assert "is full" not in result.err, "the prompt has 254 tokens, and it has all that was asked for"
     assert complete(run, "-n", 3, "many words").err == ""
 
 

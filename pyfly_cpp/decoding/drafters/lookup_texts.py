@@ -73,9 +73,17 @@ def add_answers(
         OSError, ValueError: the file cannot be written, or is no longer one that `read_answers` reads.
     """
     with only_writer(f"{os.fspath(path)}.lock", lambda: None):
-        if np.array_equal(remembered[: len(kept)], kept):  # or else older ones made room
-            remembered = np.concatenate([read_answers(path, vocabulary), remembered[len(kept) :]])
-        write_answers(path, vocabulary, remembered[-most:])
+        answers = np.concatenate([read_answers(path, vocabulary), _behind(kept, remembered)])
+        write_answers(path, vocabulary, answers[-most:])
+
+
+def _behind(kept: TokenArray, remembered: TokenArray) -> TokenArray:
+    """What is remembered behind an end of `kept`, the longest that it begins with: older answers may have made room."""
+    for i in np.flatnonzero(kept == remembered[0]) if len(remembered) else ():
+        n = len(kept) - int(i)
+        if np.array_equal(kept[i : i + 16], remembered[: min(n, 16)]) and np.array_equal(kept[i:], remembered[:n]):
+            return remembered[n:]
+    return remembered
 
 
 def write_answers(path: str | os.PathLike[str], vocabulary: int, answers: TokenArray) -> None:
