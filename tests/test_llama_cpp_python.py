@@ -3,6 +3,7 @@ change without an error. CONTRIBUTING.md, "A new release of llama-cpp-python".""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 import re
@@ -161,7 +162,7 @@ def test_names_of_modules_that_are_not_public():
 
 def test_chat_templates_only_format_and_stop_at_what_ends_a_text(plain):
     """Else each chat would copy the row of every token, and have a thread of its own in a `FlyBatch`."""
-    plain.vocabulary = vocabulary = Vocabulary(plain._model.vocab)
+    plain.vocabulary = vocabulary = Vocabulary(plain._model.vocab, contextlib.nullcontext)
     heard = prompting.hear_chat(plain, [{"role": "user", "content": "Hello"}], temperature=0.0)
     assert len(heard["stopping_criteria"]) == 1 and completions._needed(heard["stopping_criteria"], plain) is None
     other = llama_chat_format.Jinja2ChatFormatter("x", "", "", stop_token_ids=[5])(messages=[]).stopping_criteria
