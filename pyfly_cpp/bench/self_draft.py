@@ -27,7 +27,7 @@ from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.decoding.drafters import DraftModel
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import files_of_model, require_free, require_gguf, require_space
+from pyfly_cpp.machine.files import require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.models.metadata import metadata, open_metadata
 
@@ -172,17 +172,10 @@ def plan_draft(
         None if output is None else Path(output), original.file_type not in _UNQUANTISED,
     )  # fmt: skip
     for kind in plan.kinds:
-        _require_other(plan.output_of(kind), target_path, source_path)
+        require_other(plan.output_of(kind), target_path, source_path)
         require_free(plan.output_of(kind), force)
     require_space(plan.folder, plan.n_bytes, "make room, or write to another disk with --output")
     return plan
-
-
-def _require_other(output: Path, *models: Path) -> None:
-    """Raises ValueError if a file of these models has this name."""
-    parts = [part for model in models for part in files_of_model(model)]
-    if os.path.exists(output) and any(os.path.samefile(output, part) for part in parts):
-        raise ValueError(f"{output} is the model that the draft is made of or for; choose another --output.")
 
 
 def make_draft(

@@ -14,7 +14,7 @@ from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.texts import in_turn
-from pyfly_cpp.machine.files import require_free, require_gguf, require_space
+from pyfly_cpp.machine.files import require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import bytes_of_model
 
 KINDS = ("q8_0", "q4_0", "f16")
@@ -94,7 +94,8 @@ def plan_head(
         force: Overwrite the output.
 
     Raises:
-        ValueError: the target or a file cannot be used, an argument is out of range, or PyTorch or gguf is missing.
+        ValueError: the target or a file cannot be used, the output is the target, an argument is out of range, or
+            PyTorch or gguf is missing.
         IncompatibleDraftError: no head can read this target's layers.
         OutputError: the output exists and is not an interrupted training's, or its folder cannot be written to or is
             too full.
@@ -128,6 +129,7 @@ def plan_head(
         head, licence, layers_of(info.n_layer), n_bytes,
         bytes_of_model(path) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
+    require_other(out, path)
     require_free(out, force or plan.origin.exists())
     n_there = sum(file.stat().st_size for file in plan.folder.glob("*"))  # of an interrupted training
     require_space(out.absolute().parent, max(n_bytes - n_there, 0), "make room, or write to another disk with --output")

@@ -137,6 +137,13 @@ def _status(target: Path) -> os.stat_result | None:
     return found
 
 
+def require_other(output: str | os.PathLike[str], *models: str | os.PathLike[str]) -> None:
+    """Raises ValueError if a file of these models has this name."""
+    parts = [part for model in models for part in files_of_model(model)]
+    if os.path.exists(output) and any(os.path.samefile(output, part) for part in parts):
+        raise ValueError(f"{os.fspath(output)} is a model that is read for this; choose another --output.")
+
+
 def require_free(path: str | os.PathLike[str], force: bool) -> None:
     """Before any work: that `path` can be written, and overwrites nothing unless `force`.
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -378,6 +379,9 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
         plan_head(tiny_target, out, kind="q3")
     with pytest.raises(ValueError, match="'mtp' cannot be trained; the kinds are eagle3, dspark"):
         plan_head(tiny_target, out, head="mtp")
+    copy = shutil.copy(tiny_target, tmp_path / "copy.gguf")
+    with pytest.raises(ValueError, match="choose another --output"):
+        plan_head(copy, copy, force=True)
     with pytest.raises(DataError, match="is not there"):
         plan_head(tiny_target, out, texts=tmp_path / "none")
     with pytest.raises(ValueError, match="--texts and --prompts exclude each other"):
