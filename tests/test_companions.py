@@ -139,7 +139,7 @@ def test_where_programs_keep_models(target, home, tiny_draft):
 
 
 def test_what_fits_is_found_among_many_files(target, home, tiny_draft):
-    """A head beside the model, and the sizes that promise most elsewhere."""
+    """A head next to the model, and the sizes that promise most elsewhere."""
     put(EAGLE3, target.parent / "head.gguf")
     put(tiny_draft, home / "models" / "z.gguf")
     for i in range(companions._MOST_FILES):

@@ -21,7 +21,7 @@ from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import legend, marked, use_colour
 from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
-from pyfly_cpp.cli.loading import MODEL_ARGUMENT, reading
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Answer, folded, note, unseen_typing, warn, write, write_marked
@@ -276,8 +276,9 @@ class Chat:
         if is_stopped or finish is None:
             notes.insert(0, "stopped; /continue resumes")
         elif finish == "length":
-            full = llm.n_tokens + 2 >= llm.n_ctx()
-            notes.insert(0, "cut off: the context is full" if full else "cut off by --max-tokens; /continue resumes")
+            notes.insert(
+                0, "cut off: the context is full" if is_full(llm) else "cut off by --max-tokens; /continue resumes"
+            )
         note(f"({'; '.join(notes)})")
         return answer
 

@@ -11,7 +11,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand
-from pyfly_cpp.cli.loading import Models, reading
+from pyfly_cpp.cli.loading import Models, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
@@ -82,7 +82,7 @@ def command(
         elif not text.endswith("\n"):
             click.echo()
         is_asked = usage["completion_tokens"] == request["max_tokens"]
-        if finish_reason == "length" and not is_asked and llm.n_tokens + 2 >= llm.n_ctx():
+        if finish_reason == "length" and not is_asked and is_full(llm):
             note("(cut off: the context is full; raise --n-ctx)")
         if prompt_cache is not None:
             cache.save(Path(prompt_cache), llm)

@@ -244,6 +244,12 @@ class Models:
             )
 
 
+def is_full(llm: FlyLlama) -> bool:
+    """Whether the context has no room for another step: an answer that ended then did so for that, or with its last
+    token."""
+    return bool(llm.n_tokens + 2 >= llm.n_ctx())
+
+
 @contextlib.contextmanager
 def reading(llm: FlyLlama) -> Iterator[Bar]:
     """Shows that a prompt is read, and how far, until the bar is stopped or the first tokens are there."""

@@ -97,8 +97,8 @@ def _candidates(target: Path, architecture: str) -> list[_Candidate]:
         if 0 < size <= most:
             share = size / n_target
             found.append(_Candidate(abs(math.log(share / BEST_SHARE)), path, size, share))
-    found.sort()
-    return sorted(sorted(found, key=lambda one: one.path.parent != target.parent)[:_MOST_FILES])
+    found.sort(key=lambda one: (one.path.parent != target.parent, one))
+    return sorted(found[:_MOST_FILES])
 
 
 def _companion(target: Any, one: _Candidate) -> Companion | None:

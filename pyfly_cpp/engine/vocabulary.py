@@ -31,7 +31,7 @@ class Vocabulary:
         if piece is None:
             n_room, n = 0, _ROOM
             with self._reading():
-                while n > n_room:  # at most twice: llama.cpp answers with the size, negative, where there is no room
+                while n > n_room:  # at most twice: llama.cpp answers with the size, negative, if there is no room
                     n_room = n
                     buffer = ctypes.create_string_buffer(n_room)
                     n = abs(llama_cpp.llama_token_to_piece(self._vocab, token, buffer, n_room, 0, special))

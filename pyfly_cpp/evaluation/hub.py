@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyfly_cpp.evaluation.files import DataError, Row
+from pyfly_cpp.machine import log
 
 
 class HubSplit(NamedTuple):
@@ -41,7 +41,7 @@ def load_rows(task: str, splits: Sequence[HubSplit], option: str) -> list[tuple[
     loaded = []
     for split in splits:
         try:
-            with _without_retries():
+            with log.at_level("huggingface_hub", logging.ERROR):  # without a line for each failed attempt
                 rows = [dict(row) for row in datasets.load_dataset(split.path, split.config, split=split.split)]
         except Exception as error:  # of the network, the hub, the cache or the format: whatever comes out of there
             reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -51,15 +51,3 @@ def load_rows(task: str, splits: Sequence[HubSplit], option: str) -> list[tuple[
             ) from error
         loaded.append((split, rows))
     return loaded
-
-
-@contextlib.contextmanager
-def _without_retries() -> Iterator[None]:
-    """Without the lines in which huggingface_hub tells each attempt of a request that fails."""
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

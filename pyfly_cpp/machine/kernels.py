@@ -21,14 +21,14 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine import extra_buffers, memory
+from pyfly_cpp.machine import extra_buffers, log, memory
 from pyfly_cpp.machine.cache import cache_folder
 from pyfly_cpp.machine.cache_types import CACHE_TYPES
 from pyfly_cpp.machine.files import OutputError, write_atomically
@@ -161,7 +161,7 @@ def _verdict() -> Verdict:
     key = _key()
     found = _read().get(key)
     if found is None:
-        with _quiet():
+        with log.at_level(log.LLAMA_CPP, logging.ERROR):  # without its lines on the matrices that are tried
             found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
                            bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
         _keep(key, found)
@@ -174,6 +174,7 @@ def _counted(types: Sequence[int]) -> str:
     """How many weight types these are; the others are named if they are few."""
     known = _native.kernel_types()
     numbers = {name: getattr(llama_cpp, name) for name in dir(llama_cpp) if name.startswith("GGML_TYPE_")}
+    # llama_cpp has no name for BF16.
     names = {**CACHE_TYPES, **{number: name.removeprefix("GGML_TYPE_") for name, number in numbers.items()}}
     others = [names.get(kind, str(kind)) for kind in known if kind not in types]
     named = f" (not {', '.join(others)})" if 0 < len(others) <= _FEW else ""
@@ -187,18 +188,6 @@ def describe() -> str:
         return f"llama.cpp's own; {VARIABLE} is stock"
     found = verdict()
     return found.reason if found.types else f"llama.cpp's own; {found.reason}"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps llama.cpp's lines about the matrices that are tried from the terminal."""
-    log = logging.getLogger("llama-cpp-python")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 class _Trial(Protocol):

@@ -1,4 +1,4 @@
-"""llama.cpp's log, as llama-cpp-python prints it."""
+"""The logs of libraries: llama.cpp's, as llama-cpp-python prints it, and others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-_logger = logging.getLogger("llama-cpp-python")
+LLAMA_CPP = "llama-cpp-python"
+"""The logger of llama.cpp's lines."""
 
 
 @contextlib.contextmanager
-def silenced(*, unless_verbose: bool = False) -> Iterator[None]:
-    """Nothing of llama.cpp's log is printed inside; `unless_verbose`: if no model was loaded with verbose=True.
-    Until a first model is loaded, llama-cpp-python prints everything."""
-    level = _logger.level
-    if not (unless_verbose and level == logging.DEBUG):
-        _logger.setLevel(logging.CRITICAL + 1)
+def at_level(name: str, level: int) -> Iterator[None]:
+    """A logger of `logging` has this level inside."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        _logger.setLevel(level)
+        logger.setLevel(before)
+
+
+def silenced(*, unless_verbose: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Nothing of llama.cpp's log is printed inside; `unless_verbose`: if no model was loaded with verbose=True.
+    Until a first model is loaded, llama-cpp-python prints everything."""
+    is_verbose = logging.getLogger(LLAMA_CPP).level == logging.DEBUG
+    return at_level(LLAMA_CPP, logging.DEBUG if unless_verbose and is_verbose else logging.CRITICAL + 1)

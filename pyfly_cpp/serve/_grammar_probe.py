@@ -130,7 +130,7 @@ class _Allocations(ctypes.Structure):
 
 
 def _allocated() -> int:
-    """Bytes that this process has allocated, where the C library counts them (glibc)."""
+    """Bytes that this process has allocated, if the C library counts them (glibc)."""
     count = getattr(ctypes.CDLL(None), "mallinfo2", None) if os.name == "posix" else None
     if count is None:
         return 0
