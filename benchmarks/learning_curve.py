@@ -53,7 +53,6 @@ def main() -> None:
 
     for n in given.tokens:
         data = Dataset(rows, [span for span in spans if span.end <= n], target)
-        data.training = [span for span in spans if span.end <= n and span not in held_out]
         data.held_out = held_out
         begun = time.monotonic()
         fit = FITS[given.kind](data, target, layers, seed=0, n_passes=given.passes)

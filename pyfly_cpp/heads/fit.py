@@ -70,7 +70,7 @@ WARM_UP = 20
 """Steps until the full learning rate."""
 
 HELD_OUT = 16
-"""One text in so many is held out."""
+"""One text in so many of a kind is held out."""
 
 PATIENCE = 3
 """Passes without a better head, after which training ends."""
@@ -84,20 +84,26 @@ class Span:
     end: int
     n_prompt: int
     kind: str
+    is_held_out: bool
 
 
 def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
     """The places of the texts whose states are in the file, without those whose states are not numbers. Kinds with too
-    few texts to hold one out are "other"."""
+    few texts to hold one out are "other". What is held out stays so if more texts follow: the first few texts of all
+    kinds are counted together."""
     ends = [end for end in itertools.accumulate(len(text.tokens) for text in texts) if end <= len(rows)]
     texts = texts[: len(ends)]
     n_of_kind = Counter(text.kind for text in texts)
+    counted: Counter[str | None] = Counter()
     spans = []
     for text, end in zip(texts, ends):
         begin = end - len(text.tokens)
         if rows["ids"][begin, 0] >= 0:
             kind = text.kind if n_of_kind[text.kind] > HELD_OUT // 2 else "other"
-            spans.append(Span(begin, end, text.n_prompt, kind))
+            is_first = counted[text.kind] < HELD_OUT // 2
+            is_held_out = counted[None] % HELD_OUT == 1 if is_first else counted[text.kind] % HELD_OUT == HELD_OUT // 2
+            counted.update((text.kind, None) if is_first else (text.kind,))
+            spans.append(Span(begin, end, text.n_prompt, kind, is_held_out))
     return spans
 
 
@@ -127,9 +133,8 @@ class Dataset:
 
     def __init__(self, rows: Rows, spans: Sequence[Span], target: TargetFile) -> None:
         self.rows = rows
-        held_out = {i for kind in {s.kind for s in spans} for i in _every(spans, kind)}
-        self.training = [span for i, span in enumerate(spans) if i not in held_out]
-        self.held_out = [span for i, span in enumerate(spans) if i in held_out]
+        self.training = [span for span in spans if not span.is_held_out]
+        self.held_out = [span for span in spans if span.is_held_out]
         tokens = np.asarray(rows["token"])
         self.n_vocab = target.n_vocab
         self.used = np.unique(tokens)
@@ -168,8 +173,8 @@ class Dataset:
 
     def prompts(self) -> list[list[int]]:
         """Of the texts that are not learned from, in their order: the kinds alternate about as they do in the file."""
-        begins = [(span.begin, span.begin + span.n_prompt) for span in self.held_out if span.n_prompt]
-        return [self.rows["token"][begin:end].tolist() for begin, end in begins]
+        spans = [span for span in self.held_out if 0 < span.n_prompt < span.end - span.begin]
+        return [self.rows["token"][span.begin : span.begin + span.n_prompt].tolist() for span in spans]
 
     def _embedded(self, tokens: npt.NDArray[np.int32]) -> Tensor:
         return self._embeddings[torch.from_numpy(self._index[tokens])].float()
@@ -222,11 +227,6 @@ def of_size_one(x: Tensor) -> Tensor:
 
 def _floats(halves: npt.NDArray[np.float16]) -> Tensor:
     return torch.from_numpy(halves.astype(np.float32))
-
-
-def _every(spans: Sequence[Span], kind: str) -> list[int]:
-    of_kind = [i for i, span in enumerate(spans) if span.kind == kind]
-    return of_kind[HELD_OUT // 2 :: HELD_OUT] or of_kind[1:2]
 
 
 class Acceptance(NamedTuple):

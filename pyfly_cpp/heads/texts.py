@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -63,11 +64,14 @@ class Text(NamedTuple):
         file.flush()
 
 
-def texts_of_files(folder: Path, llm: FlyLlama) -> Iterator[Text]:
-    """All files below a folder, or one file, in turn, as far as they are UTF-8: of JSON Lines with `prompt` and
-    `answer` each row as a chat of the model `llm`, of others pieces of at most `N_TEXT` tokens. A text's kind is the
-    row's `category`, or the ending of the file's name."""
+def texts_of_files(folder: Path, llm: FlyLlama, without: Path | None = None) -> Iterator[Text]:
+    """All files below a folder but those below `without`, or one file, in turn, as far as they are UTF-8: of JSON Lines
+    with `prompt` and `answer` each row as a chat of the model `llm`, without those whose prompt leaves no room for an
+    answer; of others pieces of at most `N_TEXT` tokens. A text's kind is the row's `category`, or the ending of the
+    file's name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
+    left_out = without and without.resolve()
+    paths = [path for path in paths if left_out not in path.resolve().parents]
     for row in itertools.zip_longest(*(_texts_of(path, llm) for path in paths)):
         yield from (text for text in row if text is not None)
 
@@ -81,7 +85,8 @@ def _texts_of(path: Path, llm: FlyLlama) -> Iterator[Text]:
             prompt = render_chat(llm, [message]).tokens
             answer = llm.tokenize(where.text("answer").encode("utf-8"), add_bos=False)
             kind = str(row.get("category") or ending)
-            yield Text(kind, len(prompt), [*prompt, *answer, llm.token_eos()][:N_TEXT])
+            if len(prompt) < N_TEXT:
+                yield Text(kind, len(prompt), [*prompt, *answer, llm.token_eos()][:N_TEXT])
         return
     with contextlib.suppress(UnicodeDecodeError, OSError):  # no text
         for part in _parts(path):
@@ -128,26 +133,26 @@ def write_answers(
     **arguments: Any,
 ) -> None:
     """Lets the target answer, many prompts at a time, and appends prompts with answers to a file, in the order in which
-    they end; what is begun when the time is over, as far as it is. Every second answer is drawn at temperature 0.7, the
-    others are greedy.
+    they end; what is begun when the time is over, as far as it is. Every second answer of a kind is drawn at
+    temperature 0.7, the others are greedy.
 
     Args:
-        prompts: Kind and prompt; those that the file has an answer to are left out.
+        prompts: Kind and prompt; those that the file has an answer to are left out, and those without room for one.
         n_tokens: It ends when the file has so many tokens.
         deadline: And at this time, of `time.monotonic`.
         **arguments: Of the target's `FlyBatch`.
     """
     written = Text.read(path)
     n, done = sum(len(text.tokens) for text in written), {text.prompt for text in written}
-    waiting = ((i, *one) for i, one in enumerate(prompts) if one[1] not in done)
+    waiting = (one for one in _with_temperatures(prompts) if one[1] not in done)
     settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
     running: dict[Future[Any], tuple[str, str, Handle]] = {}
     with resumable(path), path.open("a", encoding="utf-8") as file:
         with FlyBatch(target, N_PARALLEL, **settings) as batch:
             while n < n_tokens and time.monotonic() < deadline:
-                for i, kind, prompt in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
+                for kind, prompt, temperature in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
                     message = {"role": "user", "content": prompt}
-                    handle = batch.submit([message], max_tokens=N_ANSWER, temperature=0.7 * (i % 2))
+                    handle = batch.submit([message], max_tokens=N_ANSWER, temperature=temperature)
                     running[handle.feed.future] = kind, prompt, handle
                 if not running:
                     return
@@ -164,9 +169,23 @@ def write_answers(
                 n += _append(kind, prompt, handle, file)
 
 
+def _with_temperatures(prompts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, float]]:
+    """Kind, prompt and temperature; each prompt once."""
+    seen: set[str] = set()
+    n_of_kind: Counter[str] = Counter()
+    for kind, prompt in prompts:
+        if prompt not in seen:
+            yield kind, prompt, 0.7 * (n_of_kind[kind] % 2)
+            seen.add(prompt)
+            n_of_kind[kind] += 1
+
+
 def _append(kind: str, prompt: str, handle: Handle, file: Any) -> int:
-    """A prompt with its answer so far; returns its tokens."""
+    """A prompt with its answer so far, if a text has room for both; returns its tokens."""
     request = handle.steps[-1].request
     tokens = list(request.history[:N_TEXT])
-    Text(kind, len(request.history) - len(request.tokens), tokens, prompt).append(file)
+    n_prompt = len(request.history) - len(request.tokens)
+    if n_prompt >= len(tokens):
+        return 0
+    Text(kind, n_prompt, tokens, prompt).append(file)
     return len(tokens)

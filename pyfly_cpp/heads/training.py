@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import time
@@ -125,7 +124,7 @@ def _require_same(plan: Plan) -> str:
     made_from = {
         "target": fingerprint(plan.target),
         "layers": list(plan.layers),
-        "texts": str(plan.texts),
+        "texts": str(plan.texts and plan.texts.resolve()),
         "head": plan.head,
     }
     if plan.origin.exists() and json.loads(plan.origin.read_text(encoding="utf-8")) != made_from:
@@ -160,9 +159,12 @@ def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> li
             contextlib.closing(FlyLlama(plan.target, vocab_only=True, **settings)) as llm,
             path.open("a", encoding="utf-8") as file,
         ):
-            for text in itertools.islice(texts_of_files(plan.texts, llm), len(written), None):
-                text.append(file)
-                n += len(text.tokens)
+            seen = {tuple(text.tokens) for text in written}  # a text that is there twice could be learned and held out
+            for text in texts_of_files(plan.texts, llm, without=plan.folder):
+                if tuple(text.tokens) not in seen:
+                    seen.add(tuple(text.tokens))
+                    text.append(file)
+                    n += len(text.tokens)
                 if n >= plan.n_tokens:
                     break
     texts = Text.read(path)

@@ -105,8 +105,47 @@ def test_an_interrupted_run_answers_the_prompts_that_are_left(tiny_target, tmp_p
     path, prompts = tmp_path / "texts.jsonl", [("a", f"Count to {n}.") for n in range(12)]
     monkeypatch.setattr("pyfly_cpp.heads.texts.N_PARALLEL", 4)
     for n_tokens in (300, 10**6):  # answers end in another order than they begin
-        write_answers(Path(tiny_target), prompts, path, n_tokens, float("inf"), lambda *_: None, **ONE)
+        write_answers(Path(tiny_target), [*prompts, *prompts], path, n_tokens, float("inf"), lambda *_: None, **ONE)
     assert sorted(text.prompt for text in Text.read(path)) == sorted(prompt for _, prompt in prompts)
+
+
+def test_prompts_without_room_for_an_answer_are_left_out(tiny_target, tmp_path):
+    path, prompts = tmp_path / "texts.jsonl", ["Hi.", "word " * 600, "word " * 2000]
+    write_answers(Path(tiny_target), [("a", one) for one in prompts], path, 10**6, 9e9, lambda *_: None, **ONE)
+    assert [text.prompt for text in Text.read(path)] == ["Hi."]
+    rows = [{"prompt": one, "answer": "Hello."} for one in prompts]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with closing(FlyLlama(tiny_target, vocab_only=True, verbose=False)) as llm:
+        texts = list(texts_of_files(tmp_path, llm, without=tmp_path / "rows" / ".."))
+        assert not texts
+        texts = list(texts_of_files(tmp_path / "rows", llm))
+    assert len(texts) == 1 and texts[0].n_prompt < len(texts[0].tokens)
+
+
+def test_a_folder_with_more_files_is_read_on(torch, tiny_target, tmp_path, monkeypatch):
+    from pyfly_cpp.heads import training
+
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "mnpq":
+        (folder / f"{name}.txt").write_text(f"About {name}. " * 2000, encoding="utf-8")
+    (folder / "twin.txt").write_text("About m. " * 2000, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    read = []
+    for n_tokens in (8000, 10**6):
+        plan = plan_head(tiny_target, "head.gguf", texts=".", n_tokens=n_tokens)  # in the folder that it reads
+        plan.folder.mkdir(exist_ok=True)
+        training._require_same(plan)
+        read.append(training._texts(plan, 0, lambda *_: None, {"verbose": False}))
+        (folder / "a.txt").write_text("About a. " * 2000, encoding="utf-8")
+        (folder / "b.md").write_text("About b. " * 2000, encoding="utf-8")
+    assert len(read[0]) < len(read[1]) and read[1][: len(read[0])] == read[0]
+    tokens = [tuple(text.tokens) for text in read[1]]
+    assert len(set(tokens)) == len(tokens)
+    with closing(FlyLlama(tiny_target, vocab_only=True, verbose=False)) as llm:
+        all_texts = "".join(llm.detokenize(text.tokens).decode() for text in read[1])
+    assert all(all_texts.count(f"About {name}.") >= 1 for name in "abmnpq") and "made_from" not in all_texts
 
 
 def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path):
@@ -127,6 +166,12 @@ def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path
     assert Text.read(path) == texts and {text.kind for text in texts} - {"caf?"} == {"txt", "md", "log"}
 
 
+def test_the_mask_of_a_head_is_a_token_that_texts_do_not_hold(tiny_target, tmp_path):
+    for ids, expected in (({"padding": 0}, 0), ({"padding": 0, "mask": 7}, 7), ({"padding": None, "eos": 5}, 5)):
+        fields = {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items()}
+        assert TargetFile(edit_gguf(tiny_target, tmp_path / "m.gguf", fields=fields)).mask_token == expected
+
+
 def test_few_texts_are_held_out_of_many_kinds(torch):
     from pyfly_cpp.heads.fit import Dataset, spans_of
 
@@ -137,9 +182,23 @@ def test_few_texts_are_held_out_of_many_kinds(torch):
         n_vocab=8, mask_token=0, output_norm=np.ones(4, np.float32), embeddings=lambda ids: np.zeros((len(ids), 4))
     )
     data = Dataset(rows, spans_of(rows, texts), target)
-    assert {span.kind for span in data.held_out} == {"other", "many"} and len(data.held_out) == 25 + 6
+    assert {span.kind for span in data.held_out} == {"other", "many"} and len(data.held_out) == 25 + 7
     few = Dataset(rows, spans_of(rows, [Text("a", 0, [1, 2])] * 5), target)
     assert len(few.held_out) == 1 and few.held_out[0] not in few.training
+
+
+def test_what_is_held_out_stays_so_if_more_texts_follow(torch):
+    from pyfly_cpp.heads.fit import spans_of
+
+    kinds = ["py", "py", "md", "py", "yml", "py", "toml", "md", "py", "txt", "md"] * 30
+    texts = [Text(kind, 0, [1] * (1 + i % 3)) for i, kind in enumerate(kinds)]
+    rows = np.zeros(sum(len(text.tokens) for text in texts), row_type(4))
+    rows["ids"] = 1
+    held_out = [span.begin for span in spans_of(rows, texts) if span.is_held_out]
+    assert len(texts) / 20 < len(held_out) < len(texts) / 12
+    for n in range(2, len(texts)):
+        found = [span.begin for span in spans_of(rows, texts[:n]) if span.is_held_out]
+        assert found == held_out[: len(found)] and found
 
 
 def test_a_draft_counts_while_the_text_continues_with_it(torch, tiny_target, monkeypatch):
@@ -149,7 +208,7 @@ def test_a_draft_counts_while_the_text_continues_with_it(torch, tiny_target, mon
     rows["token"] = [50, 51, 52, 53, 54, 55] * 2
     rows["ids"][:, 0] = [51, 52, 99, 54, 55, 56] * 2  # the target would not have written token 53
     target = TargetFile(tiny_target)
-    fit = Fit(Dataset(rows, [Span(0, 6, 0, "a"), Span(6, 12, 0, "a")], target), target, (1, 3, 5), 0, 1)
+    fit = Fit(Dataset(rows, [Span(0, 6, 0, "a", False), Span(6, 12, 0, "a", True)], target), target, (1, 3, 5), 0, 1)
     right = [[True, True, False, True, True], [True, True, True, False, True], [True] * 5]
     monkeypatch.setattr(fit, "_right", lambda _: [torch.tensor([row]) for row in right])
     # Of four first drafts that are right, those in rows 0 and 3 are continued; behind them, nothing.
@@ -236,7 +295,7 @@ def test_weights_stay_numbers(torch, tiny_target, tmp_path):
     rows = np.zeros(120, row_type(256))
     rows["token"], rows["ids"] = rng.integers(0, 1536, 120), rng.integers(0, 1536, (120, 16))
     rows["inputs"], rows["final"] = rng.normal(size=(120, 768)), rng.normal(size=(120, 256))
-    spans = [Span(i, i + 30, 0, "a") for i in range(0, 120, 30)]
+    spans = [Span(i, i + 30, 0, "a", i == 30) for i in range(0, 120, 30)]
     target = TargetFile(tiny_target)
     fit = Fit(Dataset(rows, spans, target), target, (1, 3, 5), 0, 1)
     before = fit.weights()
