@@ -43,7 +43,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from common import markdown, print_machine
 
@@ -196,6 +195,10 @@ mismatches drawn by lot: record `random:p agree:0`, with a p at which the report
 rule. This share grows with p, so interpolate between two of the bounds, and once more with what was recorded then."""
 
 
+OF_A_CHUNK = ("task", "items", "settings", "part", "data_sha256")
+"""What differs from chunk to chunk of a study."""
+
+
 def digest(text: str) -> bytes:
     """A hash of a text."""
     return hashlib.sha256(text.encode("utf-8")).digest()
@@ -248,7 +251,9 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     n_parallel = args.parallel if args.parallel > 1 else None
     generator = load_generator(args.model, drafters, settings, n_parallel, **options)
     drafters = generator.drafters
+    machine = describe_machine()
     return generator, {
+        **{name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")},
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
         "drafter": " and ".join(map(str, require_drafters(drafters.of(Decoding())))),
@@ -256,7 +261,8 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
         "parallel": args.parallel,
         "threads": args.threads,
         "n_ctx": args.ctx,
-        "llama_cpp_python": llama_cpp.__version__,
+        "gpu_layers": args.gpu_layers,
+        "containment": args.containment,
     }
 
 
@@ -295,7 +301,8 @@ def record(args: argparse.Namespace) -> None:
             tasks[part], some, [rules[name] for name in ("plain", "exact", *racing)],
             max_tokens=min(tasks[part].max_tokens, args.max_tokens or sys.maxsize), temperature=args.temperature,
             seed=args.seed, allow_code_execution=args.allow_code_execution,
-            conditions=(*conditions.items(), ("part", part), ("names", names)),
+            conditions=(*conditions.items(), ("part", part), ("names", names),
+                        ("data_sha256", digest(repr(some)).hex())),
         )  # fmt: skip
         folder = args.out / f"{part}-{begin:04}-{begin + len(some):04}"
         made = runner.run(plan, generator, folder, machine=describe_machine())
@@ -339,7 +346,7 @@ def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
     lines: list[Row] = []
     for path in [path for folder in folders for path in sorted(folder.glob(f"*/{runner.RUN}"))]:
         identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
-        here = {name: value for name, value in identity.items() if name not in ("task", "items", "settings", "part")}
+        here = {name: value for name, value in identity.items() if name not in OF_A_CHUNK}
         here.pop("max_tokens")
         seed = here.pop("seed")
         if conditions and here != conditions:

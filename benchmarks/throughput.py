@@ -140,8 +140,10 @@ def turns(args: argparse.Namespace, prompts: Sequence[list[int]]) -> Iterator[di
                     if way == "plain":
                         after = ours["plain"].costs()
                         costs = {size: before[size] + after[size] for size in before.keys() & after.keys()}
-                        row["allowed"] = n * costs[1] / costs[n]
-                        steps = np.interp(rows_of_steps(lengths, n), sorted(costs), [costs[k] for k in sorted(costs)])
+                        sizes = sorted(costs)
+                        cost = [costs[size] for size in sizes]
+                        row["allowed"] = n * costs[1] / float(np.interp(n, sizes, cost))
+                        steps = np.interp(rows_of_steps(lengths, n), sizes, cost)
                         row["as_filled"] = tokens * costs[1] / float(steps.sum())
                     yield row
 
@@ -199,6 +201,8 @@ def main() -> None:
     generator = Generator(llm)
     prompts = [list(generator.render([{"role": "user", "content": text}]).tokens) for text in mixed_texts(args)]
     llm.close()
+    if args.repeats > len(prompts):
+        parser.error(f"--repeats is at most the number of prompts, {len(prompts)}.")
     print(table(collect(turns(args, prompts), args.out)))
 
 

@@ -1,8 +1,8 @@
 """Keeps measurements as they come, so that a benchmark that is stopped resumes.
 
-A file of JSON lines: what is measured, then a line for each generation. It lies next to the result, or if no result
-is written, in the user's folder of such files (`place`). What a killed process left of a line is cut off. The file goes
-when the result is there.
+A file of JSON lines: what is measured, then for each start the machine and a line for each generation. It lies next to
+the result, or if no result is written, in the user's folder of such files (`place`). What a killed process left of a
+line is cut off. The file goes when the result is there.
 """
 
 from __future__ import annotations
@@ -51,11 +51,14 @@ class Journal:
     """The measurements of one benchmark, those of earlier starts included. Nobody else writes to its file until
     `release`."""
 
-    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], force: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], identity: Mapping[str, Any], machine: dict[str, Any], force: bool = False
+    ) -> None:
         """
         Args:
             path: Of the file; need not exist.
             identity: What must be equal for measurements to stand in one table, fit for JSON.
+            machine: As it is at this start, fit for JSON.
             force: Start over, whatever the file holds.
 
         Raises:
@@ -63,6 +66,9 @@ class Journal:
         """
         self._path = Path(path)
         self.measured: dict[Key, Measured] = {}
+        self.machines: list[dict[str, Any]] = []
+        """The machine at each start that measured something."""
+        self._machine: dict[str, Any] | None = machine
         self._lock = contextlib.ExitStack()
         try:
             self._lock.enter_context(only_writer(f"{self._path}.lock"))
@@ -78,8 +84,12 @@ class Journal:
 
     def _begin(self, identity: Mapping[str, Any], force: bool) -> list[Row]:
         """Opens the file; returns what it holds."""
-        wanted = json.loads(json.dumps(identity))
+        wanted = json.loads(_as_line(identity))
         lines, length = ([], 0) if force else read_lines_so_far(self._path)
+        if not force and not lines and self._path.exists() and not _is_begun(self._path.read_bytes()):
+            raise OutputError(
+                f"{self._path} holds no measurements; remove it, choose another --output, or overwrite it with --force."
+            )
         if lines:
             there = lines[0].get("identity")
             other = _difference(there, wanted) if isinstance(there, dict) else "something else"
@@ -99,6 +109,9 @@ class Journal:
         OutputError."""
         by_id = {prompt.id: prompt for prompt in prompts}
         for row in self._rows:
+            if "machine" in row:
+                self.machines.append(row["machine"])
+                continue
             try:
                 measured = _measured(row, by_id[row["prompt"]])
             except (KeyError, TypeError, ValueError):
@@ -111,6 +124,10 @@ class Journal:
 
     def add(self, measured: Measured) -> None:
         """Keeps one more."""
+        if self._machine is not None:
+            self.machines.append(self._machine)
+            self._write({"machine": self._machine})
+            self._machine = None
         self.measured[measured.key] = measured
         self._write({**measured.as_dict(), "tokens": list(measured.result.tokens)})
 
@@ -125,9 +142,18 @@ class Journal:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         with open(self._path, "ab") as file:
-            file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+            file.write(_as_line(row))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _as_line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _is_begun(content: bytes) -> bool:
+    """Whether a killed process left a part of the first line here."""
+    return _as_line({"identity": 0}).startswith(content[:12])
 
 
 def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -103,7 +103,7 @@ def command(
     asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
              "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts,
              **asdict(sampling)}  # fmt: skip
-    journal = _open_journal(output, {**session.conditions(), **asked}, prompts, force)
+    journal = _open_journal(output, {**session.conditions(), **asked}, session.machine, prompts, force)
     known, keep = _keeping(journal, chosen)
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)
@@ -115,15 +115,17 @@ def command(
             measured = measure(session.generator, prompts, chosen, *how)
     found = _several(measured, counts, prompts) if counts else _alone(measured, memory, str(as_in_chat(temperature)))
     title = f"Speed of {models.model.name}"
+    starts = (journal.machines if journal else []) or [session.machine]
     facts = [
         f"{counted(len(prompts), 'prompt')} of {path.name}, {counted(repeats, 'pass', 'passes')}, at most "
         f"{max_tokens} tokens, {sampling.described(len(prompts) * repeats)}",
         *found.facts,
-        *session.facts(),
+        *session.facts(starts),
     ]
     record = {
         "format": 1,
-        "machine": session.machine,
+        "machine": starts[0],
+        "resumed": starts[1:],
         "models": session.models,
         "prompts": {"file": path.name, "sha256": sha256(path), "n": len(prompts)},
         "max_tokens": max_tokens,
@@ -158,12 +160,12 @@ def command(
 
 
 def _open_journal(
-    output: str | None, identity: dict[str, Any], prompts: list[BenchPrompt], force: bool
+    output: str | None, identity: dict[str, Any], machine: dict[str, Any], prompts: list[BenchPrompt], force: bool
 ) -> Journal | None:
     """Where measurements are kept, with those of an earlier start; None if they cannot be. Prints the place."""
     try:
         kept = place(output, identity)
-        journal = Journal(kept, identity, force)
+        journal = Journal(kept, identity, machine, force)
         click.get_current_context().call_on_close(journal.release)
     except (OSError, RuntimeError) as error:
         note(f"(measurements are not kept: {describe(error)})")

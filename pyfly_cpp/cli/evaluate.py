@@ -120,7 +120,12 @@ def command(
             f"there is only {counted(n_least, 'worked example')} for some items, not {few_shot}; give --few-shot "
             f"{n_least}."
         )
-    n_parallel = models.choose_parallel() if isinstance(parallel, str) else parallel
+    folder = Path(output or f"pyfly-eval-{task.name}")
+    known = None if force else runner.read_run(folder)
+    if isinstance(parallel, str):  # what is interrupted resumes with as many
+        n_parallel = models.choose_parallel() if known is None else int(known["identity"].get("parallel", 1))
+    else:
+        n_parallel = parallel
     session = open_session(models, chosen, None if n_parallel == 1 else n_parallel)
     conditions = {**session.conditions(), "data_sha256": _sha256(data, items)}
     conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
@@ -135,7 +140,6 @@ def command(
     if task.runs_code:
         contained = "model code is contained by: bubblewrap, limits"
         note(NOT_CONTAINED if containment == "none" else contained)
-    folder = Path(output or f"pyfly-eval-{task.name}")
     with progress_bar(len(items) * len(chosen), task.name) as advance:
 
         def progress(done: int, _: int, line: Row) -> None:
@@ -147,7 +151,7 @@ def command(
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
         f"{plan.max_tokens} tokens; "
         f"temperature {temperature:g}",
-        *session.facts(),
+        *session.facts(runner.sessions(folder)),
     ]
     if n_parallel > 1:
         facts.append(f"{n_parallel} requests at a time: tokens/s of all together, prompts counted apart")
@@ -194,8 +198,8 @@ def _read_examples(
     examples = task.read(path) if path is not None else task.read_hub(examples=True)
     if n or few_shot is None:
         task.worked_answer(examples[0])  # raises where the task has none
-    picked = {example.id for item in items for example in task.pick_examples(item, examples, n)}
-    left = [item for item in items if item.id not in picked]
+    picked = {task.question(example) for item in items for example in task.pick_examples(item, examples, n)}
+    left = [item for item in items if task.question(item) not in picked]
     if len(left) < len(items):
         what = counted(len(items) - len(left), "item is a worked example", "items are worked examples")
         note(f"{what} and not evaluated.")

@@ -47,9 +47,11 @@ class Session:
         names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
         return {**{name: self.machine[name] for name in names}, **self.models}  # --kernels goes before the environment
 
-    def facts(self) -> list[str]:
-        """The conditions of a measurement, for people."""
-        machine, models = self.machine, self.models
+    def facts(self, starts: Sequence[dict[str, Any]] = ()) -> list[str]:
+        """The conditions of a measurement, for people; `starts`: the machine at each start of a resumed one."""
+        machine, *resumed = starts or [self.machine]
+        why = next((why for one in (machine, *resumed) if (why := disturbance(one))), None)
+        models = self.models
         files = [models["model"], *models["draft_files"]]
         layers = "all" if models["gpu_layers"] < 0 else models["gpu_layers"]
         names = [f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files]
@@ -60,9 +62,10 @@ class Session:
             f"threads: {models['n_threads']}, {layers} layers on the GPU{more}",
             f"drafter, if a setting names none: {self.drafter}",
             f"{machine['cpu']}, {machine['physical_cores']} physical cores, {machine['system']}; load before the run "
-            f"{machine['load_before']}" + (f"; NOT RELIABLE: {why}" if (why := disturbance(machine)) else ""),
+            f"{machine['load_before']}" + (f"; NOT RELIABLE: {why}" if why else ""),
             f"pyfly-cpp {machine['pyfly_cpp']} ({machine['simd']}), llama-cpp-python {machine['llama_cpp_python']}, "
-            f"Python {machine['python']}; started {machine['started']}",
+            f"Python {machine['python']}; started {machine['started']}"
+            + "".join(f", resumed {one['started']}" for one in resumed),
         ]
 
 

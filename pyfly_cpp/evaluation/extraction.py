@@ -75,7 +75,11 @@ def same_value(extracted: str, expected: str) -> bool:
 # ---- Multiple choice -------------------------------------------------------------------------------------------------
 
 _ANSWER_IS = re.compile(
-    r"(?i)\b(?:the\s+)?(?:final\s+|correct\s+|best\s+)?(?:answer|option|choice)(?:\s+is|\s*:)\s*:?\s*[\s*_`\"'(\[]*([A-Z])\b(?![\w'’])"
+    r"(?:(?i:\b(?:answer|option|choice)(?:\s+(?:is|would\s+be|must\s+be|should\s+be)|\s*:)\s*:?)|\\boxed\{)"
+    r"(?:[\s*_`\"'(\[$]|\\(?:boxed|text|textbf|mathrm)\{|(?i:option|choice|letter)\s)*([A-Z])\b(?![\w'’])"
+)
+_IS_THE_ANSWER = re.compile(
+    r"\b([A-Z])[*_`\"')\]]*\s+is\s+the\s+(?:final\s+|correct\s+|best\s+|right\s+)?(?:answer|option|choice)\b"
 )
 _PARENTHESISED = re.compile(r"\(([A-Z])\)")
 _LEADING = re.compile(r"\A(?!\s*A\s+[a-z])[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)")  # "A dog" is no answer A
@@ -87,8 +91,9 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     """The letter (A, B, ...) that an output chooses; empty if none can be read.
 
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
-    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models also write a lone letter, or
-    "the answer is X". In order, the first that yields a letter in range: the last "answer is X"; the first line, if it
+    choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models also write a lone letter, "the
+    answer is X", `\\boxed{X}` or "X is the answer". In order, the first that yields a letter in range: the last "answer
+    is X" or `\\boxed{X}`; the last "X is the answer"; the first line, if it
     is a letter alone or with its choice's text (and the next one is not: that would be a list of the choices); the last
     `(X)`; a letter at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
     """
@@ -101,6 +106,7 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     leading = _LEADING.search(text)
     letter = (
         last(_ANSWER_IS)
+        or last(_IS_THE_ANSWER)
         or _first_line_letter(text, dict(zip(letters, choices)))
         or last(_PARENTHESISED)
         or (leading[1] if leading and leading[1] in letters else "")

@@ -151,29 +151,45 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
     return prompts
 
 
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What `run.json` says of the run in a folder: `identity` and `sessions`; None if there is none. Raises OutputError
+    if it is something else."""
+    if not (folder / RUN).exists():
+        return None
+    try:
+        known = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return {"identity": dict(known["identity"]), "sessions": [dict(one) for one in known["sessions"]]}
+    except (ValueError, KeyError, TypeError):
+        raise OutputError(f"{folder / RUN} was not written by this program; give an empty or a new folder.") from None
+
+
+def sessions(folder: Path) -> list[dict[str, Any]]:
+    """The machine as it was at each start that made lines of the run in a folder."""
+    known = read_run(folder)
+    return [] if known is None else list(known["sessions"])
+
+
 def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | None) -> list[Row]:
     """The lines there are; afterwards run.json is there and items.jsonl ends with a whole line."""
     identity = json.loads(json.dumps(plan.identity()))
     others = sorted(entry.name for entry in path.iterdir() if entry.name != RUN and not entry.name.startswith("."))
     sessions: list[Any] = []
-    if (path / RUN).exists():
-        try:
-            known = json.loads((path / RUN).read_text(encoding="utf-8"))
-            there, sessions = known["identity"], list(known["sessions"])
-        except (ValueError, KeyError, TypeError):
-            raise OutputError(f"{path / RUN} was not written by this program; give an empty or a new folder.") from None
-        if force:
-            sessions = []
-            for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
-                (path / name).unlink(missing_ok=True)
-        else:
-            _require_same(path, there, identity)
+    known = read_run(path)
+    if known is not None and force:
+        for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
+            (path / name).unlink(missing_ok=True)
+    elif known is not None:
+        _require_same(path, known["identity"], identity)
+        sessions = known["sessions"]
     elif others:
         raise OutputError(f"{path} is not the folder of a run, but holds {others[0]}; give an empty or a new one.")
     lines, length = read_lines_so_far(path / ITEMS)
     if (path / ITEMS).exists():
         os.truncate(path / ITEMS, length)
-    record = {"format": 1, "identity": identity, "sessions": [*sessions, machine or {}]}
+    sessions = [one for one in sessions if one.get("lines_before") != len(lines)]  # without those that made none
+    if len(lines) < len(plan.items) * len(plan.settings):
+        sessions.append({**(machine or {}), "lines_before": len(lines)})
+    record = {"format": 1, "identity": identity, "sessions": sessions}
     write_atomically(path / RUN, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return lines
 

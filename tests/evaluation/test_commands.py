@@ -22,6 +22,7 @@ from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.cli import cli, loading, progress
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.evaluation import sandbox
+from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import OutputError
 
@@ -167,6 +168,35 @@ def test_eval_with_worked_examples(run, data, tmp_path, containment):
     assert line["item"] == "mbpp-4" and line["prompt"].count("You are an expert") == 3
 
 
+def test_published_files_number_their_rows_apart(run, tmp_path):
+    for name, topics in (("test", "abc"), ("train", "xbz")):
+        rows = [{"question": f"What is {topic}?", "answer": "It is.\n#### 4"} for topic in topics]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--data", tmp_path / "test.jsonl", "--examples", tmp_path / "train.jsonl", "--few-shot", 2]
+    result = run(evaluate, "gsm8k", *arguments, "--max-tokens", 4, "-o", tmp_path / "run")
+    assert result.exit_code == 0 and "1 item is a worked example and not evaluated" in result.stderr, result.output
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["identity"]["items"] == ["gsm8k-0", "gsm8k-2"]
+
+
+def test_eval_resumes_with_as_many_requests_and_names_every_start(run, data, tmp_path, monkeypatch):
+    arguments = [evaluate, "gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 2, "--max-tokens", 4]
+    arguments += ["--parallel", "auto", "-o", tmp_path / "run"]
+    monkeypatch.setattr("pyfly_cpp.evaluation.machine.threads_sleep", lambda: False)
+    for n, busy in ((2, 1.5), (3, 0.0), (3, 1.5)):
+        monkeypatch.setattr(loading.Models, "choose_parallel", lambda _, n=n: n)
+        monkeypatch.setattr("pyfly_cpp.evaluation.machine.used_by_others", lambda busy=busy: busy)
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        table = (tmp_path / "run" / "table.md").read_text()
+        assert "2 requests at a time" in table and "NOT RELIABLE: other programs" in table
+        assert (", resumed " in table) == (n == 3)
+        lines = (tmp_path / "run" / "items.jsonl").read_text().splitlines(keepends=True)
+        starts = json.loads((tmp_path / "run" / "run.json").read_text())["sessions"]
+        assert [one["lines_before"] for one in starts] == ([0] if n == 2 else [0, 3])
+        if n == 2:
+            (tmp_path / "run" / "items.jsonl").write_text("".join(lines[:3]))
+
+
 def test_eval_without_containment(run, data, tmp_path, monkeypatch):
     """Refused with one sentence before anything is done; asked for, it works and says what it means."""
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
@@ -291,7 +321,7 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     with stopped_after(7):
         result = run(bench, *arguments)
     assert result.exit_code == 130 and "the same command to resume." in result.stderr
-    kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
+    machine, *kept = [json.loads(line) for line in part.read_text().splitlines()[1:]]
     assert len(kept) == 7
     with open(part, "a") as file:
         file.write('{"torn')
@@ -299,7 +329,9 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     result = run(bench, *arguments)
     assert result.exit_code == 0 and "7 measurements of an earlier start taken over" in result.stderr, result.output
     assert len([line for line in result.stderr.splitlines() if line.endswith(" tokens/s")]) >= 2, "one for each prompt"
-    measured = json.loads((tmp_path / "b.json").read_text())["measured"]
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert machine == {"machine": record["machine"]} and len(record["resumed"]) == 1
+    measured = record["measured"]
     n = 4 * 4 * (2 if more else 1)
     assert len({(m["prompt"], m["setting"], m["n_parallel"]) for m in measured}) == len(measured) == n
     by_key = {(m["prompt"], m["setting"], m["n_parallel"]): m for m in measured}
@@ -311,23 +343,44 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
 
 
 def test_one_benchmark_at_a_time_keeps_its_measurements_in_a_file(tmp_path):
-    one = Journal(tmp_path / "b.json.part", {"a": 1})
+    one = Journal(tmp_path / "b.json.part", {"a": 1}, {})
     for force in (False, True):
         with pytest.raises(OutputError, match=r"another process keeps its measurements in .*b\.json\.part; wait"):
-            Journal(tmp_path / "b.json.part", {"a": 1}, force)
+            Journal(tmp_path / "b.json.part", {"a": 1}, {}, force)
     one.release()
     with pytest.raises(OutputError, match="with other a"):
-        Journal(tmp_path / "b.json.part", {"a": 2})
-    two = Journal(tmp_path / "b.json.part", {"a": 1})
+        Journal(tmp_path / "b.json.part", {"a": 2}, {})
+    two = Journal(tmp_path / "b.json.part", {"a": 1}, {})
     two.close()
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("text", ["precious notes", "precious notes\n", "\n"])
+def test_a_file_of_something_else_stays(tmp_path, text):
+    path = tmp_path / "p"
+    path.write_text(text)
+    with pytest.raises((OutputError, DataError), match="p"):
+        Journal(path, {}, {})
+    assert path.read_text() == text
+    Journal(path, {}, {}, force=True).release()
+
+
+@pytest.mark.parametrize("n_bytes", [0, 5, 12, 17])
+def test_a_journal_whose_first_line_was_cut_off_begins_anew(tmp_path, n_bytes):
+    path = tmp_path / "p"
+    Journal(path, {"model": "caf\udce9"}, {}).release()
+    whole = path.read_bytes()
+    Journal(path, {"model": "caf\udce9"}, {}).release()  # the same one
+    path.write_bytes(whole[:n_bytes])
+    Journal(path, {"model": "caf\udce9"}, {}).release()
+    assert path.read_bytes() == whole
+
+
 def test_a_line_that_is_no_measurement(tmp_path):
-    Journal(tmp_path / "p", {}).release()
+    Journal(tmp_path / "p", {}, {}).release()
     with open(tmp_path / "p", "a") as file:
         file.write('{"prompt": "1"}\n')
-    journal = Journal(tmp_path / "p", {})
+    journal = Journal(tmp_path / "p", {}, {})
     with pytest.raises(OutputError, match=r"p holds a line that is no measurement; .*--force"):
         journal.restore([BenchPrompt("1", "", ("x",))])
 
