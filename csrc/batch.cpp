@@ -156,42 +156,18 @@ const std::vector<Batch::Progress> & Batch::step() {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
     n_steps_++;
-    std::vector<Text *> joining, rounds;
-    size_t n_chunk = static_cast<size_t>(chunks_.n()); // what is left of it for prompts
-    bool is_older_waiting = false;
+    Parts parts;
+    parts.n_chunk = static_cast<size_t>(chunks_.n());
     for (Text * t : texts) {
-        t->failure = {};
-        t->has_had_round = false;
-        t->used = n_steps_;
-        t->sequence.begin_step();
-        if (t->sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
-            t->failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
-                                                         " tokens is full; raise n_ctx or start a new sequence"};
-            continue;
-        }
-        t->is_waiting = is_older_waiting || (t->is_waiting && !may_return(*t)); // nobody overtakes
-        is_older_waiting = t->is_waiting;
-        if (t->is_waiting || waits_for_prefix(*t)) {
-            continue;
-        }
-        const bool has_prompt = t->sequence.n_rounds() == 0 && delays_another(*t);
-        if (t->sequence.n_left(has_prompt ? std::min(n_chunk, n_with_round(*t)) : n_with_round(*t)) > 0) {
-            joining.push_back(t);
-        } else if (const size_t n_behind = drafting_.n_behind(*t); n_behind > 0) {
-            if (!delays_another(*t)) {
-                drafting_.prepare(*t, SIZE_MAX);
-            } else if (n_chunk > 0) {
-                drafting_.prepare(*t, std::max<size_t>(n_chunk, 2));
-                n_chunk -= std::min(n_chunk, n_behind);
-            }
-        } else {
-            t->is_prepared = true;
-            rounds.push_back(t);
-            n_chunk -= has_prompt ? std::min(n_chunk, t->sequence.n_unevaluated() - 1) : 0;
+        try {
+            assign(*t, parts);
+        } catch (const std::exception &) {
+            t->stop(false);
         }
     }
     has_freed_ = false;
 
+    const auto & [joining, rounds, n_chunk, is_older_waiting] = parts;
     const bool is_chunked = !rounds.empty() || std::any_of(joining.begin(), joining.end(),
                                                            [&](const Text * t) { return delays_another(*t); });
     const Plans prompts = plan_prompts(joining, is_chunked ? n_chunk : static_cast<size_t>(target_.n_batch()));
@@ -204,6 +180,39 @@ const std::vector<Batch::Progress> & Batch::step() {
         progress_.push_back({t->slot(), t->is_waiting, t->has_had_round, t->failure});
     }
     return progress_;
+}
+
+// What a text does in this step: it waits, a part of its prompt is evaluated, its drafters catch up, or it has a round.
+void Batch::assign(Text & t, Parts & parts) {
+    t.failure = {};
+    t.has_had_round = false;
+    t.used = n_steps_;
+    t.sequence.begin_step();
+    if (t.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
+        t.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
+                                                    " tokens is full; raise n_ctx or start a new sequence"};
+        return;
+    }
+    t.is_waiting = parts.is_older_waiting || (t.is_waiting && !may_return(t)); // nobody overtakes
+    parts.is_older_waiting = t.is_waiting;
+    if (t.is_waiting || waits_for_prefix(t)) {
+        return;
+    }
+    const bool has_prompt = t.sequence.n_rounds() == 0 && delays_another(t);
+    if (t.sequence.n_left(has_prompt ? std::min(parts.n_chunk, n_with_round(t)) : n_with_round(t)) > 0) {
+        parts.joining.push_back(&t);
+    } else if (const size_t n_behind = drafting_.n_behind(t); n_behind > 0) {
+        if (!delays_another(t)) {
+            drafting_.prepare(t, SIZE_MAX);
+        } else if (parts.n_chunk > 0) {
+            drafting_.prepare(t, std::max<size_t>(parts.n_chunk, 2));
+            parts.n_chunk -= std::min(parts.n_chunk, n_behind);
+        }
+    } else {
+        t.is_prepared = true;
+        parts.rounds.push_back(&t);
+        parts.n_chunk -= has_prompt ? std::min(parts.n_chunk, t.sequence.n_unevaluated() - 1) : 0;
+    }
 }
 
 // Drafts for these texts.

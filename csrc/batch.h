@@ -85,6 +85,15 @@ class Batch {
     size_t n_with_round(const Text & text) const;
     bool may_return(const Text & text) const;
     bool waits_for_prefix(Text & text);
+
+    // What the texts do in a step.
+    struct Parts {
+        std::vector<Text *> joining; // a part of their prompt is evaluated
+        std::vector<Text *> rounds;
+        size_t n_chunk = 0; // what is left of a chunk for prompts
+        bool is_older_waiting = false;
+    };
+    void assign(Text & text, Parts & parts);
     Plans plan_prompts(const std::vector<Text *> & joining, size_t n_most);
     Plans plan_rounds(const std::vector<Text *> & texts);
 

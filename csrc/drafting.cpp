@@ -191,7 +191,7 @@ void Drafting::prepare(Text & t, size_t n_most) {
             }
         }
     } catch (const std::exception &) {
-        t.stop(true);
+        fail(t);
     }
     t.sequence.stats().us_prefill += us;
     t.sequence.stats().us_catch_up += us;
@@ -237,18 +237,32 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
     }
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < turns.size(); i++) {
-        const Text & t = *turns[i].text;
+        Text & t = *turns[i].text;
         Candidate candidate = {t.slot(), {}};
-        for (size_t d = 0; d < drafters_.size() && t.sequence.is_active(); d++) {
-            if (k_max[i][d] > 0) {
-                const std::vector<int32_t> & history = t.sequence.transcript().history();
-                candidate.offers.push_back({static_cast<int32_t>(d), k_max[i][d], turns[i].free[d].proposal_class,
-                                            static_cast<int64_t>(drafters_[d].drafter->n_behind(t.slot(), history))});
+        try {
+            for (size_t d = 0; d < drafters_.size() && t.sequence.is_active(); d++) {
+                if (k_max[i][d] > 0) {
+                    const std::vector<int32_t> & history = t.sequence.transcript().history();
+                    const size_t n = drafters_[d].drafter->n_behind(t.slot(), history);
+                    candidate.offers.push_back({static_cast<int32_t>(d), k_max[i][d], turns[i].free[d].proposal_class,
+                                                static_cast<int64_t>(n)});
+                }
             }
+        } catch (const std::exception &) {
+            fail(t);
+            candidate.offers.clear();
         }
         candidates.push_back(std::move(candidate));
     }
     return candidates;
+}
+
+// After the exception that is being handled. That a drafter's own cache is full says nothing of the text's context.
+void Drafting::fail(Text & t) {
+    t.stop(true);
+    if (t.failure.status == PYFLY_STATUS_CONTEXT_FULL) {
+        t.failure.status = PYFLY_STATUS_NATIVE;
+    }
 }
 
 // Asks a drafter. Where that fails, every text alone, so that only the one that causes it stops.
@@ -271,7 +285,7 @@ void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
     } catch (const std::exception &) {
         if (requests.size() == 1) {
             requests.front().out->tokens.clear();
-            texts_[static_cast<size_t>(requests.front().text)].stop(true);
+            fail(texts_[static_cast<size_t>(requests.front().text)]);
             return;
         }
         for (const DraftRequest & request : requests) {
@@ -303,7 +317,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             while (is_governed && catch_up(t, drafter) > 0) {
             }
         } catch (const std::exception &) {
-            t.stop(true);
+            fail(t);
             continue;
         }
         t.n_asked = is_governed ? choices[i].k : 0;
@@ -351,7 +365,10 @@ void Drafting::choose(Turns & turns) {
             } else if (!offers.empty()) {
                 offers.erase(offers.begin());
             }
-            asks_on = asks_on || !offers.empty();
+            if (!offers.empty()) {
+                turns[i].proposal = {}; // what a drafter leaves that has no tokens is not the next one's
+                asks_on = true;
+            }
         }
     }
     for (Turn & d : turns) {

@@ -89,6 +89,7 @@ class Drafting {
 
     int32_t n_running() const;
     size_t n_behind(const Text & text, size_t drafter) const;
+    void fail(Text & text);
     size_t catch_up(const Text & text, size_t drafter, size_t n_most = SIZE_MAX);
     std::vector<Candidate> offer(Turns & turns);
     void choose(Turns & turns);

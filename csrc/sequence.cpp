@@ -210,15 +210,15 @@ void Sequence::take(size_t span, int64_t us) {
 void Sequence::take_round(size_t span, int64_t us) {
     const size_t first_row = span_.first_row;
     (round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
-    stats_.beginnings += round_ == 0 ? 1 : 0;
     count_evaluated(first_row);
+    const Stopwatch stopwatch(stats_.us_gate);
+    judge_->settle(draft_, round_, [&](size_t i) { return target_->row(span, first_row + i); }, transcript_, stats_);
+    stats_.beginnings += round_ == 0 ? 1 : 0;
     stats_.rounds++;
     stats_.drafted += static_cast<int64_t>(draft_.tokens.size());
     for (size_t i = 0; i < draft_.tokens.size(); i++) {
         stats_.drafted_at[std::min<size_t>(i, PYFLY_MAX_DEPTH - 1)]++;
     }
-    const Stopwatch stopwatch(stats_.us_gate);
-    judge_->settle(draft_, round_, [&](size_t i) { return target_->row(span, first_row + i); }, transcript_, stats_);
     if (transcript_.n() > static_cast<size_t>(target_->n_ctx())) {
         judge_->give_up(transcript_, stats_); // no round can follow that would decide it
     }

@@ -83,9 +83,11 @@ void PromptLookup::propose(const DraftRequest & request) {
     NgramIndex::Match match =
         index->find(history.data(), history.size(), static_cast<pyfly_lookup_match>(config_.match));
     int32_t proposal_class = std::min(match.n, 4) - 1;
-    const NgramIndex & answers = answers_of(request.owner);
-    for (const NgramIndex * other : {&answers, static_cast<const NgramIndex *>(&named_)}) {
-        if (other == &answers && request.is_independent) {
+    const auto of_owner = answers_.find(request.owner);
+    const bool may_use = of_owner != answers_.end() && !request.is_independent;
+    const NgramIndex * answers = may_use ? &of_owner->second : nullptr;
+    for (const NgramIndex * other : {answers, static_cast<const NgramIndex *>(&named_)}) {
+        if (other == nullptr) {
             continue;
         }
         const NgramIndex::Match found = other->find(history.data(), history.size());
@@ -103,7 +105,7 @@ void PromptLookup::propose(const DraftRequest & request) {
         std::min({index->tokens().end() - first, std::ptrdiff_t{request.n_max}, std::ptrdiff_t{config_.num_pred}});
     request.out->tokens.assign(first, std::find(first, first + n_most, NgramIndex::separator));
     request.out->proposal_class = proposal_class;
-    request.out->is_from_answers = index == &answers;
+    request.out->is_from_answers = index == answers;
 }
 
 void PromptLookup::propose(const std::vector<DraftRequest> & requests) {

@@ -1,0 +1,126 @@
+// What one drafter does wrong stays with it and its text.
+
+#undef NDEBUG
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "batch.h"
+#include "error.h"
+#include "sampler.h"
+#include "scripted_model.h"
+
+namespace {
+
+constexpr int32_t n_vocab = 8, target_choice = 1;
+
+int32_t nearly_flat_row(void *, const int32_t *, size_t, float * out) {
+    std::fill(out, out + n_vocab, 0.0f);
+    out[target_choice] = 0.01f;
+    return 0;
+}
+
+// It says that it has rows, and leaves some without tokens.
+class LeavesRows : public pyfly::Drafter {
+  public:
+    int32_t n_texts() const override { return 2; }
+    bool has_rows() const override { return true; }
+    void propose(const std::vector<pyfly::DraftRequest> & requests) override {
+        for (const pyfly::DraftRequest & request : requests) {
+            request.out->rows.assign(static_cast<size_t>(request.n_max * n_vocab), 0.0f);
+        }
+    }
+};
+
+class Proposes : public pyfly::Drafter {
+  public:
+    int32_t n_texts() const override { return 2; }
+    void propose(const std::vector<pyfly::DraftRequest> & requests) override {
+        for (const pyfly::DraftRequest & request : requests) {
+            request.out->tokens = {6};
+        }
+    }
+};
+
+// It fails for the second text: where it is asked how much it has to do, or for a draft.
+class Fails : public pyfly::Drafter {
+  public:
+    int32_t n_texts() const override { return 2; }
+    size_t n_behind(int32_t text, const std::vector<int32_t> &) const override {
+        if (text == 1 && fails_behind) {
+            throw std::runtime_error("no tokenizer");
+        }
+        return 0;
+    }
+    void propose(const std::vector<pyfly::DraftRequest> & requests) override {
+        for (const pyfly::DraftRequest & request : requests) {
+            if (request.text == 1 && fails_proposing) {
+                throw pyfly::Error(PYFLY_STATUS_CONTEXT_FULL, "the draft's cache is full");
+            }
+            request.out->tokens = {target_choice};
+        }
+    }
+
+    bool fails_behind = false, fails_proposing = false;
+};
+
+struct Texts {
+    Texts(bool is_adaptive, std::vector<pyfly::BatchDrafter> drafters) : batch(model, vocabulary) {
+        batch.configure(is_adaptive, std::move(drafters), 0, 0);
+    }
+
+    void begin(int32_t slot, pyfly::Gate gate) {
+        const std::vector<pyfly_window_config> windows(PYFLY_N_REGIONS, {0, PYFLY_WINDOW_AGREE, -1, 0});
+        batch.begin(slot, {std::move(gate), windows, false, false, false, false, batch.draft_max(nullptr), 0}, {2, 3},
+                    std::nullopt, pyfly::make_sampler(nullptr, false, false));
+    }
+
+    const std::vector<int32_t> & history(int32_t slot) const { return batch.at(slot).transcript().history(); }
+
+    pyfly::ScriptedModel model{{n_vocab, 64, 64, 2, 128, -1, 1, nullptr}, nearly_flat_row, nullptr};
+    pyfly::Vocabulary vocabulary{n_vocab};
+    pyfly::Batch batch;
+};
+
+void test_rows_without_tokens_are_not_the_next_drafters() {
+    const pyfly_gate_node fuzzy = {PYFLY_GATE_FUZZY_TV, 0, 0.3, 0.0};
+    LeavesRows leaves;
+    Proposes proposes;
+    Texts texts(false, {{&leaves, 2}, {&proposes, 2}});
+    texts.begin(0, {&fuzzy, 1});
+    texts.batch.step();
+    assert(texts.history(0).at(2) == target_choice); // token 6 has no row to be compared by
+    assert(texts.batch.at(0).stats().drafted == 1);
+}
+
+void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_rounds_before, pyfly_status status) {
+    Fails drafter;
+    Texts texts(is_adaptive, {{&drafter, 2}});
+    for (const int32_t slot : {0, 1}) {
+        texts.begin(slot, pyfly::Gate::exact());
+    }
+    for (int32_t i = 0; i < n_rounds_before; i++) {
+        texts.batch.step();
+    }
+    drafter.*failure = true;
+    const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
+    assert(progress.size() == 2 && progress[0].is_round && progress[0].failure.status == PYFLY_OK);
+    assert(progress[1].failure.status == status && texts.batch.at(1).stats().rounds == n_rounds_before);
+    texts.batch.end(1, texts.history(1).size() - 1);
+    assert(texts.batch.step().size() == 1);
+}
+
+} // namespace
+
+int main() {
+    test_rows_without_tokens_are_not_the_next_drafters();
+    for (const bool is_adaptive : {false, true}) {
+        test_a_text_stops_alone(is_adaptive, &Fails::fails_behind, 0, PYFLY_STATUS_INTERNAL);
+    }
+    test_a_text_stops_alone(true, &Fails::fails_behind, 2, PYFLY_STATUS_INTERNAL);
+    test_a_text_stops_alone(false, &Fails::fails_proposing, 2, PYFLY_STATUS_NATIVE);
+    std::printf("drafting: ok\n");
+    return 0;
+}
