@@ -26,7 +26,7 @@ from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.markers import markers_of
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.llama.load_limits import why_not_loaded, within_positions
+from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.placement import Placement
@@ -136,6 +136,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             with _native.load_guard(), _native.kernels_taken(self._kernels.bits):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
+            self.close()  # the traceback may keep this object for long
             if self._load_failure is not None:
                 raise self._load_failure from None
             why = why_not_loaded(error, model_path, self._context_params, self._placement.has_servers)
@@ -214,6 +215,17 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
+
+    @property
+    def _lora_adapter(self) -> Any:
+        """The LoRA adapter of the base class, which takes a null pointer for one."""
+        return self._adapter
+
+    @_lora_adapter.setter
+    def _lora_adapter(self, adapter: Any) -> None:
+        if adapter is not None:
+            require_adapter(adapter, self.lora_path, self.model_path)
+        self._adapter = adapter
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -18,6 +18,15 @@ def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
     return n_ctx or n_positions
 
 
+def require_adapter(adapter: Any, lora_path: str | None, model_path: str) -> None:
+    """Raises ValueError if llama.cpp gave a null pointer instead of a LoRA adapter."""
+    if not adapter:
+        raise ValueError(
+            f"the LoRA adapter {lora_path!r} cannot be used with {model_path!r}: give the whole file of an adapter "
+            "that was made for this model; verbose=True shows why."
+        )
+
+
 def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_servers: bool) -> str | None:
     """The meaning of llama-cpp-python's error; None: it explains itself.
 

@@ -20,7 +20,7 @@ from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vo
 from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyBatch, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
 from pyfly_cpp.machine.cache_types import CACHE_TYPES
@@ -90,6 +90,19 @@ def test_model_file(tmp_path, tiny_draft):
         with pytest.raises(ValueError, match=MESSAGES[name]) as caught:
             FlyLlama(path, **OPTIONS)
         assert repr(path) in str(caught.value), name
+
+
+def test_an_adapter_that_is_none(tmp_path, tiny_target, tiny_draft, lora, monkeypatch):
+    """llama-cpp-python takes a null pointer for an adapter, and the process ended at the first completion."""
+    opened, closed, native = [], [], llama_cpp.llama_cpp
+    load, free = native.llama_model_load_from_file, native.llama_model_free
+    monkeypatch.setattr(native, "llama_model_load_from_file", lambda *args: opened.append(load(*args)) or opened[-1])
+    monkeypatch.setattr(native, "llama_model_free", lambda model: closed.append(model) or free(model))
+    for model, adapter in ((tiny_target, tiny_draft), (tiny_draft, lora), (tiny_target, str(tmp_path / "none.gguf"))):
+        for load_one in (FlyLlama, FlyBatch):
+            with pytest.raises(ValueError, match=r"LoRA adapter .* give the whole file of") as caught:
+                load_one(model, lora_path=adapter, **OPTIONS)
+            assert repr(adapter) in str(caught.value) and opened and closed == opened
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
