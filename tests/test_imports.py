@@ -70,8 +70,8 @@ def test_imports_point_one_way():
 
 OF_LLAMA_CPP = {
     "_chat_handlers", "_convert_completion_to_chat", "_convert_completion_to_chat_function", "_ctx", "_grammar",
-    "_init_sampler", "_input_ids", "_logits_all", "_lora_adapter", "_model", "_n_ctx", "_requires_eval", "_seed",
-    "_stack",
+    "_init_sampler", "_input_ids", "_is_hybrid", "_is_recurrent", "_logits_all", "_lora_adapter", "_model", "_n_ctx",
+    "_requires_eval", "_seed", "_stack",
 }  # fmt: skip
 OF_PYTHON = {"_is_owned", "_replace", "_asdict", "_fields", "_fields_", "_exit"}
 

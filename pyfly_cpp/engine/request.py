@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp._native import Slot
@@ -66,7 +67,7 @@ class Request:
         self.history = list(prompt)
         """The tokens of the prompt and of the answer."""
         self.output = output
-        self.processors = Processors(lambda: self.slot.history(), logits_processor) if logits_processor else None
+        self.processors = Processors(self._before_row, logits_processor) if logits_processor else None
         self.sampling = sampling
         self.owner = 0
         """Whose it is: nothing that was evaluated for another owner is used, nor their answers by prompt lookup."""
@@ -98,6 +99,8 @@ class Request:
         self._n_prompt = len(self.history)
         self._begun_at = self._position = 0
         self._has_given = False
+        self.is_in_slot = False
+        """Whether it has begun in a slot."""
         self.slot: Slot
         """Where it runs, from `begin` on."""
 
@@ -105,6 +108,15 @@ class Request:
     def tokens(self) -> list[int]:
         """The tokens of the answer, an end-of-text token included."""
         return self.history[self._n_prompt :]
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether all of the prompt is evaluated, whatever the slot's memory holds of it."""
+        return self._n_prompt_logprobs is not None
+
+    def _before_row(self) -> npt.NDArray[np.int32]:
+        """The tokens before the row that is being sampled."""
+        return self.slot.history() if self.is_in_slot else np.array(self.history, dtype=np.int32)
 
     def require_fitting(self, n_ctx: int) -> None:
         """Raises ValueError if the prompt is empty, ContextFullError if it has more than n_ctx tokens."""
@@ -139,23 +151,37 @@ class Request:
             ValueError: the prompt has a token that is none.
         """
         gate, output = decoding.gate, self.output
-        n_room = UNLIMITED if output is None or output.max_tokens is None else max(1, output.max_tokens)
+        n_room = (
+            UNLIMITED if output is None or output.max_tokens is None else max(1, output.max_tokens - output.n_tokens)
+        )
         slot.begin(
             self.history, gate.nodes(), [window.config() for window in gate.windows(decoding.window)], sampler=sampler,
             take_failure=None if self.processors is None else self.processors.take_failure, n_room=n_room,
-            n_evaluated=n_evaluated if self._n_prompt_logprobs is None else 0, draft_max=draft_max, trace=self.trace,
+            n_evaluated=0 if self.reads_prompt else n_evaluated, draft_max=draft_max, trace=self.trace,
             keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,
         )  # fmt: skip
-        self.slot, self.begun = slot, time.perf_counter()
-        self._n_prompt = len(self.history)
+        self.slot, self.is_in_slot, self.begun = slot, True, time.perf_counter()
+        self._n_prompt = len(self.history) - sum(self.n_arrived)
         self._begun_at = self._position = slot.n_evaluated
         if self.log_rounds:
             self._accepted = slot.accepted()
 
+    def begin_with(self, token: int, row: Row) -> Committed:
+        """The first token of the answer, which was chosen by a row before `begin`. Raises what a processor raised."""
+        failure = self.processors and self.processors.take_failure()
+        if failure:
+            raise failure
+        self.arrivals.append(time.perf_counter())
+        self.n_arrived.append(0)
+        return Committed(len(self.history), token, row if self._keeps_rows else None, None)
+
     def resume(self, n_keep: int, tokens: Sequence[int]) -> None:
         """Goes on behind the first n_keep tokens with the caller's. Raises ContextFullError: they do not fit."""
-        self.slot.resume(n_keep, list(tokens))
+        if self.is_in_slot:
+            self.slot.resume(n_keep, list(tokens))
         self.history[n_keep:] = map(int, tokens)
+        if not self.is_in_slot:
+            return
         self._begun_at = self._position = self.slot.n_evaluated
 
     def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:

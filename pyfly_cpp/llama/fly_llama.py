@@ -140,7 +140,8 @@ class FlyLlama(CompletingLlama):
             kernels: "auto": packs weights for our own kernels if those are faster on this machine, which
                 makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: the
                 environment variable PYFLY_KERNELS, else "auto". The draft model follows.
-            trace: Keep a `Record` of every token of the last generation in `records`.
+            trace: Keep a `Record` of every token of the last generation in `records`. A recurrent model that was
+                brought to the end of the prompt by `eval` has none of the first token.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
             **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on if attention is ours (`kernels`).

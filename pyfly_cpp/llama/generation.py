@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import numpy as np
+
 from pyfly_cpp.engine.request import Committed, Request
 from pyfly_cpp.errors import BusyError, ContextFullError
 from pyfly_cpp.machine.interrupts import interrupts_deferred
@@ -50,25 +52,14 @@ class Generation:
         llm, request, output = self._llm, self.request, self.request.output
         try:
             with self._access.exclusive():
-                self._begin()
+                first = self._begin()
             llm.warn_of_gate()
             while output is None or output.cause is None:
                 try:
-                    with self._step:
-                        begun = time.perf_counter()
-                        if request.processors is None:
-                            progress = llm.decoder.batch.step_alone()
-                        else:
-                            with interrupts_deferred():
-                                progress = llm.decoder.batch.step_alone()
-                        committed = self._read(progress, begun)
+                    committed, first = first or self._advance(), []
                 except ContextFullError as failure:
                     yield request.last_piece(failure)
                     return
-                if not progress.is_round:
-                    request.tell_prefill(llm.on_prefill)
-                elif len(request.arrivals) == 1:
-                    llm.decoder.warn_if_plain(stacklevel=2)
                 for one in committed:
                     started = time.perf_counter()
                     self._put(one)
@@ -93,14 +84,16 @@ class Generation:
                     if sent is not None and len(sent):
                         with self._step, interrupts_deferred():
                             request.resume(one.position + 1, sent)
-                            self._hold()
+                            if request.is_in_slot:
+                                self._hold()
                         break
         finally:
             with self._access.last_step(self._number) as is_mine:
                 if is_mine:
                     llm._supersede()
 
-    def _begin(self) -> None:
+    def _begin(self) -> list[Committed]:
+        """Begins in the slot; or, if the first token is chosen by the row that is there, that token."""
         llm, request = self._llm, self.request
         if not self._reset:
             request.history[:0] = llm._input_ids.tolist()
@@ -113,18 +106,59 @@ class Generation:
         llm.prepare()
         if self._next_seed is not None:
             llm.set_seed(self._next_seed(llm._seed))
-        sampler = llm.new_sampler(request)
+        self._sampler = llm.new_sampler(request)
         n_reusable: int = llm.longest_token_prefix(llm._input_ids.tolist(), request.history)
         with interrupts_deferred():
-            # The last token gives the first row.
-            n_evaluated = min(n_reusable, len(request.history) - 1)
-            request.begin(llm.decoder.slot, llm.decoding, sampler, n_evaluated=n_evaluated)
-            self._hold()
+            first = self._choose_by_row() if n_reusable == llm.n_tokens == len(request.history) else []
+            if not first:
+                self._begin_in_slot(n_reusable)
         llm.records = request.records
-        llm._requires_eval = True
         if llm.verbose and llm.n_tokens:
             n_left = len(request.history) - llm.n_tokens
             print(f"FlyLlama: {llm.n_tokens} prompt tokens reused, {n_left} to evaluate", file=sys.stderr)
+        return first
+
+    def _choose_by_row(self) -> list[Committed]:
+        """The first token, if a prompt that is all evaluated is held by a recurrent state, and its row is there: the
+        state cannot go back by a token, and may hold what the tokens do not tell (an image). Such a token has no record
+        and no part in the counters."""
+        llm, request = self._llm, self.request
+        if llm._requires_eval or request.reads_prompt or not (llm._is_recurrent or llm._is_hybrid):
+            return []
+        row = llm._ctx.get_logits_ith(-1)
+        if not row or len(request.history) == llm._n_ctx:
+            return []
+        token = self._sampler.sample(llm._ctx, -1)
+        return [request.begin_with(token, np.ctypeslib.as_array(row, (self._n_vocab,)).copy())]
+
+    def _begin_in_slot(self, n_held: int) -> None:
+        """`n_held`: tokens of the request that the context holds."""
+        llm, request = self._llm, self.request
+        # The last token gives the first row.
+        n_evaluated = min(n_held, len(request.history) - 1)
+        request.begin(llm.decoder.slot, llm.decoding, self._sampler, n_evaluated=n_evaluated)
+        llm._requires_eval = True
+        self._hold()
+
+    def _advance(self) -> list[Committed]:
+        """The tokens of the next step."""
+        llm, request = self._llm, self.request
+        with self._step:
+            if not request.is_in_slot:
+                with interrupts_deferred():
+                    self._begin_in_slot(llm.n_tokens)
+            begun = time.perf_counter()
+            if request.processors is None:
+                progress = llm.decoder.batch.step_alone()
+            else:
+                with interrupts_deferred():
+                    progress = llm.decoder.batch.step_alone()
+            committed = self._read(progress, begun)
+        if not progress.is_round:
+            request.tell_prefill(llm.on_prefill)
+        elif len(request.arrivals) <= 2:  # the first round: one token may have been chosen before it
+            llm.decoder.warn_if_plain(stacklevel=3)
+        return committed
 
     def _hold(self) -> None:
         """Records what the text begins with."""

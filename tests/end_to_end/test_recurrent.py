@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import llama_cpp
 import pytest
-from llama_cpp import LlamaRAMCache
+from llama_cpp import LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import MTP, DraftModel, FlyLlama, PromptLookup
 
@@ -105,6 +105,78 @@ def test_evaluated_to_the_last_token(fly, fresh):
     found = [next(generator) for _ in range(10)]
     generator.close()
     assert fly.detokenize(found, prev_tokens=tokens).decode(errors="ignore") == fresh(PROMPT, max_tokens=10)[0]["text"]
+
+
+@pytest.fixture
+def seen(tiny_qwen35):
+    """seen(llm) evaluates a prompt, some of it as chat handlers do an image, and returns the ids that stand for it."""
+
+    def see(llm):
+        tokens = llm.tokenize(PROMPT.encode())
+        llm.reset()
+        llm.eval(tokens)
+        llm.input_ids[4:12] = 0
+        return llm.input_ids[: llm.n_tokens].tolist()
+
+    return see
+
+
+@pytest.fixture(scope="module")
+def base(tiny_qwen35):
+    llm = llama_cpp.Llama(tiny_qwen35, **OPTIONS)
+    yield llm
+    llm.close()
+
+
+def test_what_no_token_ids_tell_is_not_evaluated_from_them(fly, base, seen):
+    """The state cannot go back by one token to get its row again: the row that is there counts."""
+    for settings in ({}, {"max_tokens": 1}, {"temperature": 0.8, "seed": 3}, {"stream": True}):
+        assert _text(fly, seen(fly), settings) == _text(base, seen(base), settings)
+    fly.reset_stats()
+    ask(fly, seen(fly))
+    assert fly.stats.prefilled <= 1
+
+
+def _text(llm, prompt, settings):
+    out = llm(prompt, **{"max_tokens": 40, "temperature": 0, **settings})
+    return "".join(chunk["choices"][0]["text"] for chunk in (out if settings.get("stream") else [out]))
+
+
+def test_processors_criteria_and_tokens_sent_behind_a_row_that_is_there(fly, base, seen):
+    prompt, shown, stopped = seen(fly), [], []
+
+    def process(tokens, scores):
+        shown.append(tokens.tolist())
+        return scores
+
+    def stop(tokens, row):
+        stopped.append((len(tokens), len(row)))
+        return False
+
+    ask(
+        fly,
+        prompt,
+        logits_processor=LogitsProcessorList([process]),
+        stopping_criteria=StoppingCriteriaList([stop]),
+        max_tokens=3,
+    )
+    assert shown[0] == prompt and len(shown[1]) == len(prompt) + 1
+    assert [n for n, _ in stopped][:3] == [len(prompt) + i for i in range(3)] and stopped[0][1] == fly.n_vocab()
+
+    sent = fly.tokenize(b" But", add_bos=False)
+    generator = fly.generate(seen(fly), temp=0.0)
+    found = [next(generator), generator.send(sent), *(next(generator) for _ in range(8))]
+    generator.close()
+    expected = [next(base.generate(seen(base), temp=0.0))]
+    base.eval([*expected, *sent])
+    continued = base.generate(base.input_ids[: base.n_tokens].tolist(), temp=0.0)
+    assert found == expected + [next(continued) for _ in range(9)]
+
+    def fail(tokens, scores):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ask(fly, seen(fly), logits_processor=LogitsProcessorList([fail]))
 
 
 def test_states_and_caches(fly, fresh):
