@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import difflib
 import os
@@ -29,7 +30,8 @@ from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
-from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.engine.prompting import hear_chat
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -109,7 +111,7 @@ class Chat:
         self._show_drafts = show_drafts
         self._colour = use_colour()
         self._read = ""  # goes before the next message
-        self._cut: list[int] | None = None  # all tokens of a turn whose answer has not come to its end
+        self._cut: dict[str, Any] | None = None  # what continues an answer that has not come to its end
         self.interactive = reader.interactive
 
     def run(self) -> int:
@@ -214,7 +216,8 @@ class Chat:
         turn = Conversation(before.system, [*before.messages])
         turn.say("user", text)
         self._make_room(turn)
-        answer = self._stream(lambda request: self._llm.write_chat(turn.prompt(), **request))
+        llm, messages = self._llm, turn.prompt()
+        answer = self._stream(lambda request: llm.write_chat(messages, **request), lambda: hear_chat(llm, messages))
         if answer is None:
             note("(stopped before the first word; your message was forgotten)")
             return False
@@ -226,16 +229,20 @@ class Chat:
         """Resumes the answer that was cut off."""
         if self._cut is None:
             raise ValueError("there is no answer to continue: the last one came to its end.")
-        tokens = self._cut
-        more = self._stream(lambda request: self._llm.write(tokens, **request))
+        cut = self._cut
+        more = self._stream(lambda request: self._llm.write(**cut, **request), lambda: cut)
         self._conversation.messages[-1]["content"] += more or ""
 
-    def _stream(self, write_pieces: Callable[[dict[str, Any]], Generator[Piece, None, None]]) -> str | None:
+    def _stream(
+        self,
+        write_pieces: Callable[[dict[str, Any]], Generator[Piece, None, None]],
+        hear_completion: Callable[[], dict[str, Any]],
+    ) -> str | None:
         """Writes an answer as it comes, and how it came; returns it, or None if it was stopped before its first
-        word."""
+        word. `hear_completion`: the completion that it is, as arguments of `create_completion`."""
         llm = self._llm
         before_stats = llm.stats
-        said, tokens = list[str](), list[int]()
+        said, tokens = list[Token](), list[int]()
         written = Answer()
         is_stopped, finish, loop = False, None, None
         try:
@@ -244,7 +251,7 @@ class Chat:
                 for piece in pieces:
                     bar.stop()
                     finish = piece.finish
-                    said.append(piece.text)
+                    said += piece.tokens
                     if self._show_drafts:
                         write_marked(marked(llm, piece, self._colour))
                     else:
@@ -262,12 +269,16 @@ class Chat:
             if said:
                 write("\n")
             raise
-        answer = "".join(said)
         write("\n")
         is_cut = finish in (None, "length")
-        if is_stopped and not answer:
+        if is_stopped and not said:
             return None
-        self._cut = llm.input_ids[: llm.n_tokens + 1].tolist() if is_cut else None
+        self._cut = None
+        if is_cut:
+            said = _whole_characters(llm, said)
+            asked = hear_completion()
+            self._cut = {name: asked.get(name) for name in ("stop", "stopping_criteria")}
+            self._cut["prompt"] = [*asked["prompt"], *(token.id for token in said)]
         loop = find_loop(tokens[-_LOOK_BACK:])
         notes = [llm.stats.since(before_stats).summary()]
         if loop is not None and loop.at_end and is_cut:
@@ -280,7 +291,7 @@ class Chat:
                 0, "cut off: the context is full" if is_full(llm) else "cut off by --max-tokens; /continue resumes"
             )
         note(f"({'; '.join(notes)})")
-        return answer
+        return "".join(token.text for token in said)
 
     def _make_room(self, turn: Conversation) -> None:
         """Forgets the oldest turns if the conversation has outgrown the context, and reports that."""
@@ -430,3 +441,13 @@ class Chat:
         if isinstance(model, str) and model != own:
             warn(f"It was saved with {model}; it continues with {own}.")
         self._show_gate()
+
+
+def _whole_characters(llm: FlyLlama, tokens: list[Token]) -> list[Token]:
+    """The tokens up to the last one that ends a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    n = 0
+    for i, token in enumerate(tokens):
+        decoder.decode(llm.vocabulary.piece(token.id))
+        n = n if decoder.getstate()[0] else i + 1
+    return tokens[:n]

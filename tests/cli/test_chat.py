@@ -16,8 +16,11 @@ import time
 import pytest
 from gguf_edit import edit_gguf
 
+from pyfly_cpp.cli import chat as chats
+from pyfly_cpp.cli.reader import PipeReader
 from pyfly_cpp.decoding.presets import load_preset
-from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.engine.output import Output, Piece, Token
+from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 from .conftest import DRAFT, TARGET
@@ -465,6 +468,57 @@ def test_an_answer_that_was_cut_off_is_continued(run, tmp_path):
     assert result.code == 1 and "no answer to continue" in result.err
 
 
+def test_a_format_ends_an_answer_that_is_continued(run, tmp_path):
+    """Its stop strings are not part of the model's tokens."""
+    talk, file = {}, tmp_path / "talk.json"
+    for name, lines in (("whole", ""), ("parts", "/set max-tokens 120\n/continue\n")):
+        n = 10 if name == "parts" else 120
+        result = chat(run, "--chat-format", "snoozy", "-n", n, stdin=f"{QUESTION}\n{lines}/save {file}\n")
+        assert result.code == 0
+        talk[name] = json.loads(file.read_text())["messages"]
+    assert talk["parts"] == talk["whole"] and "###" not in talk["parts"][1]["content"]
+
+
+class Scripted:
+    """Takes the place of a model that answers with these tokens: `write_chat` and `write` of a FlyLlama. Ctrl-C is
+    pressed when so many tokens have come."""
+
+    def __init__(self, monkeypatch, pieces, stop, n_until_interrupt=None):
+        self.pieces, self.stop, self.n_until_interrupt = pieces, stop, n_until_interrupt
+        monkeypatch.setattr(Vocabulary, "piece", lambda vocabulary, token, special=False: pieces[token])
+        monkeypatch.setattr(FlyLlama, "write_chat", lambda llm, messages, **request: self.write(0, **request))
+        monkeypatch.setattr(FlyLlama, "write", lambda llm, prompt, **request: self.write_behind(prompt, **request))
+        monkeypatch.setattr(chats, "hear_chat", lambda llm, messages: {"prompt": [-1, -1], "stop": stop})
+
+    def write_behind(self, prompt, *, stop, stopping_criteria, **request):
+        assert prompt == [-1, -1, *range(len(prompt) - 2)] and stop == self.stop
+        self.n_until_interrupt = None
+        yield from self.write(len(prompt) - 2, **request)
+
+    def write(self, begin, max_tokens, **request):
+        output = Output(self.pieces.__getitem__, lambda token: token == len(self.pieces), self.stop, max_tokens or None)
+        for token in range(begin, len(self.pieces) + 1):
+            if token == self.n_until_interrupt:
+                raise KeyboardInterrupt
+            piece = output.add(token)
+            if piece.text or piece.finish:
+                yield piece
+            if piece.finish:
+                return
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_nothing_of_a_continued_answer_is_lost(run, tmp_path, monkeypatch, n, is_stopped):
+    """Wherever it was cut: within a character, or where a stop string may have begun."""
+    pieces = [b"A", b" \xf0\x9f", b"\x99", b"\x82", b" B E", b"N", b"C", b" D"]
+    Scripted(monkeypatch, pieces, ["END"], n if is_stopped else None)
+    monkeypatch.setattr(PipeReader, "interactive", is_stopped)
+    file = tmp_path / "talk.json"
+    result = chat(run, "-n", 0 if is_stopped else n, stdin=f"{QUESTION}\n/set max-tokens 0\n/continue\n/save {file}\n")
+    assert json.loads(file.read_text())["messages"][1]["content"] == "A \U0001f642 B ENC D", result.err
+
+
 def test_words_of_other_programs(run):
     result = run(
         "chat", TARGET, "-md", DRAFT, "--ctx-size", 300, "--temp", 0, "-ngl", 0, "-t", 1, "-n", 4,
@@ -505,7 +559,7 @@ def test_an_empty_answer_is_not_continued_with_an_earlier_one(run, monkeypatch):
 def test_a_loop_is_named(run, monkeypatch, period):
     def answer(self, messages, **kwargs):
         for i in range(200):
-            token = i * i if period is None or i < 50 else i % period
+            token = i * i % 1009 if period is None or i < 50 else i % period
             yield Piece("x ", (Token(token, "x "),), i + 1, "length" if i == 199 else None)
 
     monkeypatch.setattr(FlyLlama, "write_chat", answer)
