@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList
+
+_MOST = 1e30
+"""A logit that no other one comes near, and that stays finite when it is divided by a temperature."""
+
+
+def listed(functions: Any) -> list[Any]:
+    """The functions of a sequence, or the only one, or none."""
+    is_one = callable(functions) and not isinstance(functions, Sequence)
+    return [functions] if is_one else list(functions or ())
 
 
 class Processors:
@@ -17,10 +26,10 @@ class Processors:
     raises cannot pass through C; it is kept for whoever steps the text.
     """
 
-    def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: Iterable[Any]) -> None:
-        """`history`: the tokens before the row that is being sampled."""
+    def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: Any) -> None:
+        """`history`: the tokens before the row that is being sampled. `processors`: a sequence, or only one."""
         self._history = history
-        self._processors = LogitsProcessorList(processors)
+        self._processors = LogitsProcessorList(listed(processors))
         self._failure: BaseException | None = None
 
     def __call__(self, _: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
@@ -33,7 +42,7 @@ class Processors:
                     f"the logits processors returned an array of shape {list(shaped.shape)}, not {list(scores.shape)}; "
                     "each must return the scores."
                 )
-            return shaped
+            return _with_finite_peaks(shaped, scores)
         except BaseException as failure:
             self._failure = failure
             return scores
@@ -42,6 +51,15 @@ class Processors:
         """The exception of a processor, once."""
         failure, self._failure = self._failure, None
         return failure
+
+
+def _with_finite_peaks(shaped: npt.NDArray[np.single], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
+    """A row with a finite number where a processor has put +inf, which no distribution takes; a row of nothing else
+    stays."""
+    if shaped.max() != np.inf:
+        return shaped
+    forced = np.isposinf(shaped) & ~np.isposinf(scores)
+    return shaped if forced.all() else np.where(forced, np.single(_MOST), shaped)
 
 
 def bias_processor(biases: Sequence[tuple[int, float]]) -> Callable[[Any, Any], Any]:

@@ -23,12 +23,18 @@ class Vocabulary:
         """
         self._vocab = vocab
         self._reading = reading
+        self._n: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self._pieces: dict[int, bytes] = {}
 
     def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes of a token, which may be a part of a character; of a control token nothing, unless `special`."""
+        """The bytes of a token, which may be a part of a character; of a control token nothing, unless `special`.
+        Raises ValueError: it is no token."""
         piece = None if special else self._pieces.get(token)
         if piece is None:
+            if not 0 <= token < self._n:
+                raise ValueError(
+                    f"token {token} is outside the vocabulary of {self._n}; the last one is {self._n - 1}."
+                )
             n_room, n = 0, _ROOM
             with self._reading():
                 while n > n_room:  # at most twice: llama.cpp answers with the size, negative, if there is no room

@@ -23,7 +23,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
-from pyfly_cpp.engine.processors import bias_processor
+from pyfly_cpp.engine.processors import bias_processor, listed
 from pyfly_cpp.engine.prompting import chat_handler, hear_chat
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
@@ -177,7 +177,7 @@ class Completion:
         most = n_room if max_tokens is None or not max_tokens > 0 else math.ceil(min(max_tokens, n_room))
         if logit_bias is not None:
             bias = bias_processor([(int(token), float(value)) for token, value in logit_bias.items()])
-            logits_processor = LogitsProcessorList([*(logits_processor or ()), bias])
+            logits_processor = LogitsProcessorList([*listed(logits_processor), bias])
         self.output: Output = llm.new_output(
             self.prompt, [stop] if isinstance(stop, str) else stop or (), most, logprobs
         )
@@ -312,11 +312,13 @@ def _needed(criteria: StoppingCriteriaList | None, llm: Any) -> StoppingCriteria
             return True
         return not all(map(llm.vocabulary.ends_text, criterion.__closure__[0].cell_contents.stop_token_ids))
 
-    return StoppingCriteriaList([criterion for criterion in criteria or () if is_needed(criterion)]) or None
+    return StoppingCriteriaList([criterion for criterion in listed(criteria) if is_needed(criterion)]) or None
 
 
 def _tokens_of(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
-    """The tokens of a prompt, as the base class puts them together."""
+    """The tokens of a prompt, as the base class puts them together. Raises ValueError: it is bytes."""
+    if isinstance(prompt, (bytes, bytearray)):
+        raise ValueError(f"a prompt is a string or a list of token ids, not {prompt!r}; decode() it.")
     if isinstance(prompt, list) and suffix is None:
         return list(prompt)
     model, bos = llm._model, llm.token_bos()

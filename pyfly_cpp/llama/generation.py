@@ -2,7 +2,7 @@
 
 At every `yield`, `n_tokens`, `input_ids` and the KV cache are what the base class promises: the first `n_tokens` tokens
 are evaluated, the yielded token is the next one. What the batch holds beyond that is invisible, and is gone as soon as
-somebody else uses the context.
+somebody else uses the context. With drafters the context's last row is not that of the last token; `sample` refuses.
 """
 
 from __future__ import annotations

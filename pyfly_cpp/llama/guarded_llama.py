@@ -40,6 +40,7 @@ _MOST_SNAPSHOTS = 16
 # llama-cpp-python takes warnings for errors, which it prints with verbose=False, too.
 _logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
+_SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -364,7 +365,27 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
                     f"{self._n_ctx}; reset() it or raise n_ctx."
                 )
+            self._require_weights()
             super().eval(tokens)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """A token by the row of the last evaluated one, as in the base class.
+
+        Raises:
+            ValueError: that row is not there.
+        """
+        idx = _SAMPLE.bind(self, *args, **kwargs).arguments.get("idx")
+        with self._access.exclusive():
+            if self._requires_eval and self.decoder.drafters:
+                raise ValueError(
+                    "sample() needs the row of the last token, and this FlyLlama evaluates drafts behind it; take "
+                    "tokens from generate(), or set drafter = None."
+                )
+            if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
+                raise ValueError(
+                    "sample() needs the row of the last token, which a saved state lacks; eval() tokens first."
+                )
+            return super().sample(*args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Embeddings, as in the base class. Ends a running generation. Raises RuntimeError if the model was loaded
@@ -372,9 +393,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         with self._access.exclusive():
             if not self.context_params.embeddings:
                 raise RuntimeError("this FlyLlama makes no embeddings; load the model with embedding=True.")
+            self._require_weights()
             self._supersede()
             self.n_tokens = 0  # the base class clears the memory
             return super().embed(*args, **kwargs)
+
+    def _require_weights(self) -> None:
+        if self.model_params.vocab_only:
+            raise ValueError("this model was loaded with vocab_only=True and computes nothing; load it without.")
 
     def save_state(self) -> LlamaState:
         """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""

@@ -198,6 +198,56 @@ def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
 # ---- Contexts that are full ------------------------------------------------------------------------------------------
 
 
+def test_bytes_are_no_prompt(fly, tiny_target):
+    for prompt in (b"Hello", bytearray(b"Hello")):
+        for suffix in (None, "x"):
+            with pytest.raises(ValueError, match="a prompt is a string or a list of token ids, not "):
+                fly(prompt, suffix=suffix)
+
+
+def test_a_token_that_is_none_has_no_text(fly, tiny_target):
+    with FlyBatch(tiny_target, 1, **OPTIONS) as batch:
+        for llm in (fly, batch):
+            for token in (-1, fly.n_vocab(), 2**40):
+                for special in (False, True):
+                    with pytest.raises(ValueError, match=rf"token {token} is outside the vocabulary of"):
+                        llm.detokenize([token], special=special)
+
+
+def test_sampling_where_there_is_no_row(fly, tiny_target):
+    """llama.cpp ended the process, or a row of a draft was read."""
+    tokens = fly.tokenize(PROMPT.encode())
+    fly.eval(tokens)
+    token = fly.sample(temp=0.0)
+    fly.load_state(fly.save_state())
+    generator = fly.generate(tokens, temp=0.0)
+    assert next(generator) == token
+    with pytest.raises(ValueError, match="needs the row of the last token, and this FlyLlama evaluates drafts"):
+        fly.sample(temp=0.0)
+    generator.close()
+    with FlyLlama(tiny_target, **OPTIONS) as plain:
+        plain.eval(tokens)
+        state = plain.save_state()
+        generator = plain.generate(tokens, temp=0.0)
+        for _ in range(5):
+            assert next(generator) == plain.sample(temp=0.0)
+    with FlyLlama(tiny_target, **OPTIONS) as plain:
+        plain.load_state(state)
+        with pytest.raises(ValueError, match=r"which a saved state lacks; eval\(\) tokens first"):
+            plain.sample(temp=0.0)
+        plain.eval(tokens[:3])
+        with pytest.raises(ValueError, match="needs the row"):
+            plain.sample(temp=0.0, idx=0)
+
+
+def test_a_vocabulary_computes_nothing(tiny_target):
+    for embedding in (False, True):
+        with FlyLlama(tiny_target, vocab_only=True, embedding=embedding, **OPTIONS) as llm:
+            for use in (lambda: llm.eval([1, 2]), *([lambda: llm.embed("x")] if embedding else [])):
+                with pytest.raises(ValueError, match="vocab_only=True and computes nothing; load it without"):
+                    use()
+
+
 def test_a_prompt_longer_than_the_context(fly):
     tokens = [300] * 300
     with pytest.raises(ValueError, match=r"300.*256"):
@@ -450,6 +500,18 @@ def test_a_processor_that_destroys_the_row(fly, value):
     for settings in ({"temperature": 0}, {"temperature": 0.8, "seed": 1}):
         with pytest.raises(NotFiniteError, match=r"no distribution.*(model file|processors)"):
             fly(PROMPT, max_tokens=60, logits_processor=LogitsProcessorList([destroys]), **settings)
+
+
+def test_what_a_processor_forces(fly):
+    def force(input_ids, scores):
+        scores[[300, 400]] = np.inf, -np.inf
+        return scores
+
+    for settings in ({"temperature": 0}, {"temperature": 0.8, "seed": 1}, {"temperature": 0.01, "repeat_penalty": 1.3}):
+        generator = fly.generate(fly.tokenize(b"Once"), logits_processor=force, **{"temp": settings.pop("temperature")})
+        assert [next(generator) for _ in range(5)] == [300] * 5
+        found = fly("Once", max_tokens=5, logit_bias={300: math.inf, 301: -math.inf}, **settings)
+        assert found["choices"][0]["text"] == fly.detokenize([300] * 5).decode()
 
 
 def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):

@@ -267,7 +267,8 @@ def grammar(llm):
 def logit_bias(llm):
     (the,) = llm.tokenize(b" the", add_bos=False)
     return [llm(PROMPT, max_tokens=40, temperature=0, logit_bias={the: b}) for b in (-100.0, 3.0)] + [
-        llm(PROMPT, max_tokens=40, temperature=0, logit_bias={str(the): -2.0})
+        llm(PROMPT, max_tokens=n, temperature=0, logit_bias=bias)
+        for n, bias in ((40, {str(the): -2.0}), (5, {the: float("inf")}))
     ]
 
 
@@ -333,6 +334,7 @@ def stopping_criteria(llm):
         llm(SHORT, max_tokens=60, temperature=0, stopping_criteria=criteria),
         llm(SHORT, max_tokens=5, temperature=0, stopping_criteria=criteria),
         list(llm(SHORT, max_tokens=60, temperature=0, stopping_criteria=criteria, stream=True)),
+        llm(SHORT, max_tokens=60, temperature=0, stopping_criteria=at_40),
     ]
     return [answers, seen]
 

@@ -174,6 +174,7 @@ REQUESTS = {
         PROMPTS[0],
         {**GREEDY, "stopping_criteria": StoppingCriteriaList([lambda ids, row: len(ids) > 40])},
     ),
+    "criterion": lambda _: (PROMPTS[0], {**GREEDY, "stopping_criteria": lambda ids, row: len(ids) > 40}),
     "bias": lambda _: (PROMPTS[5], {**GREEDY, "logit_bias": {50: 4.0, 60: 3.0}}),
     "tokens": lambda batch: (batch.tokenize(b"Tom has"), {**GREEDY}),
     "chat": lambda _: (MESSAGES, {**GREEDY}),
