@@ -50,7 +50,7 @@ HELP = {
     "/help": "this list",
     "/regenerate": "regenerate the last answer",
     "/continue": "continue an answer that was cut off or stopped",
-    "/undo": "forget the last message and its answer",
+    "/undo": "forget what was read and not sent, or else the last message and its answer",
     "/read FILE": "put the text of a file before the next message",
     "/system [TEXT]": 'show or set the system prompt; "" for none',
     "/set [NAME VALUE]": "show or change temperature, seed, max-tokens, top-p, ...",
@@ -305,9 +305,10 @@ class Chat:
         n_room = n_ctx - min(wanted, n_ctx // 4)
         message = turn.messages[-1]["content"]
         if count(message) + 8 >= n_ctx:
+            remedy = "/undo what was read" if self._read else "shorten it"
             raise ValueError(
                 f"the message has {count(message)} tokens and the context holds "
-                f"{self._options.models.room(llm)}; shorten it, or raise --n-ctx."
+                f"{self._options.models.room(llm)}; {remedy}, or raise --n-ctx."
             )
         n_turns = turn.shorten(n_room, count)
         if n_turns:
@@ -334,6 +335,9 @@ class Chat:
             self._answer(before, message)
         elif name == "/continue":
             self._continue()
+        elif name == "/undo" and self._read:
+            self._read = ""
+            note("(forgotten: what was read for the next message)")
         elif name == "/undo":
             self._cut = None
             self._conversation, message = self._conversation.without_last_turn()
@@ -406,13 +410,15 @@ class Chat:
     def _read_file(self, path: Path) -> None:
         n_ctx = self._llm.n_ctx()
         text = file_text(path, _MOST_BYTES * n_ctx).rstrip("\n")
-        n = len(self._llm.tokenize(text.encode("utf-8"), add_bos=False))
-        if n + 8 >= n_ctx:
+        n, n_before = (len(self._llm.tokenize(one.encode("utf-8"), add_bos=False)) for one in (text, self._read))
+        if n_before + n + 8 >= n_ctx:
+            before, undo = (f", {n_before} were read before", ", /undo those") if n_before else ("", "")
             raise ValueError(
-                f"{str(path)!r} has {n} tokens and the context holds {n_ctx}; take a part, or raise --n-ctx."
+                f"{str(path)!r} has {n} tokens{before} and the context holds {n_ctx}; take a part{undo}, or raise "
+                "--n-ctx."
             )
         self._read = f"{self._read}\n{text}" if self._read else text
-        note(f"({counted(n, 'token')} of {path} go before your next message)")
+        note(f"({counted(n, 'token')} of {path} go before your next message; /undo forgets them)")
 
     def _show_stats(self) -> None:
         stats = self._llm.stats

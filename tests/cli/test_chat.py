@@ -195,6 +195,17 @@ def test_read_puts_a_file_before_the_next_message(run, tmp_path):
         assert result.code == 1 and message in result.err
 
 
+def test_files_that_do_not_fit_together_are_refused_and_undone(run, tmp_path):
+    (tmp_path / "part.txt").write_text("a " * 600)
+    read = f"/read {tmp_path / 'part.txt'}\n"
+    talk, result = talk_of(run, tmp_path, f"{read}{read}/undo\n{QUESTION}\n{read}/undo\n/undo\n", "-c", 1024)
+    assert result.err.count("go before your next message") == 2
+    assert "were read before and the context holds 1024; take a part, /undo those, or raise --n-ctx" in result.err
+    assert result.err.count("forgotten: what was read") == 2 and not talk["messages"]
+    result = chat(run, "-c", 1024, stdin=f"{read}{'a ' * 500}\n")
+    assert "; /undo what was read, or raise --n-ctx" in result.err
+
+
 def test_the_system_prompt_and_settings_change_between_turns(run, tmp_path):
     lines = "/system\n/system Be brief.\n/set temperature 0.5\n/set seed 7\n/set max-tokens 3\n/set\n"
     talk, result = talk_of(run, tmp_path, f"{lines}{QUESTION}\n")
