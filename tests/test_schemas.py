@@ -235,6 +235,11 @@ NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/My
         ({"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"y": {"const": 2}}, "required": ["y"]}],
           "$defs": {"a": {"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"]}}},
          lambda v: v == {"x": 1, "y": 2}),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}], "minimum": 0, "maximum": 99}, lambda v: type(v) is int),
+        ({"allOf": [{"type": ["integer", "number", "null"]}, {"type": ["string", "integer"]}]},
+         lambda v: type(v) is int),
+        ({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "maxItems": 1}, lambda v: v == [1]),
+        ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "maxItems": 0}, lambda v: v == []),
         ({"type": ["string", "null"], "format": "date"}, lambda v: v is None or re.fullmatch(r"\d{4}-\d\d-\d\d", v)),
         ({"type": "string", "format": "ipv4"}, ipaddress.IPv4Address),
         ({"type": "string", "format": "uuid"}, uuid.UUID),
@@ -280,9 +285,19 @@ def test_a_grammar_names_what_it_does_not_enforce():
     assert set(gbnf_of(schema).loose) == named
 
 
+def test_a_reference_that_recurs_with_something_beside_it(writer):
+    following = {"anyOf": [{"$ref": "#/$defs/N", "nullable": True}, {"type": "null"}]}
+    node = {"type": "object", "properties": {"next": following}, "required": ["next"]}
+    grammar = gbnf_of({"$defs": {"N": node}, "$ref": "#/$defs/N", "nullable": True})
+    assert set(grammar.loose) == {"nullable"}
+    texts = list(filter(None, (writer.write(grammar.text, seed) for seed in range(12))))
+    assert texts and all(json.loads(text).keys() == {"next"} for text in texts)
+
+
 @pytest.mark.parametrize(
     "schema", [5, False, {"type": "x"}, {"$ref": "#/$defs/x"}, {"$ref": "http://x"}, {"properties": 5}, {"enum": []},
                {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
+               {"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1},
                {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1}],
 )  # fmt: skip
 def test_what_is_no_schema_is_refused(schema):

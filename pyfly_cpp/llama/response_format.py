@@ -12,13 +12,15 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.llama.schemas import expect_schema, gbnf_of, schema_from
 
+_TYPED = frozenset(("type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf"))
+"""Keywords of a schema that tell the type of a value."""
 _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}'
 
 
 def schema_of(response_format: object) -> Any:
     """The JSON schema that an answer must follow: of a `json_schema` format, with the schema inside `json_schema` as
-    OpenAI's clients send it, or next to the type; or of a `json_object` format that has one next to the type. None for
-    the formats that llama-cpp-python serves itself.
+    OpenAI's clients send it, or next to the type; or of a `json_object` format that has one next to the type, which is
+    one of objects if it names no type. None for the formats that llama-cpp-python serves itself.
 
     Raises:
         ValueError: it is none of the formats.
@@ -29,7 +31,8 @@ def schema_of(response_format: object) -> Any:
     if kind == "text":
         return None
     if isinstance(response_format, Mapping) and kind == "json_object":
-        return response_format.get("schema")
+        given = response_format.get("schema")
+        return {"type": "object", **given} if isinstance(given, Mapping) and not given.keys() & _TYPED else given
     if not isinstance(response_format, Mapping) or kind != "json_schema":
         raise ValueError(f"response_format must be {_FORMS}, not {response_format!r}.")
     inner = response_format.get("json_schema") or response_format

@@ -184,15 +184,12 @@ class _Converter:
     def _visit(self, schema: dict[str, Any], path: str) -> str:
         own = _with_numeric_bounds({word: value for word, value in schema.items() if word not in _ANNOTATIONS})
         reference, parts = own.pop("$ref", None), own.pop("allOf", [])
-        if reference is not None and not own and not parts:
-            return self._reference(reference, path)
-        if len(parts) == 1 and not own and reference is None:
+        if reference is not None:
+            return self._reference(reference, own, parts, path)
+        if len(parts) == 1 and not own:
             return self.visit(parts[0], path)
-        if reference is not None or parts:
-            together = own
-            for part in ([] if reference is None else [self._target(reference)]) + parts:
-                together = self._both(together, part, path)
-            return self.visit(together, path)
+        if parts:
+            return self.visit(self._all(own, parts, path), path)
         for word in ("anyOf", "oneOf"):
             if word in own:
                 rest = {other: value for other, value in own.items() if other != word}
@@ -243,12 +240,18 @@ class _Converter:
                 raise ValueError(f"refers to {reference[:80]!r}, which it does not have")
         return target
 
-    def _reference(self, reference: Any, path: str) -> str:
-        if reference not in self._references:
+    def _reference(self, reference: Any, own: dict[str, Any], parts: list[Any], path: str) -> str:
+        """The rule for a reference and what stands beside it; for the same again the same, so that it may recur."""
+        key = json.dumps([reference, own, parts])
+        if key not in self._references:
             target = self._target(reference)
-            name = self._references[reference] = f"{self._prefix}ref{len(self._references)}"
-            self.rules[name] = self.visit(target, path)
-        return self._references[reference]
+            name = self._references[key] = f"{self._prefix}ref{len(self._references)}"
+            together = self._all(own, [target, *parts], path) if own or parts else target
+            self.rules[name] = self.visit(together, path)
+        return self._references[key]
+
+    def _all(self, own: dict[str, Any], parts: Iterable[Any], path: str) -> Any:
+        return functools.reduce(lambda first, second: self._both(first, second, path), parts, own)
 
     def _both(self, first: Any, second: Any, path: str) -> Any:
         """One schema for what must follow two."""
@@ -278,6 +281,8 @@ class _Converter:
                 kinds = given if isinstance(given, list) else [given]
                 others = value if isinstance(value, list) else [value]
                 out[word] = [kind for kind in kinds if kind in others or (kind == "integer" and "number" in others)]
+                if "integer" in others and "number" in kinds and "number" not in others:
+                    out[word] = list(dict.fromkeys([*out[word], "integer"]))
             else:
                 self._tell(path, [word])
         return out
@@ -314,6 +319,9 @@ class _Converter:
             first, items = items, schema.get("additionalItems")
         low, high = (_count(schema, word, path) for word in ("minItems", "maxItems"))
         low = low or 0
+        self._require_order(low, high, path, "Items")
+        if high is not None and high < len(first):
+            first, items = first[:high], False
         if first and items is None and low <= len(first):
             items = False
         place = f"{path}[]"
@@ -329,9 +337,12 @@ class _Converter:
             inner = f"({inner})?" if not begun and low == 0 else inner
         return self._rule(f'"[" space {inner} "]"')
 
-    def _times(self, rule: str, low: int, high: int | None, path: str, what: str) -> str:
+    def _require_order(self, low: int, high: int | None, path: str, what: str) -> None:
         if high is not None and high < low:
             raise ValueError(f"has fewer than min{what} as max{what} at {path or 'its top'}")
+
+    def _times(self, rule: str, low: int, high: int | None, path: str, what: str) -> str:
+        self._require_order(low, high, path, what)
         if low > MOST_TIMES:
             low = MOST_TIMES
             self._tell(path, [f"min{what}"])

@@ -41,6 +41,16 @@ def test_a_schema_is_followed(llm, form):
     assert json.loads(text).keys() == {"n"}
 
 
+@pytest.mark.parametrize(
+    "schema", [{}, {"title": "Answer"}, {"description": "any", "additionalProperties": {"type": "null"}}]
+)
+def test_a_json_object_is_an_object(llm, schema):
+    """Also if its schema names no type."""
+    form, digit = {"type": "json_object", "schema": schema}, llm.tokenize(b"7", add_bos=False)[-1]
+    options = {"logit_bias": {digit: 30.0}, "max_tokens": 8, "temperature": 0}
+    assert content(llm.create_chat_completion(MESSAGES, response_format=form, **options)).startswith("{")
+
+
 STRING = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 12}}, "required": ["s"]}
 
 
