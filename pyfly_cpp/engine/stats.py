@@ -99,7 +99,8 @@ class Stats:
     """Windows across steps that fell back to their step (rejected at its end), because the model's memory (sliding
     window, recurrent state) could not have come back to their mismatch later."""
     prefilled: int = 0
-    """Prompt tokens evaluated."""
+    """Prompt tokens evaluated, without those that the context held already, and without the last one of each prompt,
+    which is a part of its first step."""
     replayed: int = 0
     """Tokens evaluated again because the model's memory had to go back further than needed."""
     checkpoints: int = 0
@@ -136,7 +137,8 @@ class Stats:
     seconds_gate: float = 0.0
     """Rows, gates, windows, sampling, rollback."""
     seconds_python: float = 0.0
-    """FlyLlama's own Python between the native calls; not the caller's."""
+    """FlyLlama's own Python between the native calls, with the caller's stopping criteria, but without what the caller
+    does with each piece."""
 
     @property
     def mean_accepted(self) -> float:
