@@ -166,11 +166,14 @@ class Request:
         if self.log_rounds:
             self._accepted = slot.accepted()
 
-    def begin_with(self, token: int, row: Row) -> Committed:
-        """The first token of the answer, which was chosen by a row before `begin`. Raises what a processor raised."""
-        failure = self.processors and self.processors.take_failure()
-        if failure:
+    def raise_failure(self) -> None:
+        """Raises what a processor has raised."""
+        failure = None if self.processors is None else self.processors.take_failure()
+        if failure is not None:
             raise failure
+
+    def begin_with(self, token: int, row: Row) -> Committed:
+        """The first token of the answer, if it was chosen by a row before `begin`."""
         self.arrivals.append(time.perf_counter())
         self.n_arrived.append(0)
         return Committed(len(self.history), token, row if self._keeps_rows else None, None)

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import llama_cpp
 import numpy as np
 
+from pyfly_cpp.engine.drawing import draw
 from pyfly_cpp.engine.request import Committed, Request
 from pyfly_cpp.errors import BusyError, ContextFullError
 from pyfly_cpp.machine.interrupts import interrupts_deferred
@@ -125,11 +127,15 @@ class Generation:
         llm, request = self._llm, self.request
         if llm._requires_eval or request.reads_prompt or not (llm._is_recurrent or llm._is_hybrid):
             return []
-        row = llm._ctx.get_logits_ith(-1)
-        if not row or len(request.history) == llm._n_ctx:
+        n, context = len(request.history), llm._ctx
+        is_last = llama_cpp.llama_memory_seq_pos_max(context.memory, 0) == n - 1
+        pointer = context.get_logits_ith(-1) if is_last and n < llm._n_ctx else None
+        if not pointer:
             return []
-        token = self._sampler.sample(llm._ctx, -1)
-        return [request.begin_with(token, np.ctypeslib.as_array(row, (self._n_vocab,)).copy())]
+        row = np.ctypeslib.as_array(pointer, (self._n_vocab,)).copy()
+        token = draw(self._sampler.sampler, row)
+        request.raise_failure()
+        return [] if token is None else [request.begin_with(token, row)]
 
     def _begin_in_slot(self, n_held: int) -> None:
         """`n_held`: tokens of the request that the context holds."""

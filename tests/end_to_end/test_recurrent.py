@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import llama_cpp
+import numpy as np
 import pytest
-from llama_cpp import LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import MTP, DraftModel, FlyLlama, PromptLookup
+from pyfly_cpp.errors import NotFiniteError
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -177,6 +181,26 @@ def test_processors_criteria_and_tokens_sent_behind_a_row_that_is_there(fly, bas
 
     with pytest.raises(KeyError, match="mine"):
         ask(fly, seen(fly), logits_processor=LogitsProcessorList([fail]))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_row_that_is_there_and_no_token(fly, seen, temperature):
+    """llama.cpp would end the process."""
+    for grammar, error in (('"a" missing', ValueError), (r'"\x00"', NotFiniteError)):
+        grammar = LlamaGrammar.from_string(f"root ::= {grammar}", verbose=False)
+        with pytest.raises(error):
+            ask(fly, seen(fly), grammar=grammar, temperature=temperature)
+    for value in (math.nan, math.inf, -math.inf):
+        processors = LogitsProcessorList([lambda tokens, scores, value=value: np.full_like(scores, value)])
+        with pytest.raises(NotFiniteError):
+            ask(fly, seen(fly), logits_processor=processors, temperature=temperature)
+
+
+def test_a_row_of_tokens_that_were_taken_back(fly, fresh):
+    tokens = fly.tokenize(PROMPT.encode())
+    fly.eval([*tokens, 300, 301])
+    fly.n_tokens = len(tokens)
+    assert ask(fly, tokens) == fresh(PROMPT)
 
 
 def test_states_and_caches(fly, fresh):

@@ -1,0 +1,32 @@
+"""A token by a sampler chain and a row, outside of the batch."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from pyfly_cpp.engine.output import Row
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+def draw(chain: Any, row: Row) -> int | None:
+    """The token that a llama_sampler chain chooses by a row of logits [n_vocab], and accepts; None, and nothing is
+    accepted, where llama.cpp would end the process: by a grammar that it could not parse, or a row without a
+    distribution."""
+    n_samplers = llama_cpp.llama_sampler_chain_n(chain)
+    if not all(llama_cpp.llama_sampler_chain_get(chain, i) for i in range(n_samplers)):
+        return None
+    candidates = np.zeros(len(row), _CANDIDATE)
+    candidates["id"], candidates["logit"] = np.arange(len(row)), row
+    data = candidates.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+    array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
+    if array.selected < 0 or not np.isfinite(candidates["logit"][array.selected]):
+        return None
+    token = int(candidates["id"][array.selected])
+    llama_cpp.llama_sampler_accept(chain, token)
+    return token
