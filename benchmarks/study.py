@@ -56,7 +56,7 @@ from pyfly_cpp.evaluation.code import CodeTask
 from pyfly_cpp.evaluation.drafting import files_of, load_generator
 from pyfly_cpp.evaluation.files import DataError, Row, read_lines_so_far
 from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.machine import describe_machine, describe_model
+from pyfly_cpp.evaluation.machine import CONDITIONS, describe_machine, describe_model
 from pyfly_cpp.evaluation.registry import TASKS
 from pyfly_cpp.evaluation.report import SettingResult, interval, summarise
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
@@ -196,7 +196,7 @@ rule. This share grows with p, so interpolate between two of the bounds, and onc
 
 
 OF_A_CHUNK = ("task", "items", "settings", "part", "data_sha256")
-"""What differs from chunk to chunk of a study."""
+"""Conditions that differ from chunk to chunk of a study."""
 
 
 def digest(text: str) -> bytes:
@@ -253,7 +253,7 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     drafters = generator.drafters
     machine = describe_machine()
     return generator, {
-        **{name: machine[name] for name in ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")},
+        **{name: machine[name] for name in CONDITIONS},
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
         "drafter": " and ".join(map(str, require_drafters(drafters.of(Decoding())))),

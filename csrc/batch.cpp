@@ -162,7 +162,7 @@ const std::vector<Batch::Progress> & Batch::step() {
         try {
             assign(*t, parts);
         } catch (const std::exception &) {
-            t->stop(false);
+            t->stop(true);
         }
     }
     has_freed_ = false;

@@ -298,7 +298,9 @@ def test_a_reference_that_recurs_with_something_beside_it(writer):
     "schema", [5, False, {"type": "x"}, {"$ref": "#/$defs/x"}, {"$ref": "http://x"}, {"properties": 5}, {"enum": []},
                {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
                {"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1},
-               {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1}],
+               {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1},
+               {"$ref": "#"}, {"$ref": "#", "nullable": True}, {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+               {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/B"}]}, "B": {"$ref": "#/$defs/A"}}, "$ref": "#/$defs/A"}],
 )  # fmt: skip
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(ValueError):

@@ -647,7 +647,7 @@ pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep
 pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
 /* *n_left receives how many tokens the target or a drafter has to evaluate before the text's next round; 0: the next
- * step brings one, unless other texts make it wait. INVALID where no text runs. */
+ * step is one, unless other texts make it wait. INVALID where no text runs. */
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
 
 /* What a step did for a running text. */

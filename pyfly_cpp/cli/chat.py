@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import difflib
 import os
@@ -30,7 +29,7 @@ from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
-from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.engine.output import Piece, Token, whole_characters
 from pyfly_cpp.engine.prompting import hear_chat
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.repetition import find_loop
@@ -275,7 +274,7 @@ class Chat:
             return None
         self._cut = None
         if is_cut:
-            said = _whole_characters(llm, said)
+            said = whole_characters(said, llm.vocabulary.piece)
             asked = hear_completion()
             self._cut = {name: asked.get(name) for name in ("stop", "stopping_criteria")}
             self._cut["prompt"] = [*asked["prompt"], *(token.id for token in said)]
@@ -412,10 +411,10 @@ class Chat:
         text = file_text(path, _MOST_BYTES * n_ctx).rstrip("\n")
         n, n_before = (len(self._llm.tokenize(one.encode("utf-8"), add_bos=False)) for one in (text, self._read))
         if n_before + n + 8 >= n_ctx:
-            before, undo = (f", {n_before} were read before", ", /undo those") if n_before else ("", "")
+            before, undo = (f" besides the {n_before} you read before", ", /undo those") if n_before else ("", "")
             raise ValueError(
-                f"{str(path)!r} has {n} tokens{before} and the context holds {n_ctx}; take a part{undo}, or raise "
-                "--n-ctx."
+                f"{str(path)!r} has {n} tokens{before}, but the context holds {n_ctx}; take a part{undo}, or "
+                "raise --n-ctx."
             )
         self._read = f"{self._read}\n{text}" if self._read else text
         note(f"({counted(n, 'token')} of {path} go before your next message; /undo forgets them)")
@@ -447,13 +446,3 @@ class Chat:
         if isinstance(model, str) and model != own:
             warn(f"It was saved with {model}; it continues with {own}.")
         self._show_gate()
-
-
-def _whole_characters(llm: FlyLlama, tokens: list[Token]) -> list[Token]:
-    """The tokens up to the last one that ends a character."""
-    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-    n = 0
-    for i, token in enumerate(tokens):
-        decoder.decode(llm.vocabulary.piece(token.id))
-        n = n if decoder.getstate()[0] else i + 1
-    return tokens[:n]

@@ -151,7 +151,7 @@ def command(
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
         f"{plan.max_tokens} tokens; "
         f"temperature {temperature:g}",
-        *session.facts(runner.sessions(folder)),
+        *session.facts(runner.starts(folder)),
     ]
     if n_parallel > 1:
         facts.append(f"{n_parallel} requests at a time: tokens/s of all together, prompts counted apart")

@@ -19,7 +19,7 @@ from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS, is_optional, require_drafters
 from pyfly_cpp.evaluation.drafting import files_of, load_generator
-from pyfly_cpp.evaluation.machine import describe_machine, describe_model, disturbance
+from pyfly_cpp.evaluation.machine import CONDITIONS, describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
 
 
@@ -44,8 +44,10 @@ class Session:
 
     def conditions(self) -> dict[str, Any]:
         """Conditions that must be equal for measurements to stand in one table."""
-        names = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
-        return {**{name: self.machine[name] for name in names}, **self.models}  # --kernels goes before the environment
+        return {
+            **{name: self.machine[name] for name in CONDITIONS},
+            **self.models,
+        }  # --kernels goes before the environment
 
     def facts(self, starts: Sequence[dict[str, Any]] = ()) -> list[str]:
         """The conditions of a measurement, for people; `starts`: the machine at each start of a resumed one."""

@@ -78,6 +78,16 @@ class Characters:
         return self._decode(self._piece_of(token))
 
 
+def whole_characters(tokens: Sequence[Token], piece_of: Callable[[int], bytes]) -> list[Token]:
+    """The tokens up to the last one that ends a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    n = 0
+    for i, token in enumerate(tokens):
+        decoder.decode(piece_of(token.id))
+        n = n if decoder.getstate()[0] else i + 1
+    return list(tokens[:n])
+
+
 class Output:
     """The text of one answer; see the module for the rules."""
 

@@ -161,7 +161,8 @@ class Request:
             keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,
         )  # fmt: skip
         self.slot, self.is_in_slot, self.begun = slot, True, time.perf_counter()
-        self._n_prompt = len(self.history) - sum(self.n_arrived)
+        if not self.arrivals:
+            self._n_prompt = len(self.history)
         self._begun_at = self._position = slot.n_evaluated
         if self.log_rounds:
             self._accepted = slot.accepted()
@@ -174,18 +175,18 @@ class Request:
 
     def begin_with(self, token: int, row: Row) -> Committed:
         """The first token of the answer, if it was chosen by a row before `begin`."""
+        self._n_prompt = len(self.history)
         self.arrivals.append(time.perf_counter())
         self.n_arrived.append(0)
         return Committed(len(self.history), token, row if self._keeps_rows else None, None)
 
     def resume(self, n_keep: int, tokens: Sequence[int]) -> None:
-        """Goes on behind the first n_keep tokens with the caller's. Raises ContextFullError: they do not fit."""
+        """Continues behind the first n_keep tokens with the caller's. Raises ContextFullError: they do not fit in the
+        slot where it runs."""
         if self.is_in_slot:
             self.slot.resume(n_keep, list(tokens))
+            self._begun_at = self._position = self.slot.n_evaluated
         self.history[n_keep:] = map(int, tokens)
-        if not self.is_in_slot:
-            return
-        self._begun_at = self._position = self.slot.n_evaluated
 
     def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:
         """What a step that was no round has evaluated: (position, row) of the tokens, if rows are wanted."""

@@ -76,10 +76,13 @@ def same_value(extracted: str, expected: str) -> bool:
 
 _ANSWER_IS = re.compile(
     r"(?:(?i:\b(?:answer|option|choice)(?:\s+(?:is|would\s+be|must\s+be|should\s+be)|\s*:)\s*:?)|\\boxed\{)"
-    r"(?:[\s*_`\"'(\[$]|\\(?:boxed|text|textbf|mathrm)\{|(?i:option|choice|letter)\s)*([A-Z])\b(?![\w'’])"
+    r"(?:[\s*_`\"'(\[$]|\\(?:boxed|text|textbf|mathrm)\{|(?i:(?:the\s)?(?:option|choice|letter)\s))*"
+    r"([A-Z])\b(?![\w'’])"
 )
-_IS_THE_ANSWER = re.compile(
-    r"\b([A-Z])[*_`\"')\]]*\s+is\s+the\s+(?:final\s+|correct\s+|best\s+|right\s+)?(?:answer|option|choice)\b"
+_IS_THE_ANSWER = re.compile(  # not "neither A nor B is the answer", nor "A is the option that ..."
+    r"(?:^|[.!?:;,]\s|(?i:\b(?:so|thus|therefore|option|choice|letter|answer),?\s))[\s*_`\"'(\[]*([A-Z])[*_`\"')\]]*"
+    r"\s+is\s+the\s+(?:final\s+|correct\s+|best\s+|right\s+)?(?:answer|option|choice)\b(?!\s+(?:that|which)\b)",
+    re.MULTILINE,
 )
 _PARENTHESISED = re.compile(r"\(([A-Z])\)")
 _LEADING = re.compile(r"\A(?!\s*A\s+[a-z])[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)")  # "A dog" is no answer A

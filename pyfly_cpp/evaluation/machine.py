@@ -23,6 +23,10 @@ _DISTURBING = 0.25
 """Cores that other programs may use before no speed is to be believed. An idle desktop stays under 0.1."""
 
 
+CONDITIONS = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
+"""Of `describe_machine()`: must be equal for measurements to stand in one table."""
+
+
 def used_by_others(seconds: float = 0.5) -> float | None:
     """How many of this process's CPUs other processes use, on average over so many seconds; None on systems that do not
     show it (all but Linux). Takes that long."""

@@ -163,7 +163,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         raise OutputError(f"{folder / RUN} was not written by this program; give an empty or a new folder.") from None
 
 
-def sessions(folder: Path) -> list[dict[str, Any]]:
+def starts(folder: Path) -> list[dict[str, Any]]:
     """The machine as it was at each start that made lines of the run in a folder."""
     known = read_run(folder)
     return [] if known is None else list(known["sessions"])

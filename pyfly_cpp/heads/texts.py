@@ -145,7 +145,7 @@ def write_answers(
     written = Text.read(path)
     n, done = sum(len(text.tokens) for text in written), {text.prompt for text in written}
     waiting = (one for one in _with_temperatures(prompts) if one[1] not in done)
-    settings = {"n_ctx": N_TEXT + N_ANSWER, "verbose": False, **arguments}
+    settings = {"n_ctx": N_TEXT, "verbose": False, **arguments}
     running: dict[Future[Any], tuple[str, str, Handle]] = {}
     with resumable(path), path.open("a", encoding="utf-8") as file:
         with FlyBatch(target, N_PARALLEL, **settings) as batch:

@@ -126,10 +126,12 @@ def _require_same(plan: Plan) -> str:
         "layers": list(plan.layers),
         "texts": str(plan.texts and plan.texts.resolve()),
         "head": plan.head,
+        "held_out": 2,  # the second rule of which texts these are
     }
     if plan.origin.exists() and json.loads(plan.origin.read_text(encoding="utf-8")) != made_from:
         raise DataError(
-            f"{plan.folder} holds a training of another target, kind or texts; remove it, or choose another output."
+            f"{plan.folder} holds a training of another target, kind, version or texts; remove it, or choose another "
+            "output."
         )
     write_atomically(plan.origin, json.dumps(made_from))
     return str(made_from["target"])

@@ -121,9 +121,9 @@ class Generation:
         return first
 
     def _choose_by_row(self) -> list[Committed]:
-        """The first token, if a prompt that is all evaluated is held by a recurrent state, and its row is there: the
-        state cannot go back by a token, and may hold what the tokens do not tell (an image). Such a token has no record
-        and no part in the counters."""
+        """The first token, if a recurrent state holds all of the prompt, and its row is there: the state cannot go back
+        by a token, and may hold more than the tokens tell (an image). Such a token has no record and no part in the
+        counters."""
         llm, request = self._llm, self.request
         if llm._requires_eval or request.reads_prompt or not (llm._is_recurrent or llm._is_hybrid):
             return []
@@ -144,6 +144,7 @@ class Generation:
         n_evaluated = min(n_held, len(request.history) - 1)
         request.begin(llm.decoder.slot, llm.decoding, self._sampler, n_evaluated=n_evaluated)
         llm._requires_eval = True
+        llm.has_row = not llm.decoder.drafters
         self._hold()
 
     def _advance(self) -> list[Committed]:

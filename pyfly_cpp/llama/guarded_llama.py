@@ -56,6 +56,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     n_tokens: int
     _n_ctx: int
     _context_params: Any = None
+    has_row: bool = False
+    """Whether the context's last row of logits is that of the last token."""
     n_batch: int
     model_path: str
     verbose: bool
@@ -367,23 +369,20 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 )
             self._require_weights()
             super().eval(tokens)
+            self.has_row = True
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         """A token by the row of the last evaluated one, as in the base class.
 
         Raises:
-            ValueError: that row is not there.
+            ValueError: that row is not there: a state was loaded, or drafts were evaluated behind it.
         """
         idx = _SAMPLE.bind(self, *args, **kwargs).arguments.get("idx")
         with self._access.exclusive():
-            if self._requires_eval and self.decoder.drafters:
+            if not self.has_row or not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
                 raise ValueError(
-                    "sample() needs the row of the last token, and this FlyLlama evaluates drafts behind it; take "
-                    "tokens from generate(), or set drafter = None."
-                )
-            if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
-                raise ValueError(
-                    "sample() needs the row of the last token, which a saved state lacks; eval() tokens first."
+                    "sample() needs logits that the context does not hold (drafts replace them, and a saved state has "
+                    "none); eval() tokens first, or take tokens from generate()."
                 )
             return super().sample(*args, **kwargs)
 
@@ -419,6 +418,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         with self._access.exclusive():
             states.load_state(self, state, self._logits_all, before=self._supersede)
+            self.has_row = False
 
 
 class _Missing:

@@ -22,8 +22,8 @@ def require_adapter(adapter: Any, lora_path: str | None, model_path: str) -> Non
     """Raises ValueError if llama.cpp gave a null pointer instead of a LoRA adapter."""
     if not adapter:
         raise ValueError(
-            f"the LoRA adapter {lora_path!r} cannot be used with {model_path!r}: give the whole file of an adapter "
-            "that was made for this model; verbose=True shows why."
+            f"{lora_path!r} cannot be used as a LoRA adapter: it is damaged, or was not made for {model_path!r}; "
+            "verbose=True shows the reason."
         )
 
 

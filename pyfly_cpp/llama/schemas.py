@@ -165,6 +165,7 @@ class _Converter:
         self.loose: list[str] = []
         self._names: dict[str, str] = {}
         self._references: dict[str, str] = {}
+        self._open: set[tuple[str, str]] = set()
         self._n_nested = 0
 
     def visit(self, schema: Any, path: str) -> str:
@@ -247,7 +248,11 @@ class _Converter:
             target = self._target(reference)
             name = self._references[key] = f"{self._prefix}ref{len(self._references)}"
             together = self._all(own, [target, *parts], path) if own or parts else target
+            self._open.add((key, path))
             self.rules[name] = self.visit(together, path)
+            self._open.remove((key, path))
+        elif (key, path) in self._open:
+            raise ValueError(f"refers to itself at {path or 'its top'}, with no value in between")
         return self._references[key]
 
     def _all(self, own: dict[str, Any], parts: Iterable[Any], path: str) -> Any:

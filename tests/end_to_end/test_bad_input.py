@@ -198,7 +198,7 @@ def test_a_draft_of_another_vocabulary(tiny_target, tiny_draft, fly, tmp_path):
 # ---- Contexts that are full ------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_no_prompt(fly, tiny_target):
+def test_bytes_are_no_prompt(fly):
     for prompt in (b"Hello", bytearray(b"Hello")):
         for suffix in (None, "x"):
             with pytest.raises(ValueError, match="a prompt is a string or a list of token ids, not "):
@@ -222,9 +222,13 @@ def test_sampling_where_there_is_no_row(fly, tiny_target):
     fly.load_state(fly.save_state())
     generator = fly.generate(tokens, temp=0.0)
     assert next(generator) == token
-    with pytest.raises(ValueError, match="needs the row of the last token, and this FlyLlama evaluates drafts"):
+    with pytest.raises(ValueError, match="needs logits that the context does not hold"):
         fly.sample(temp=0.0)
     generator.close()
+    drafter, fly.drafter = fly.drafter, None
+    with pytest.raises(ValueError, match="needs logits"):
+        fly.sample(temp=0.0)
+    fly.drafter = drafter
     with FlyLlama(tiny_target, **OPTIONS) as plain:
         plain.eval(tokens)
         state = plain.save_state()
@@ -233,11 +237,15 @@ def test_sampling_where_there_is_no_row(fly, tiny_target):
             assert next(generator) == plain.sample(temp=0.0)
     with FlyLlama(tiny_target, **OPTIONS) as plain:
         plain.load_state(state)
-        with pytest.raises(ValueError, match=r"which a saved state lacks; eval\(\) tokens first"):
+        with pytest.raises(ValueError, match=r"a saved state has none\); eval\(\) tokens first"):
             plain.sample(temp=0.0)
         plain.eval(tokens[:3])
-        with pytest.raises(ValueError, match="needs the row"):
+        plain.sample(temp=0.0)
+        with pytest.raises(ValueError, match="needs logits"):
             plain.sample(temp=0.0, idx=0)
+        plain.load_state(state)
+        with pytest.raises(ValueError, match="a saved state has none"):
+            plain.sample(temp=0.0)
 
 
 def test_a_vocabulary_computes_nothing(tiny_target):

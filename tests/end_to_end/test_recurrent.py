@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import llama_cpp
-import numpy as np
 import pytest
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 
@@ -112,7 +111,7 @@ def test_evaluated_to_the_last_token(fly, fresh):
 
 
 @pytest.fixture
-def seen(tiny_qwen35):
+def seen():
     """seen(llm) evaluates a prompt, some of it as chat handlers do an image, and returns the ids that stand for it."""
 
     def see(llm):
@@ -190,10 +189,15 @@ def test_a_row_that_is_there_and_no_token(fly, seen, temperature):
         grammar = LlamaGrammar.from_string(f"root ::= {grammar}", verbose=False)
         with pytest.raises(error):
             ask(fly, seen(fly), grammar=grammar, temperature=temperature)
-    for value in (math.nan, math.inf, -math.inf):
-        processors = LogitsProcessorList([lambda tokens, scores, value=value: np.full_like(scores, value)])
-        with pytest.raises(NotFiniteError):
-            ask(fly, seen(fly), logits_processor=processors, temperature=temperature)
+    for value, n in ((math.nan, None), (math.inf, None), (-math.inf, None), (math.nan, 1)):
+
+        def process(tokens, scores, value=value, n=n):
+            scores[:n] = value
+            return scores
+
+        for max_tokens in (1, 4):
+            with pytest.raises(NotFiniteError):
+                ask(fly, seen(fly), logits_processor=process, temperature=temperature, max_tokens=max_tokens)
 
 
 def test_a_row_of_tokens_that_were_taken_back(fly, fresh):

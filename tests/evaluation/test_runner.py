@@ -325,7 +325,7 @@ def test_killed_at_any_moment(data, tiny, tmp_path):
     calm_lines, killed_lines = sorted(calm_lines, key=key), sorted(killed_lines, key=key)
     assert [without_time(line) for line in killed_lines] == [without_time(line) for line in calm_lines]
     assert table_without_time(killed_lines) == table_without_time(calm_lines)
-    starts = [one["lines_before"] for one in runner.sessions(tmp_path / "killed")]
+    starts = [one["lines_before"] for one in runner.starts(tmp_path / "killed")]
     assert starts == sorted({0, *counts} - {len(killed_lines)})  # those that made lines
 
 
