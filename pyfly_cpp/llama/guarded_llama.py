@@ -50,14 +50,15 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     runs; two threads at the same time are refused.
     """
 
+    has_row = False
+    """Whether the context's last row of logits is that of the last token."""
+
     # Attributes of the (untyped) base class that are used here.
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
     n_tokens: int
     _n_ctx: int
     _context_params: Any = None
-    has_row: bool = False
-    """Whether the context's last row of logits is that of the last token."""
     n_batch: int
     model_path: str
     verbose: bool

@@ -152,7 +152,7 @@ def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
     assert quantised["text"] and quantised["settings"]["type_k"] == "q8_0"
     for arguments, code, message in (
         (["--lora", tmp_path / "none.gguf"], 1, "LoRA adapter '"),
-        (["--lora", TARGET], 1, "that was made for this model; llama.cpp reports: "),
+        (["--lora", TARGET], 1, "it is damaged, or was not made for "),
         (["--cache-type-v", "q8_0"], 1, "needs flash attention; add --flash-attn"),
         (["--cache-type-k", "q9"], 2, "'q9' is not one of"),
         (["--tensor-split", "1,x"], 2, "write one number for each GPU"),

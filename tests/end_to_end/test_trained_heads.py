@@ -458,7 +458,7 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
     with pytest.raises(DataError, match="a head needs at least 2000"):
         train_head(plan_head(tiny_target, out, texts=short), measure=False, **ONE)
     (tmp_path / "head.gguf.work" / "made_from.json").write_text(json.dumps({}), encoding="utf-8")
-    with pytest.raises(DataError, match="another target, kind or texts"):
+    with pytest.raises(DataError, match="another target, kind, version or texts"):
         train_head(plan_head(tiny_target, out, texts=texts), measure=False, **ONE)
 
 
