@@ -167,11 +167,11 @@ const std::vector<Batch::Progress> & Batch::step() {
     }
     has_freed_ = false;
 
-    const auto & [joining, rounds, n_chunk, is_older_waiting] = parts;
-    const bool is_chunked = !rounds.empty() || std::any_of(joining.begin(), joining.end(),
-                                                           [&](const Text * t) { return delays_another(*t); });
-    const Plans prompts = plan_prompts(joining, is_chunked ? n_chunk : static_cast<size_t>(target_.n_batch()));
-    Plans plans = plan_rounds(rounds);
+    const bool is_chunked = !parts.rounds.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
+                                                                 [&](const Text * t) { return delays_another(*t); });
+    const size_t n_most = is_chunked ? parts.n_chunk : static_cast<size_t>(target_.n_batch());
+    const Plans prompts = plan_prompts(parts.joining, n_most);
+    Plans plans = plan_rounds(parts.rounds);
     plans.insert(plans.end(), prompts.begin(), prompts.end());
     evaluation_.run(plans);
 

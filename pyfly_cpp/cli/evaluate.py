@@ -121,11 +121,7 @@ def command(
             f"{n_least}."
         )
     folder = Path(output or f"pyfly-eval-{task.name}")
-    known = None if force else runner.read_run(folder)
-    if isinstance(parallel, str):  # what is interrupted resumes with as many
-        n_parallel = models.choose_parallel() if known is None else int(known["identity"].get("parallel", 1))
-    else:
-        n_parallel = parallel
+    n_parallel = _resolve_parallel(parallel, models, None if force else folder)
     session = open_session(models, chosen, None if n_parallel == 1 else n_parallel)
     conditions = {**session.conditions(), "data_sha256": _sha256(data, items)}
     conditions["examples_sha256"] = _sha256(examples, worked) if few_shot else None
@@ -170,6 +166,14 @@ def command(
         for sentence in report.notes(table):
             write_sentences(sentence)
     note(f"Written to {folder}")
+
+
+def _resolve_parallel(parallel: int | str, models: Models, folder: Path | None) -> int:
+    """Requests at a time; "auto": as many as the run in `folder` began with, if there is one."""
+    if isinstance(parallel, int):
+        return parallel
+    known = None if folder is None else runner.read_run(folder)
+    return models.choose_parallel() if known is None else int(known["identity"].get("parallel", 1))
 
 
 def _read_items(
