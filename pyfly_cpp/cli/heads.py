@@ -26,7 +26,7 @@ def command() -> None:
 @click.argument("target")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
 @click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: answers of TARGET]")
-@click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built in]")
+@click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built-in and made up]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
 @click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
 @click.option("--kind", "head", default="eagle3", type=click.Choice(tuple(HEADS)), help="Kind of head.")

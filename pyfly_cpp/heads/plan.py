@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.prompts import built_in
-from pyfly_cpp.heads.texts import in_turn
 from pyfly_cpp.machine.files import require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import bytes_of_model
 
@@ -35,8 +34,10 @@ class Plan:
     output: Path
     texts: Path | None
     """The user's files; None: the target writes the texts itself."""
-    prompts: tuple[tuple[str, str], ...]
-    """Kind and prompt of what it answers."""
+    prompts: Mapping[str, Sequence[str]]
+    """What it answers, by kind."""
+    asks: bool
+    """Whether the target also makes up prompts itself."""
     n_tokens: int
     """Most tokens of the texts."""
     hours: float
@@ -84,8 +85,8 @@ def plan_head(
         target: The model to draft for, one GGUF file.
         output: The head to write.
         texts: A folder with UTF-8 files, or one file, to learn from; None: what the target answers to prompts.
-        prompts: JSON Lines with `prompt` and, if there are several kinds, `category`; None: built-in ones. Not with
-            `texts`.
+        prompts: JSON Lines with `prompt` and, if there are several kinds, `category`; None: built-in ones, and some
+            that the target makes up itself. Not with `texts`.
         n_tokens: Tokens to learn from, at most.
         hours: Most time, for all.
         kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".
@@ -125,8 +126,8 @@ def plan_head(
     n_embd = TargetFile(path).n_embd
     n_bytes = n_tokens * (8 * n_embd + 120) + 60 * n_embd * n_embd * 12
     plan = Plan(
-        path, out, None if texts is None else Path(texts), tuple(in_turn(_prompts(prompts))), n_tokens, hours, kind,
-        head, licence, layers_of(info.n_layer), n_bytes,
+        path, out, None if texts is None else Path(texts), _prompts(prompts), texts is None and prompts is None,
+        n_tokens, hours, kind, head, licence, layers_of(info.n_layer), n_bytes,
         bytes_of_model(path) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_other(out, path)
@@ -141,10 +142,10 @@ def layers_of(n_layer: int) -> tuple[int, int, int]:
     return max(1, min(2, n_layer // 6)), n_layer // 2, n_layer - 1
 
 
-def _prompts(path: str | os.PathLike[str] | None) -> Mapping[str, Iterator[str]]:
+def _prompts(path: str | os.PathLike[str] | None) -> Mapping[str, Sequence[str]]:
     if path is None:
-        return built_in()
+        return {kind: tuple(of) for kind, of in built_in().items()}
     by_kind: dict[str, list[str]] = {}
     for prompt in read_prompts(path):
         by_kind.setdefault(prompt.category or "prompt", []).append(prompt.turns[0])
-    return {kind: iter(of) for kind, of in by_kind.items()}
+    return by_kind

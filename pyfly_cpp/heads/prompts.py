@@ -1,4 +1,4 @@
-"""Prompts of all kinds, made of templates and topics: what a target answers itself if the user gives no texts."""
+"""Prompts from templates and topics, for a target whose user gives no texts, and requests for more prompts."""
 
 from __future__ import annotations
 
@@ -80,6 +80,23 @@ _ORDERS = (
     "Give {1} {0} as a JSON list of objects with the fields name and note.", "Rank {1} {0} and give a reason for each.",
     "Write an e-mail to a colleague that recommends {1} {0}.", "Translate the names of {1} {0} into German and French.",
 )  # fmt: skip
+_FIELDS = (
+    "cooking", "gardening", "personal finance", "travel", "health and exercise", "history", "geography", "physics",
+    "chemistry", "biology", "medicine", "law", "psychology", "philosophy", "religion and myths", "music", "films",
+    "books and poems", "painting and design", "sports", "board games and puzzles", "pets and animals",
+    "weather and climate", "space", "the oceans", "food and drink", "cars and traffic", "houses and repairs",
+    "clothes and fashion", "children and school", "universities and exams", "languages and translation",
+    "grammar and writing", "jobs and applications", "companies and marketing", "statistics and data", "mathematics",
+    "logic", "algorithms", "databases", "web pages", "computer networks", "mobile phones and apps", "electronics",
+    "energy", "farming", "politics and elections", "economics", "friendship and family", "celebrations and gifts",
+)  # fmt: skip
+_REQUESTS = (
+    "Write ten different questions that people ask an assistant about {}.",
+    "Write ten different tasks about {} that people give to an assistant: to write, compare, list, plan, correct or "
+    "explain something.",
+    "Write five detailed requests about {} that people make to an assistant, each with its circumstances in two "
+    "sentences.",
+)
 
 
 def _maths() -> Iterator[str]:
@@ -111,3 +128,9 @@ def built_in() -> Mapping[str, Iterator[str]]:
         "story": _filled(_FORMS, _HEROES, _PLOTS),
         "instruct": _filled(_ORDERS, _THINGS, (3, 4, 5, 6, 8, 10)),
     }
+
+
+def for_prompts() -> Iterator[str]:
+    """Requests to which a target answers with numbered prompts, up to ten each."""
+    for request in _filled(_REQUESTS, _FIELDS):
+        yield f"{request} Number them, one per line, without answers."

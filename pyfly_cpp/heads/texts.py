@@ -7,10 +7,10 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.batch.handles import Handle
@@ -35,6 +35,8 @@ N_PARALLEL = 24
 
 Tell = Callable[[str, float], None]
 """Called with what is being done and how much of it, 0..1; what it raises stops everything."""
+
+T = TypeVar("T")
 
 
 class Text(NamedTuple):
@@ -117,10 +119,37 @@ def _parts(path: Path) -> Iterator[str]:
         begin += len(part)
 
 
-def in_turn(prompts: Mapping[str, Iterator[str]]) -> Iterator[tuple[str, str]]:
+def in_turn(prompts: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     """Kind and prompt, each kind in turn."""
     for row in itertools.zip_longest(*([(kind, prompt) for prompt in of] for kind, of in prompts.items())):
         yield from (one for one in row if one is not None)
+
+
+def answers(
+    batch: FlyBatch,
+    prompts: Iterator[tuple[T, str, dict[str, Any]]],
+    running: dict[Future[Any], tuple[T, Handle]],
+    goes_on: Callable[[], bool],
+) -> Iterator[tuple[T, Handle]]:
+    """Has prompts answered, many at a time, and yields the answers in the order in which they end. Prompts without room
+    for an answer are left out.
+
+    Args:
+        prompts: A key that is yielded with the answer, the prompt, and arguments of its request.
+        running: Empty at first; holds the answers that have begun and not ended, also when it stops.
+        goes_on: Called every second or more often; False, or an exception, stops everything.
+    """
+    while goes_on():
+        for one, prompt, arguments in itertools.islice(prompts, 2 * N_PARALLEL - len(running)):
+            handle = batch.submit([{"role": "user", "content": prompt}], **arguments)
+            running[handle.feed.future] = one, handle
+        if not running:
+            return
+        for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+            one, handle = running.pop(future)
+            with contextlib.suppress(ContextFullError):  # a prompt that is too long
+                handle.result()
+                yield one, handle
 
 
 def write_answers(
@@ -132,9 +161,9 @@ def write_answers(
     tell: Tell,
     **arguments: Any,
 ) -> None:
-    """Lets the target answer, many prompts at a time, and appends prompts with answers to a file, in the order in which
-    they end; what is begun when the time is over, as far as it is. Every second answer of a kind is drawn at
-    temperature 0.7, the others are greedy.
+    """Lets the target answer, and appends prompts with answers to a file, in the order in which they end; what is begun
+    when the time is over, as far as it is. Every second answer of a kind is drawn at temperature 0.7, the others are
+    greedy.
 
     Args:
         prompts: Kind and prompt; those that the file has an answer to are left out, and those without room for one.
@@ -144,29 +173,29 @@ def write_answers(
     """
     written = Text.read(path)
     n, done = sum(len(text.tokens) for text in written), {text.prompt for text in written}
-    waiting = (one for one in _with_temperatures(prompts) if one[1] not in done)
-    settings = {"n_ctx": N_TEXT, "verbose": False, **arguments}
-    running: dict[Future[Any], tuple[str, str, Handle]] = {}
+    waiting = (
+        ((kind, prompt), prompt, {"max_tokens": N_ANSWER, "temperature": temperature})
+        for kind, prompt, temperature in _with_temperatures(prompts)
+        if prompt not in done
+    )
+    running: dict[Future[Any], tuple[tuple[str, str], Handle]] = {}
+
+    def goes_on() -> bool:
+        tell("writing texts", min(n / n_tokens, 1.0))
+        return n < n_tokens and time.monotonic() < deadline
+
     with resumable(path), path.open("a", encoding="utf-8") as file:
-        with FlyBatch(target, N_PARALLEL, **settings) as batch:
-            while n < n_tokens and time.monotonic() < deadline:
-                for kind, prompt, temperature in itertools.islice(waiting, 2 * N_PARALLEL - len(running)):
-                    message = {"role": "user", "content": prompt}
-                    handle = batch.submit([message], max_tokens=N_ANSWER, temperature=temperature)
-                    running[handle.feed.future] = kind, prompt, handle
-                if not running:
-                    return
-                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                    kind, prompt, handle = running.pop(future)
-                    try:
-                        handle.result()
-                    except ContextFullError:  # a prompt that is too long
-                        continue
-                    n += _append(kind, prompt, handle, file)
-                tell("writing texts", min(n / n_tokens, 1.0))
-        for kind, prompt, handle in running.values():  # the batch is closed, so they grow no more
+        with open_batch(target, **arguments) as batch:
+            for (kind, prompt), handle in answers(batch, waiting, running, goes_on):
+                n += _append(kind, prompt, handle, file)
+        for (kind, prompt), handle in running.values():  # the batch is closed, so they grow no more
             if n < n_tokens and handle.steps and len(handle.steps[-1].request.tokens) >= LEAST_ANSWER:
                 n += _append(kind, prompt, handle, file)
+
+
+def open_batch(target: Path, **arguments: Any) -> FlyBatch:
+    """A batch of `N_PARALLEL` requests of at most `N_TEXT` tokens."""
+    return FlyBatch(target, N_PARALLEL, **{"n_ctx": N_TEXT, "verbose": False, **arguments})
 
 
 def _with_temperatures(prompts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, float]]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
 from pyfly_cpp.heads.plan import HEADS, LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
-from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, texts_of_files, write_answers
+from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
@@ -34,6 +35,15 @@ SHARE_OF_TEXTS = 0.5
 SHARE_OF_WRITING = 0.63
 """Share of that for answers of the target; the rest is for reading them: 33 and 19 ms a token (1.5B, Zen 3). Where
 reading is faster, learning begins earlier; what could not be read is lost."""
+
+SHARE_OF_ASKING = 0.1
+"""Most of the time for writing that the target may take to make up prompts; it needs a fifth of that (1.5B)."""
+
+TOKENS_OF_TURN = 1500
+"""Of a prompt of each kind, with the answers: five built-in ones of 268 and a made-up one of 207 in the mean (1.5B)."""
+
+MADE_UP = "made up"
+"""The kind of these prompts."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +157,19 @@ def _require_enough(n: int) -> None:
 
 def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
     """All texts, written first if they are not there."""
-    path = plan.folder / "texts.jsonl"
+    path, asked = plan.folder / "texts.jsonl", plan.folder / "prompts.jsonl"
     written = Text.read(path)
-    if plan.texts is None and not {text.prompt for text in written} <= {prompt for _, prompt in plan.prompts}:
+    kept = {text.prompt for text in written if not (plan.asks and text.kind == MADE_UP)}
+    if plan.texts is None and not kept <= {prompt for of in plan.prompts.values() for prompt in of}:
         raise DataError(f"{plan.folder} holds answers to other prompts; remove it, or choose another output.")
     n = sum(len(text.tokens) for text in written)
     if plan.texts is None and n < plan.n_tokens:
-        deadline = begun + SHARE_OF_WRITING * SHARE_OF_TEXTS * plan.hours * 3600
-        write_answers(plan.target, plan.prompts, path, plan.n_tokens, deadline, tell, **settings)
+        seconds, prompts = SHARE_OF_WRITING * SHARE_OF_TEXTS * plan.hours * 3600, dict(plan.prompts)
+        if plan.asks:
+            n_own = sum(text.kind == MADE_UP for text in written) + -(-(plan.n_tokens - n) // TOKENS_OF_TURN)
+            ask_for_prompts(plan.target, asked, n_own, begun + SHARE_OF_ASKING * seconds, tell, **settings)
+            prompts[MADE_UP] = read_asked(asked)
+        write_answers(plan.target, list(in_turn(prompts)), path, plan.n_tokens, begun + seconds, tell, **settings)
     elif plan.texts is not None and n < plan.n_tokens:
         with (
             resumable(path),

@@ -22,9 +22,10 @@ from gguf_edit import edit_gguf, other_token
 from pyfly_cpp import DSpark, Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
-from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
 from pyfly_cpp.heads import plan_head, train_head
 from pyfly_cpp.heads import prompts as prompt_parts
+from pyfly_cpp.heads.asking import LENGTHS, _numbered, ask_for_prompts, read_asked
 from pyfly_cpp.heads.prompts import built_in
 from pyfly_cpp.heads.states import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
@@ -91,12 +92,93 @@ def test_prompts_are_many_and_of_all_kinds():
         assert sum(any(topic in prompt for prompt in first) for topic in topics) > 20
 
 
+def test_a_target_makes_up_prompts(smollm2, tmp_path):
+    path, n = tmp_path / "prompts.jsonl", 3
+    ask_for_prompts(Path(smollm2), path, n, float("inf"), lambda *_: None, **ONE)
+    first = read_asked(path)
+    assert len(first) >= n and all(len(prompt) in LENGTHS and "\n" not in prompt for prompt in first)
+    ask_for_prompts(Path(smollm2), path, len(first), float("inf"), lambda *_: pytest.fail("nothing is wanted"), **ONE)
+    with path.open("ab") as file:
+        file.write(b'{"request": "a killed proc')
+    ask_for_prompts(Path(smollm2), path, len(first) + 1, float("inf"), lambda *_: None, **ONE)
+    rows = read_lines_so_far(path)[0]
+    assert read_asked(path)[: len(first)] == first and len(read_asked(path)) > len(first)
+    assert len({row["request"] for row in rows}) == len(rows)
+
+
+def test_a_target_that_makes_up_no_prompts_is_not_asked_for_long(tiny_target, tmp_path, monkeypatch):
+    for module in ("asking", "texts"):
+        monkeypatch.setattr(f"pyfly_cpp.heads.{module}.N_PARALLEL", 3)
+    monkeypatch.setattr("pyfly_cpp.heads.asking.N_ASKED", 16)
+    path = tmp_path / "prompts.jsonl"
+    ask_for_prompts(Path(tiny_target), path, 1000, float("inf"), lambda *_: None, **ONE)
+    asked = path.read_bytes()
+    assert not read_asked(path) and 3 <= len(read_lines_so_far(path)[0]) < 10
+    ask_for_prompts(Path(tiny_target), path, 1000, float("inf"), lambda *_: pytest.fail("it cannot"), **ONE)
+    assert path.read_bytes() == asked
+    ask_for_prompts(Path(tiny_target), tmp_path / "late.jsonl", 1000, 0, lambda *_: pytest.fail("it is late"), **ONE)
+
+
+def test_prompts_are_the_numbered_lines():
+    lines = [
+        "Sure, here are some:", "1. Why is the sky so blue?", ' 2) "Write a poem about rivers." ', "3. Why?",
+        "- What is a river made of?", "4.What is a lake made of?", "**5. Compare two of the rivers.**",
+        "6. **Sums**: how are they made?", '7. "Hamlet" and "Macbeth": compare the plays.', "8. **One about rivers:**",
+        "9. This one is whole: it ends.",
+    ]  # fmt: skip
+    found = [
+        "Why is the sky so blue?", "Write a poem about rivers.", "Compare two of the rivers.",
+        "Sums: how are they made?", '"Hamlet" and "Macbeth": compare the plays.',
+    ]  # fmt: skip
+    for end, last in (("length", []), ("stop", ["This one is whole: it ends."])):
+        for thoughts in (
+            "",
+            "<think>\n1. I need ten questions about rivers.\n</think>\n",
+            "1. I need ten.\n</think>\n",
+        ):
+            text = thoughts + "\n".join(lines)
+            assert _numbered({"message": {"content": text}, "finish_reason": end}) == found + last
+    text = "<think>\n1. I need ten questions about rivers.\n2. What are rivers made of?"
+    assert _numbered({"message": {"content": text}, "finish_reason": "length"}) == []
+
+
+def test_prompts_that_the_target_made_up_are_one_kind_of_several(tiny_target, tmp_path, monkeypatch):
+    from pyfly_cpp.heads import training
+
+    monkeypatch.setattr("pyfly_cpp.heads.texts.N_ANSWER", 16)
+    monkeypatch.setattr("pyfly_cpp.heads.texts.N_PARALLEL", 4)
+    (tmp_path / "head.gguf.work").mkdir()
+    file = tmp_path / "head.gguf.work" / "prompts.jsonl"
+    own = [f"What is there to know about the number {n}?" for n in range(100)]
+    row = {"request": "Write questions about numbers.", "prompts": own}
+    file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    asked = []
+    monkeypatch.setattr(training, "ask_for_prompts", lambda *given, **_: asked.append(given[2]))
+
+    def texts(n_tokens, **options):
+        plan = plan_head(tiny_target, tmp_path / "head.gguf", n_tokens=n_tokens, force=True, **options)
+        return training._texts(plan, time.monotonic(), lambda *_: None, {"verbose": False, **ONE})
+
+    first = texts(2000)
+    n_own = sum(text.kind == "made up" for text in first)
+    assert abs(n_own - len(first) / 6) < 10 and {text.prompt for text in first if text.kind == "made up"} <= set(own)
+    file.unlink()  # is made again
+    more = texts(4000)
+    assert (
+        more[: len(first)] == first and len(more) > len(first) and not set(own) & {t.prompt for t in more[len(first) :]}
+    )
+    assert asked == [2, n_own + -(-(4000 - sum(len(text.tokens) for text in first)) // training.TOKENS_OF_TURN)]
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Count to three."}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="answers to other prompts"):
+        texts(5000, prompts=tmp_path / "mine.jsonl")
+
+
 def test_answers_that_are_begun_when_the_time_is_over_are_kept(tiny_target, tmp_path, monkeypatch):
     path, prompts, told = tmp_path / "texts.jsonl", [("a", f"Count to {n}.") for n in range(4)], []
     monkeypatch.setattr("pyfly_cpp.heads.texts.time", SimpleNamespace(monotonic=lambda: len(told)))
     monkeypatch.setattr("pyfly_cpp.heads.texts.wait", lambda *_, **__: SimpleNamespace(done=time.sleep(0.2) or ()))
     monkeypatch.setattr("pyfly_cpp.heads.texts.LEAST_ANSWER", 1)
-    write_answers(Path(tiny_target), prompts, path, 10**6, 2, lambda *_: told.append(0), **ONE)
+    write_answers(Path(tiny_target), prompts, path, 10**6, 3, lambda *_: told.append(0), **ONE)
     kept = Text.read(path)
     assert kept and all(0 < text.n_prompt < len(text.tokens) for text in kept)
 
