@@ -347,7 +347,6 @@ class _Converter:
             raise ValueError(f"has fewer than min{what} as max{what} at {path or 'its top'}")
 
     def _times(self, rule: str, low: int, high: int | None, path: str, what: str) -> str:
-        self._require_order(low, high, path, what)
         if low > MOST_TIMES:
             low = MOST_TIMES
             self._tell(path, [f"min{what}"])
@@ -373,7 +372,9 @@ class _Converter:
         if not lengths:
             return "string"
         low, high = (_count(schema, word, path) for word in ("minLength", "maxLength"))
-        times = self._times("char", low or 0, high, path, "Length")
+        low = low or 0
+        self._require_order(low, high, path, "Length")
+        times = self._times("char", low, high, path, "Length")
         return self._rule(rf'"\"" {times} "\""')
 
     def _integer(self, schema: Mapping[str, Any], path: str) -> str:
