@@ -3,7 +3,8 @@
 Four stages, each measured interleaved with `exact`, and ranked by the speed over exact: (1) drafter and K, losslessly;
 (2) gates and windows with the best of these; (3) window and K around the best that keeps the budget; (4) the choice
 again, along with plain, exact and the best lossless setting, since the best of many noisy measurements looks better
-than it is. A lossy setting must then be clearly faster than the best lossless one, and any faster than plain decoding.
+than it is. A lossy setting must then keep the budget and be clearly faster than the best lossless one, and any must be
+faster than plain decoding.
 That is a greedy search, not every combination.
 
 In stage 2 every gate climbs its ladder of thresholds (`gates.ladder`), once with each window. Its foot is exact
@@ -108,9 +109,11 @@ class Tuned:
     chosen: Candidate
     """As measured in the search."""
     fastest: Candidate
-    """The best of the search within the budget: the choice, unless it was not faster when measured again."""
+    """The best of the search within the budget: the choice, unless it failed when measured again."""
     over_lossless: Interval | None
     """Speed of a lossy `fastest` over the best lossless setting, measured afresh; None if it is lossless itself."""
+    keeps_budget: bool
+    """Whether `fastest` kept the budget when it was measured afresh."""
     candidates: tuple[Candidate, ...]
     """All that were measured, in order."""
     confirmation: tuple[Measured, ...]
@@ -245,18 +248,19 @@ def _random(like: Decoding) -> list[Decoding]:
 
 
 def decide(
-    fastest: Candidate, lossless: Candidate, plain: Candidate, confirmation: Sequence[Measured]
-) -> tuple[Candidate, Interval | None]:
-    """The choice among the fastest setting, the best lossless one and plain decoding, all measured afresh, and
-    `Tuned.over_lossless`: what is lossy must be faster with its whole interval, what drafts faster than plain
-    decoding."""
-    chosen, over = fastest, None
+    fastest: Candidate, lossless: Candidate, plain: Candidate, confirmation: Sequence[Measured], budget: Budget
+) -> tuple[Candidate, Interval | None, bool]:
+    """The choice among the fastest setting, the best lossless one and plain decoding, all measured afresh, with
+    `Tuned.over_lossless` and `Tuned.keeps_budget`: what is lossy must keep the budget and be faster with its whole
+    interval, what drafts faster than plain decoding."""
+    chosen, over, keeps = fastest, None, True
     if not fastest.setting.is_exact:
         over = assess(confirmation, fastest.setting, lossless.setting).speedup
-        chosen = fastest if over.low > 1 else lossless
+        keeps = assess(confirmation, fastest.setting).within(budget)
+        chosen = fastest if over.low > 1 and keeps else lossless
     if not chosen.setting.is_plain and assess(confirmation, chosen.setting, plain.setting).speedup.estimate <= 1:
         chosen = plain
-    return chosen, over
+    return chosen, over, keeps
 
 
 def tune(
@@ -355,8 +359,8 @@ def tune(
     randoms = _random(max(lossy, key=budget.worth).setting) if baselines and lossy else []
     afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
     confirmation = run("4/4 the choice again", list(dict.fromkeys([*afresh, *randoms])))
-    chosen, over = decide(fastest, lossless, candidates[PLAIN], confirmation)
+    chosen, over, keeps = decide(fastest, lossless, candidates[PLAIN], confirmation, budget)
     return Tuned(
-        chosen, fastest, over, tuple(candidates.values()), tuple(confirmation), n_prompts,
+        chosen, fastest, over, keeps, tuple(candidates.values()), tuple(confirmation), n_prompts,
         tuple(assess(confirmation, setting) for setting in randoms),
     )  # fmt: skip

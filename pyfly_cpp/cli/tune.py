@@ -198,6 +198,8 @@ def rejection_sentence(tuned: tuning.Tuned) -> str:
     if tuned.chosen == tuned.fastest:
         return ""
     was = f"{tuned.fastest.setting} was the best setting in the search. Measured again, "
+    if not tuned.keeps_budget:
+        return f"{was}its outputs strayed further than allowed, so the preset is lossless. "
     if tuned.over_lossless is None or tuned.over_lossless.low > 1:
         return f"{was}it was not faster than plain decoding. "
     return (

@@ -190,14 +190,19 @@ def test_a_gate_that_compares_distributions_needs_some(generator, monkeypatch):
     assert {s.gate for s in loose} <= {*ladder("fuzzy-tv"), *ladder("rfsd-js")}
 
 
-def afresh(seconds):
-    """A confirmation on six prompts: seconds for 100 tokens by setting."""
-    result = lambda s: types.SimpleNamespace(decode_tokens=100, decode_seconds=s, tokens=(1,), text="")  # noqa: E731
+def afresh(seconds, lossy_tokens=(1,)):
+    """A confirmation on six prompts: seconds for 100 tokens by setting, and those of `exact`."""
     return [
-        Measured(BenchPrompt(f"p{i}", "", ("x",)), 0, 0, setting, 3, result(s[i % len(s)]))
-        for setting, s in seconds.items()
+        Measured(
+            BenchPrompt(f"p{i}", "", ("x",)), 0, 0, setting, 3,
+            types.SimpleNamespace(
+                decode_tokens=100, decode_seconds=s[i % len(s)], tokens=lossy_tokens if "margin" in setting else (1,),
+                text="",
+            ),
+        )
+        for setting, s in {"exact": [1.0], **seconds}.items()
         for i in range(6)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -212,13 +217,28 @@ def test_a_lossy_setting_must_be_faster_when_measured_afresh(seconds, is_lossy):
     fast, lossless = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("exact k=4", 1.2, 1.0)
     plain = candidate("plain", 1.0, 1.0)
     confirmation = afresh({"exact k=4": [1.0], "margin:0.5 k=8": seconds, "plain": [1.2]})
-    chosen, over = decide(fast, lossless, plain, confirmation)
-    assert chosen is (fast if is_lossy else lossless)
-    tuned = Tuned(chosen, fast, over, (fast, lossless), tuple(confirmation), 6)
+    chosen, over, keeps = decide(fast, lossless, plain, confirmation, Budget())
+    assert chosen is (fast if is_lossy else lossless) and keeps
+    tuned = Tuned(chosen, fast, over, keeps, (fast, lossless), tuple(confirmation), 6)
     said = claim_sentence(tuned, "1.0", "1.0", "p.jsonl")
     assert ("margin:0.5 k=8 was the best setting in the search" in said) == (not is_lossy)
     assert ("the preset is lossless. exact k=4 is the best" in said) == (not is_lossy)
-    assert decide(lossless, lossless, plain, confirmation) == (lossless, None)
+    assert decide(lossless, lossless, plain, confirmation, Budget()) == (lossless, None, True)
+
+
+def test_a_lossy_setting_must_keep_the_budget_when_measured_afresh():
+    pytest.importorskip("click")
+    from pyfly_cpp.cli.tune import claim_sentence
+
+    fast, lossless = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("exact k=4", 1.2, 1.0)
+    seconds = {"exact k=4": [1.0], "margin:0.5 k=8": [0.5], "plain": [1.2]}
+    confirmation = afresh(seconds, lossy_tokens=(1, 2, 3))  # half of the tokens agree
+    plain = candidate("plain", 1.0, 1.0)
+    assert decide(fast, lossless, plain, confirmation, Budget(agreement=0.4))[0] is fast
+    chosen, over, keeps = decide(fast, lossless, plain, confirmation, Budget(agreement=0.8))
+    assert chosen is lossless and over.low > 1 and not keeps
+    said = claim_sentence(Tuned(chosen, fast, over, keeps, (fast, lossless), (), 6), "1.0", "1.0", "p.jsonl")
+    assert "strayed further than allowed, so the preset is lossless. exact k=4 is the best" in said
 
 
 def test_plain_decoding_after_a_lossy_setting_that_is_not_faster():
@@ -226,9 +246,10 @@ def test_plain_decoding_after_a_lossy_setting_that_is_not_faster():
     from pyfly_cpp.cli.tune import claim_sentence
 
     fast, plain = candidate("margin:0.5 k=8", 1.4, 0.9), candidate("plain", 1.2, 1.0)
-    chosen, over = decide(fast, plain, plain, confirmation := afresh({"plain": [1.0], "margin:0.5 k=8": [1.05]}))
+    confirmation = afresh({"plain": [1.0], "margin:0.5 k=8": [1.05]})
+    chosen, over, keeps = decide(fast, plain, plain, confirmation, Budget())
     assert chosen is plain
-    tuned = Tuned(plain, fast, over, (fast, plain), tuple(confirmation), 6)
+    tuned = Tuned(plain, fast, over, keeps, (fast, plain), tuple(confirmation), 6)
     said = claim_sentence(tuned, "–", "–", "p.jsonl")
     assert "the preset is lossless. Plain decoding is the fastest" in said and "– times" not in said
 
@@ -240,9 +261,10 @@ def test_what_drafts_must_be_faster_than_plain_decoding_when_measured_afresh(wor
 
     fast, plain, lossless = candidate(word, 1.4, 1.0), candidate("plain", 1.2, 1.0), candidate("exact k=4", 1.1, 1.0)
     confirmation = afresh({"plain": [1.0], "exact k=4": [1.3], word: [1.02, 1.0]})
-    chosen, over = decide(fast, fast if word.startswith("exact") else lossless, plain, confirmation)
+    best = fast if word.startswith("exact") else lossless
+    chosen, over, keeps = decide(fast, best, plain, confirmation, Budget())
     assert chosen is plain
-    said = claim_sentence(Tuned(chosen, fast, over, (fast, plain), tuple(confirmation), 6), "–", "–", "p.jsonl")
+    said = claim_sentence(Tuned(chosen, fast, over, keeps, (fast, plain), tuple(confirmation), 6), "–", "–", "p.jsonl")
     assert "Measured again, it was not faster than plain decoding. Plain decoding is the fastest" in said
 
 
