@@ -75,6 +75,6 @@ def _numbered(choice: dict[str, Any]) -> list[str]:
             return []
     lines = text.replace("**", "").splitlines()
     whole = lines[:-1] if choice["finish_reason"] == "length" else lines
-    found = (match[1] for line in whole if (match := re.fullmatch(r"\s*\d+[.)]\s+(.+?)\s*", line)))
+    found = (match[1] for line in whole if (match := re.fullmatch(r"\s*(?:\d+[.)]\s+)+(.+?)\s*", line)))
     bare = (prompt[1:-1] if prompt[0] == prompt[-1] == '"' else prompt for prompt in found)
     return [prompt for prompt in bare if len(prompt) in LENGTHS and not prompt.endswith(":")]

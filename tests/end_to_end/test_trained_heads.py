@@ -121,7 +121,7 @@ def test_a_target_that_makes_up_no_prompts_is_not_asked_for_long(tiny_target, tm
 
 def test_prompts_are_the_numbered_lines():
     lines = [
-        "Sure, here are some:", "1. Why is the sky so blue?", ' 2) "Write a poem about rivers." ', "3. Why?",
+        "Sure, here are some:", "1. 1. Why is the sky so blue?", ' 2) "Write a poem about rivers." ', "3. Why?",
         "- What is a river made of?", "4.What is a lake made of?", "**5. Compare two of the rivers.**",
         "6. **Sums**: how are they made?", '7. "Hamlet" and "Macbeth": compare the plays.', "8. **One about rivers:**",
         "9. This one is whole: it ends.",
