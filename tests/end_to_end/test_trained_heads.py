@@ -142,7 +142,7 @@ def test_prompts_are_the_numbered_lines():
     assert _numbered({"message": {"content": text}, "finish_reason": "length"}) == []
 
 
-def test_prompts_that_the_target_made_up_are_one_kind_of_several(tiny_target, tmp_path, monkeypatch):
+def test_prompts_that_the_target_made_up_are_one_kind_of_several(torch, tiny_target, tmp_path, monkeypatch):
     from pyfly_cpp.heads import training
 
     monkeypatch.setattr("pyfly_cpp.heads.texts.N_ANSWER", 16)
