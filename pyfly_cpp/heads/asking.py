@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ LENGTHS = range(20, 1001)
 
 def read_asked(path: Path) -> list[str]:
     """The prompts of a file that `ask_for_prompts` has written, each once."""
-    return list(dict.fromkeys(prompt for row in read_lines_so_far(path)[0] for prompt in row["prompts"]))
+    return _prompts_of(read_lines_so_far(path)[0])
+
+
+def _prompts_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(prompt for row in rows for prompt in row["prompts"]))
 
 
 def ask_for_prompts(target: Path, path: Path, n: int, deadline: float, tell: Tell, **arguments: Any) -> None:
@@ -38,7 +43,7 @@ def ask_for_prompts(target: Path, path: Path, n: int, deadline: float, tell: Tel
         **arguments: Of the target's `FlyBatch`.
     """
     rows, length = read_lines_so_far(path)
-    found, done = set(read_asked(path)), {row["request"] for row in rows}
+    found, done = set(_prompts_of(rows)), {row["request"] for row in rows}
     waiting = [request for request in for_prompts() if request not in done]
 
     def goes_on() -> bool:
@@ -55,7 +60,7 @@ def ask_for_prompts(target: Path, path: Path, n: int, deadline: float, tell: Tel
         file.truncate(length)
         while waiting and goes_on():
             n_now = -(-(n - len(found)) // OF_REQUEST)
-            now = [(one, one, {"max_tokens": N_ASKED, "temperature": 0.7}) for one in waiting[:n_now]]
+            now = [(one, {"max_tokens": N_ASKED, "temperature": 0.7}) for one in waiting[:n_now]]
             del waiting[:n_now]
             for request, handle in answers(batch, iter(now), {}, goes_on_and_tells):
                 prompts = _numbered(handle.result()["choices"][0])

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.batch.handles import Handle
@@ -35,8 +35,6 @@ N_PARALLEL = 24
 
 Tell = Callable[[str, float], None]
 """Called with what is being done and how much of it, 0..1; what it raises stops everything."""
-
-T = TypeVar("T")
 
 
 class Text(NamedTuple):
@@ -127,29 +125,31 @@ def in_turn(prompts: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
 
 def answers(
     batch: FlyBatch,
-    prompts: Iterator[tuple[T, str, dict[str, Any]]],
-    running: dict[Future[Any], tuple[T, Handle]],
+    prompts: Iterator[tuple[str, dict[str, Any]]],
+    running: dict[Future[Any], tuple[str, Handle]],
     goes_on: Callable[[], bool],
-) -> Iterator[tuple[T, Handle]]:
-    """Has prompts answered, many at a time, and yields the answers in the order in which they end. Prompts without room
-    for an answer are left out.
+) -> Iterator[tuple[str, Handle]]:
+    """Has prompts answered, many at a time, and yields each with its answer, in the order in which they end. Prompts
+    without room for an answer are left out.
 
     Args:
-        prompts: A key that is yielded with the answer, the prompt, and arguments of its request.
+        prompts: Each with the arguments of its request.
         running: Empty at first; holds the answers that have begun and not ended, also when it stops.
         goes_on: Called every second or more often; False, or an exception, stops everything.
     """
     while goes_on():
-        for one, prompt, arguments in itertools.islice(prompts, 2 * N_PARALLEL - len(running)):
+        for prompt, arguments in itertools.islice(prompts, 2 * N_PARALLEL - len(running)):
             handle = batch.submit([{"role": "user", "content": prompt}], **arguments)
-            running[handle.feed.future] = one, handle
+            running[handle.feed.future] = prompt, handle
         if not running:
             return
         for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-            one, handle = running.pop(future)
-            with contextlib.suppress(ContextFullError):  # a prompt that is too long
+            prompt, handle = running.pop(future)
+            try:
                 handle.result()
-                yield one, handle
+            except ContextFullError:  # a prompt that is too long
+                continue
+            yield prompt, handle
 
 
 def write_answers(
@@ -173,12 +173,13 @@ def write_answers(
     """
     written = Text.read(path)
     n, done = sum(len(text.tokens) for text in written), {text.prompt for text in written}
+    kind_of = {prompt: kind for kind, prompt in reversed(prompts)}  # of a prompt that is there twice, the first
     waiting = (
-        ((kind, prompt), prompt, {"max_tokens": N_ANSWER, "temperature": temperature})
-        for kind, prompt, temperature in _with_temperatures(prompts)
+        (prompt, {"max_tokens": N_ANSWER, "temperature": temperature})
+        for prompt, temperature in _with_temperatures(prompts)
         if prompt not in done
     )
-    running: dict[Future[Any], tuple[tuple[str, str], Handle]] = {}
+    running: dict[Future[Any], tuple[str, Handle]] = {}
 
     def goes_on() -> bool:
         tell("writing texts", min(n / n_tokens, 1.0))
@@ -186,11 +187,11 @@ def write_answers(
 
     with resumable(path), path.open("a", encoding="utf-8") as file:
         with open_batch(target, **arguments) as batch:
-            for (kind, prompt), handle in answers(batch, waiting, running, goes_on):
-                n += _append(kind, prompt, handle, file)
-        for (kind, prompt), handle in running.values():  # the batch is closed, so they grow no more
+            for prompt, handle in answers(batch, waiting, running, goes_on):
+                n += _append(kind_of[prompt], prompt, handle, file)
+        for prompt, handle in running.values():  # the batch is closed, so they grow no more
             if n < n_tokens and handle.steps and len(handle.steps[-1].request.tokens) >= LEAST_ANSWER:
-                n += _append(kind, prompt, handle, file)
+                n += _append(kind_of[prompt], prompt, handle, file)
 
 
 def open_batch(target: Path, **arguments: Any) -> FlyBatch:
@@ -198,13 +199,13 @@ def open_batch(target: Path, **arguments: Any) -> FlyBatch:
     return FlyBatch(target, N_PARALLEL, **{"n_ctx": N_TEXT, "verbose": False, **arguments})
 
 
-def _with_temperatures(prompts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, float]]:
-    """Kind, prompt and temperature; each prompt once."""
+def _with_temperatures(prompts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, float]]:
+    """Prompt and temperature, of kinds and prompts; each prompt once."""
     seen: set[str] = set()
     n_of_kind: Counter[str] = Counter()
     for kind, prompt in prompts:
         if prompt not in seen:
-            yield kind, prompt, 0.7 * (n_of_kind[kind] % 2)
+            yield prompt, 0.7 * (n_of_kind[kind] % 2)
             seen.add(prompt)
             n_of_kind[kind] += 1
 

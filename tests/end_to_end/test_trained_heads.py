@@ -161,12 +161,11 @@ def test_prompts_that_the_target_made_up_are_one_kind_of_several(torch, tiny_tar
 
     first = texts(2000)
     n_own = sum(text.kind == "made up" for text in first)
-    assert abs(n_own - len(first) / 6) < 10 and {text.prompt for text in first if text.kind == "made up"} <= set(own)
+    assert abs(n_own - len(first) / 6) < 3 and {text.prompt for text in first if text.kind == "made up"} <= set(own)
     file.unlink()  # is made again
     more = texts(4000)
-    assert (
-        more[: len(first)] == first and len(more) > len(first) and not set(own) & {t.prompt for t in more[len(first) :]}
-    )
+    assert more[: len(first)] == first and len(more) > len(first)
+    assert not set(own) & {text.prompt for text in more[len(first) :]}
     assert asked == [2, n_own + -(-(4000 - sum(len(text.tokens) for text in first)) // training.TOKENS_OF_TURN)]
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Count to three."}\n', encoding="utf-8")
     with pytest.raises(DataError, match="answers to other prompts"):
