@@ -13,6 +13,7 @@
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
+#include "stop.h"
 #include "verify.h"
 
 using pyfly::Error;
@@ -59,6 +60,10 @@ int32_t pyfly_abi_version(void) {
 
 const char * pyfly_llama_cpp_python_version(void) {
     return PYFLY_LLAMA_CPP_PYTHON_VERSION;
+}
+
+void pyfly_set_stop(pyfly_stop_callback stop) {
+    pyfly::set_stop(stop);
 }
 
 const char * pyfly_simd_level(void) {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <string>
 
+#include "bounded_loop.h"
 #include "error.h"
 #include "stopwatch.h"
 
@@ -307,20 +308,21 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             continue;
         }
         d.draft.drafter = choices[i].drafter;
-        t.n_asked = 0;
+        t.drafted.n_asked = 0;
         if (is_governed && drafters_[drafter].drafter->is_free()) {
             d.proposal = std::move(d.free[drafter]);
             d.proposal.tokens.resize(static_cast<size_t>(choices[i].k));
             continue;
         }
         try {
-            while (is_governed && catch_up(t, drafter) > 0) {
+            if (is_governed) {
+                until_none_is_left([&] { return catch_up(t, drafter); });
             }
         } catch (const std::exception &) {
             fail(t);
             continue;
         }
-        t.n_asked = is_governed ? choices[i].k : 0;
+        t.drafted.n_asked = is_governed ? choices[i].k : 0;
         const Gate & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
                             gate.needs_draft_rows(), t.sequence.draw_draft(),
@@ -375,10 +377,10 @@ void Drafting::choose(Turns & turns) {
         d.draft.tokens = std::move(d.proposal.tokens);
         d.draft.rows = std::move(d.proposal.rows);
         d.draft.drawn = std::move(d.proposal.drawn);
-        d.text->proposal_class = d.proposal.proposal_class;
-        d.text->confidence = std::move(d.proposal.confidence);
-        d.text->dropped = d.proposal.dropped;
-        d.text->is_from_answers = d.proposal.is_from_answers;
+        d.text->drafted.proposal_class = d.proposal.proposal_class;
+        d.text->drafted.confidence = std::move(d.proposal.confidence);
+        d.text->drafted.dropped = d.proposal.dropped;
+        d.text->drafted.is_from_answers = d.proposal.is_from_answers;
         for (size_t i = 0; i < d.free.size(); i++) {
             d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());
         }
@@ -388,6 +390,7 @@ void Drafting::choose(Turns & turns) {
 std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts) {
     Turns turns;
     for (Text * t : texts) {
+        t->drafted = {};
         turns.push_back({t, {}, {}, {}});
     }
     std::vector<Draft> drafts(texts.size());
@@ -437,22 +440,22 @@ void Drafting::learn_confidence(const Text & t, size_t n_right) {
     const Draft & draft = t.sequence.draft();
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const size_t n = draft.tokens.size(), at = t.sequence.draft_begin() + n_right;
-    const int32_t next = n_right < n ? draft.tokens[n_right] : t.dropped;
+    const int32_t next = n_right < n ? draft.tokens[n_right] : t.drafted.dropped;
     const bool is_known = next >= 0 && at < history.size(), is_right = is_known && history[at] == next;
-    policy_->observe_confidence(t.slot(), draft.drafter, t.confidence, t.n_asked, static_cast<int32_t>(n),
-                                n_right + (is_right ? 1 : 0), is_known && !is_right);
+    policy_->observe_confidence(t.slot(), draft.drafter, t.drafted.confidence, t.drafted.n_asked,
+                                static_cast<int32_t>(n), n_right + (is_right ? 1 : 0), is_known && !is_right);
 }
 
 void Drafting::learn(Text & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const Draft & draft = t.sequence.draft();
     const size_t n_right =
-        t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.proposal_class, draft.tokens, t.n_asked,
+        t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.drafted.proposal_class, draft.tokens, t.drafted.n_asked,
                          t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
-    if (!t.confidence.empty()) {
+    if (!t.drafted.confidence.empty()) {
         learn_confidence(t, n_right);
     }
-    t.sequence.stats().accepted_from_answers += t.is_from_answers ? static_cast<int64_t>(n_right) : 0;
+    t.sequence.stats().accepted_from_answers += t.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }
 
 } // namespace pyfly

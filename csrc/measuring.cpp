@@ -4,6 +4,8 @@
 #include <functional>
 #include <limits>
 
+#include "bounded_loop.h"
+#include "stop.h"
 #include "stopwatch.h"
 
 namespace pyfly {
@@ -57,6 +59,7 @@ class Measuring {
   private:
     // Microseconds >= 1.
     int64_t time(const std::function<void()> & run) {
+        require_wanted();
         int64_t us = 0;
         {
             const Stopwatch stopwatch(us);
@@ -188,10 +191,8 @@ class Measuring {
                 return;
             }
             const int64_t n_before = drafter.n_evaluated();
-            const int64_t us_of_run = time([&] {
-                while (drafter.prepare(0, history, SIZE_MAX) > 0) {
-                }
-            });
+            const int64_t us_of_run =
+                time([&] { until_none_is_left([&] { return drafter.prepare(0, history, SIZE_MAX); }); });
             const int64_t n = std::max<int64_t>(drafter.n_evaluated() - n_before, 1);
             us = std::min(us, static_cast<double>(us_of_run) / static_cast<double>(n));
         }

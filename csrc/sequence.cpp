@@ -4,6 +4,7 @@
 #include <string>
 
 #include "error.h"
+#include "stop.h"
 #include "stopwatch.h"
 
 namespace pyfly {
@@ -106,6 +107,7 @@ void Sequence::catch_up(size_t n) {
         const size_t n_batch = std::min(n - memory_.n(), static_cast<size_t>(target_->n_batch()));
         const Span span = memory_.span(transcript_.history().data() + memory_.n(), n_batch, n_batch);
         try {
+            require_wanted();
             evaluate_({span});
         } catch (...) {
             memory_.failed();

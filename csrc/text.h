@@ -19,6 +19,15 @@ struct Failure {
 // What the std::exception that is being handled says.
 Failure current_failure();
 
+// How the draft of a step came about; without a draft, what it begins with.
+struct Drafted {
+    int32_t n_asked = 0; // how many tokens were asked of a drafter that is not free
+    int32_t proposal_class = 0;
+    std::vector<float> confidence = {}; // see Proposal
+    int32_t dropped = -1;
+    bool is_from_answers = false;
+};
+
 struct Text {
     Sequence sequence;
     int64_t order = 0;                 // of its beginning: the smaller, the older
@@ -31,13 +40,9 @@ struct Text {
     bool has_had_round = false;        // in the last step
     Failure failure = {};              // why it stopped in the last step, if it did
 
-    // Of the draft that is planned; drafting.* keeps them to learn from.
+    // What drafting.* learns from, once the round is taken.
     Outcomes outcomes = {};
-    int32_t n_asked = 0; // how many tokens were asked of a drafter that is not free
-    int32_t proposal_class = 0;
-    std::vector<float> confidence = {}; // see Proposal
-    int32_t dropped = -1;
-    bool is_from_answers = false;
+    Drafted drafted = {};
 
     int32_t slot() const { return sequence.memory().sequence(); }
     int32_t owner() const { return sequence.config().owner; } // of what its slot holds

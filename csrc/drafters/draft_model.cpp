@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bounded_loop.h"
 #include "draft_token.h"
 #include "error.h"
 #include "guard.h"
@@ -140,8 +141,7 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
         jobs.push_back(
             {request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw, request.stop});
     }
-    while (catch_up(jobs) > 0) {
-    }
+    until_none_is_left([&] { return catch_up(jobs); });
     try {
         draft(jobs);
     } catch (...) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+
+#include "error.h"
 
 namespace pyfly {
 
@@ -17,6 +20,9 @@ Governor::Governor(Settings settings)
       credit_(settings.credit) {}
 
 Governor::Arm & Governor::arm(int32_t drafter) {
+    if (drafter < 0 || drafter >= PYFLY_MAX_DRAFTERS) {
+        throw Error(PYFLY_STATUS_INTERNAL, "the governor knows no drafter " + std::to_string(drafter));
+    }
     const size_t i = static_cast<size_t>(drafter);
     while (i >= arms_.size()) {
         arms_.emplace_back(settings_);

@@ -63,6 +63,18 @@ def keep_failure(exception: Any, value: BaseException | None, traceback: Any) ->
     return -own.n
 
 
+@ffi.def_extern(error=1, onerror=keep_failure)  # type: ignore[untyped-decorator]
+def pyfly_py_stop() -> int:
+    """What takes long in C asks here whether to go on: Python runs the handlers of signals that have come, and what one
+    raises (KeyboardInterrupt) ends it."""
+    for _ in (0,):
+        pass
+    return 0
+
+
+lib.pyfly_set_stop(lib.pyfly_py_stop)
+
+
 def failure(call: Callable[..., int], *arguments: Any) -> BaseException | None:
     """Calls a function of pyfly.h with an error buffer and returns what it reports, None for nothing."""
     error = ffi.new("pyfly_error *")

@@ -5,12 +5,15 @@
 #include <cassert>
 #include <cstdio>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "batch.h"
+#include "bounded_loop.h"
 #include "error.h"
 #include "sampler.h"
 #include "scripted_model.h"
+#include "stop.h"
 
 namespace {
 
@@ -112,9 +115,58 @@ void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_r
     assert(texts.batch.step().size() == 1);
 }
 
+// With a confidence for each token, as draft models have it.
+class Weighs : public Proposes {
+  public:
+    void propose(const std::vector<pyfly::DraftRequest> & requests) override {
+        Proposes::propose(requests);
+        for (const pyfly::DraftRequest & request : requests) {
+            request.out->confidence = {0.5f};
+        }
+    }
+};
+
+// What is known of the last draft of a text says nothing of a step without one: not when the drafters are gone.
+void test_without_drafters_nothing_is_learned_of_the_last_draft() {
+    Weighs drafter;
+    Texts texts(false, {{&drafter, 2}});
+    texts.begin(0, pyfly::Gate::exact());
+    texts.batch.step();
+    texts.batch.end(0, pyfly::Sequence::everything);
+    texts.batch.configure(true, {}, 0, 0);
+    texts.begin(0, pyfly::Gate::exact());
+    const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
+    assert(progress.size() == 1 && progress[0].is_round && progress[0].failure.status == PYFLY_OK);
+}
+
+int32_t n_asked = 0;
+
+pyfly::Error error_of_endless_loop() {
+    try {
+        pyfly::until_none_is_left([] { return size_t(1); });
+    } catch (const pyfly::Error & e) {
+        return e;
+    }
+    return {PYFLY_OK, ""};
+}
+
+void test_loops_end_and_the_caller_may_want_no_more() {
+    pyfly::set_stop([]() -> int32_t { return ++n_asked > 0 ? -7 : 0; });
+    const pyfly::Error refused = error_of_endless_loop();
+    assert(n_asked == 1 && refused.status() == PYFLY_STATUS_CALLBACK);
+    assert(std::string(refused.what()).find("(7)") != std::string::npos);
+    pyfly::set_stop(nullptr);
+    assert(error_of_endless_loop().status() == PYFLY_STATUS_INTERNAL);
+    int32_t n = 0;
+    pyfly::until_none_is_left([&n] { return static_cast<size_t>(3 - ++n); });
+    assert(n == 3);
+}
+
 } // namespace
 
 int main() {
+    test_without_drafters_nothing_is_learned_of_the_last_draft();
+    test_loops_end_and_the_caller_may_want_no_more();
     test_rows_without_tokens_are_not_the_next_drafters();
     for (const bool is_adaptive : {false, true}) {
         test_a_text_stops_alone(is_adaptive, &Fails::fails_behind, 0, PYFLY_STATUS_INTERNAL);
