@@ -268,22 +268,25 @@ bool Batch::waits_for_prefix(Text & t) {
     const Memory * longest = nullptr;
     size_t n_longest = memory.n() + worth_sharing;
     bool waits = false;
-    for (const Text & other : texts_) {
+    for (Text & other : texts_) {
         if (&other == &t || other.owner() != t.owner()) {
             continue;
         }
         const Memory & held = other.sequence.memory();
         const size_t n = held.n_common(history.data(), history.size() - 1);
-        if (n >= n_longest) {
+        if (const size_t n_shareable = held.n_shareable(n); n_shareable >= n_longest) {
             longest = &held;
-            n_longest = n;
+            n_longest = n_shareable;
         }
         if (other.is_running() && other.order < t.order && other.sequence.n_rounds() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
             // It has begun to evaluate what both share, or is the first that will.
-            waits = waits || (n == held.n() && n_alike >= std::max(held.n(), memory.n()) + worth_sharing);
+            if (n == held.n() && n_alike >= std::max(held.n(), memory.n()) + worth_sharing) {
+                waits = true;
+                other.sequence.keep_at(n_alike);
+            }
         }
     }
     if (longest != nullptr && !waits) {

@@ -29,14 +29,13 @@ void Memory::release() {
         settle();
     } catch (const Error &) {
         tokens_.clear();
-        checkpoint_.clear();
+        forget_other_checkpoints(tokens_.data(), 0);
         model_->truncate(sequence_, 0);
     }
 }
 
 void Memory::clear() {
-    model_->forget_checkpoint(sequence_);
-    checkpoint_.clear();
+    forget_other_checkpoints(tokens_.data(), 0);
     truncate(0);
     release(); // others need the room now
 }
@@ -54,17 +53,42 @@ void Memory::failed() {
     release(); // what is lost makes room
 }
 
-bool Memory::checkpoint() {
-    const bool is_kept = model_->checkpoint(sequence_);
-    checkpoint_ = is_kept ? tokens_ : std::vector<int32_t>();
-    return is_kept;
+bool Memory::checkpoint(bool is_kept) {
+    forget_other_checkpoints(tokens_.data(), tokens_.size());
+    if (!model_->checkpoint(sequence_, is_kept)) {
+        return false;
+    }
+    checkpointed_ = tokens_;
+    return true;
 }
 
-void Memory::forget_other_checkpoint(const int32_t * text, size_t n_text) {
-    if (checkpoint_.size() > n_text || !std::equal(checkpoint_.begin(), checkpoint_.end(), text)) {
-        model_->forget_checkpoint(sequence_);
-        checkpoint_.clear();
+bool Memory::is_checkpointed() const {
+    const Checkpoints * all = model_->checkpoints(sequence_);
+    return all != nullptr && all->has(static_cast<int32_t>(n()));
+}
+
+size_t Memory::n_kept() const {
+    const Checkpoints * all = model_->checkpoints(sequence_);
+    return all == nullptr ? 0 : static_cast<size_t>(all->n_kept(static_cast<int32_t>(n())));
+}
+
+void Memory::forget_other_checkpoints(const int32_t * text, size_t n_text) {
+    if (Checkpoints * all = model_->checkpoints(sequence_)) {
+        checkpointed_.resize(pyfly::n_common(checkpointed_.data(), checkpointed_.size(), text, n_text));
+        all->forget_behind(static_cast<int32_t>(checkpointed_.size()));
     }
+}
+
+void Memory::restore_checkpoint(const int32_t * tokens, size_t n, Checkpoints::State state) {
+    if (Checkpoints * all = model_->checkpoints(sequence_)) {
+        forget_other_checkpoints(tokens, n);
+        checkpointed_.assign(tokens, tokens + n);
+        all->add(static_cast<int32_t>(n), std::move(state), true);
+    }
+}
+
+size_t Memory::n_shareable(size_t n) const {
+    return static_cast<size_t>(model_->n_copyable(sequence_, static_cast<int32_t>(n)));
 }
 
 bool Memory::share(const Memory & from, size_t n) {
@@ -73,6 +97,9 @@ bool Memory::share(const Memory & from, size_t n) {
         return false;
     }
     tokens_.assign(from.tokens_.begin(), from.tokens_.begin() + static_cast<std::ptrdiff_t>(n));
+    if (model_->checkpoints(sequence_) != nullptr) {
+        checkpointed_ = tokens_;
+    }
     return true;
 }
 

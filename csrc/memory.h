@@ -29,7 +29,7 @@ class Memory {
     // Keeps the first n positions, or fewer where the model cannot go back to exactly n. Returns n().
     size_t truncate(size_t n);
 
-    // Forgets everything, the checkpoint too.
+    // Forgets everything, checkpoints too.
     void clear();
 
     // tokens[n] behind what is held, as a span for Model::evaluate. Borrowed.
@@ -39,18 +39,26 @@ class Memory {
     void evaluated(const Span & span);
     void failed();
 
-    // Keeps the present state where the model needs that to come back to it (Model::checkpoint). False if it cannot;
-    // `checkpoint_` is empty then.
-    bool checkpoint();
+    // Copies the present state where the model needs that to come back to it (Model::checkpoint). False if it cannot.
+    bool checkpoint(bool is_kept);
 
     // Whether there is a checkpoint of exactly what is held now.
-    bool is_checkpointed() const { return !checkpoint_.empty() && checkpoint_.size() == tokens_.size(); }
+    bool is_checkpointed() const;
 
-    // Forgets a checkpoint that is not of a prefix of text[n_text].
-    void forget_other_checkpoint(const int32_t * text, size_t n_text);
+    // Positions of the longest kept checkpoint of what is held; 0: there is none.
+    size_t n_kept() const;
 
-    // Takes over the first n positions of another sequence in the same model; what it held goes. False, and it is
-    // empty, where the model cannot share them.
+    // Forgets checkpoints that are not of a prefix of text[n_text].
+    void forget_other_checkpoints(const int32_t * text, size_t n_text);
+
+    // A state that was kept elsewhere, behind tokens[n]: what is held begins with them, or will once assume() is told.
+    void restore_checkpoint(const int32_t * tokens, size_t n, Checkpoints::State state);
+
+    // How many of the first n positions, which it holds, another sequence can take over.
+    size_t n_shareable(size_t n) const;
+
+    // Takes over the first n = from.n_shareable(n) positions of another sequence in the same model; what it held goes.
+    // False, and it is empty, where the model cannot share them.
     bool share(const Memory & from, size_t n);
 
     // Drops the first n positions, the others move up. False, and nothing changed, where the model cannot do that.
@@ -65,7 +73,7 @@ class Memory {
     Model * model_;
     int32_t sequence_;
     std::vector<int32_t> tokens_;
-    std::vector<int32_t> checkpoint_; // the tokens whose state the model's checkpoint is
+    std::vector<int32_t> checkpointed_; // tokens of the longest checkpoint; the others are of prefixes
 };
 
 } // namespace pyfly

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "checkpoints.h"
+
 namespace pyfly {
 
 // Tokens of one sequence, to be evaluated at positions n_past, n_past + 1, ... The pointers are borrowed.
@@ -49,13 +51,20 @@ class Model {
     virtual int32_t rewind_depth() const { return unlimited; }
     bool is_limited() const { return rewind_depth() != unlimited; }
 
-    // Where the depth is limited: keeps the present state, so that truncate(m) leaves at least the positions of now for
-    // every later m >= them. One state is kept for each sequence, the latest. False if the memory cannot do that.
-    virtual bool checkpoint(int32_t sequence) {
-        (void) sequence;
+    // Where the depth is limited: copies the present state, so that truncate(m) leaves at least the positions of now
+    // for every later m >= them. One such state is there for each sequence, the latest; is_kept: this one stays beside
+    // it until the sequence is cut to less, or room is needed. False if the memory cannot do that.
+    virtual bool checkpoint(int32_t sequence, bool is_kept) {
+        (void) sequence, (void) is_kept;
         return true;
     }
-    virtual void forget_checkpoint(int32_t sequence) { (void) sequence; }
+
+    // Of recurrent memories: what was copied of a sequence, and cannot be gone back to any more where it is of more
+    // positions than it holds. nullptr: there is none.
+    virtual Checkpoints * checkpoints(int32_t sequence) {
+        (void) sequence;
+        return nullptr;
+    }
 
     virtual bool can_checkpoint() const { return true; }
 
@@ -79,8 +88,15 @@ class Model {
     // Whether sequences can share positions.
     virtual bool can_copy() const { return false; }
 
-    // The sequence `to`, which holds nothing, gets the first n positions of `from`. False, and nothing changed, where
-    // the memory cannot share them.
+    // How many of the first n positions of a sequence another one can have: of a recurrent memory, those of a kept
+    // checkpoint.
+    int32_t n_copyable(int32_t sequence, int32_t n) {
+        const Checkpoints * own = checkpoints(sequence);
+        return !can_copy() ? 0 : own == nullptr ? n : own->n_kept(n);
+    }
+
+    // The sequence `to`, which holds nothing, gets the first n positions of `from`, n = n_copyable(from, n). False,
+    // and `to` holds nothing, where the memory cannot share them.
     virtual bool copy(int32_t from, int32_t to, int32_t n) {
         (void) from, (void) to, (void) n;
         return false;

@@ -7,6 +7,15 @@
 
 namespace pyfly {
 
+namespace {
+
+void restore(const std::vector<uint8_t> & state, std::vector<int32_t> & memory) {
+    memory.resize(state.size() / sizeof(int32_t));
+    std::copy_n(reinterpret_cast<const int32_t *>(state.data()), memory.size(), memory.data());
+}
+
+} // namespace
+
 ScriptedModel::ScriptedModel(const pyfly_scripted_config & config, pyfly_row_callback row, void * user)
     : config_(config), row_(row), user_(user) {
     if (config.n_vocab < 1 || config.n_ctx < 1 || config.n_batch < 1 || config.n_sequences < 1 || config.n_cells < 1 ||
@@ -96,29 +105,37 @@ void ScriptedModel::act(Text & text) {
     }
     const Rewind::Plan plan = text.rewind->take();
     if (plan.way == Rewind::Way::checkpoint) {
-        text.memory = text.checkpoint;
+        restore(*plan.state, text.memory);
     } else if (plan.way != Rewind::Way::stay) {
         text.memory.resize(static_cast<size_t>(plan.n));
     }
 }
 
-bool ScriptedModel::checkpoint(int32_t sequence) {
+bool ScriptedModel::checkpoint(int32_t sequence, bool is_kept) {
     Text & text = at(sequence);
-    if (text.rewind && !text.rewind->will_restore_checkpoint()) {
-        if (!can_checkpoint()) {
-            return false;
-        }
-        act(text);
-        text.checkpoint = text.memory;
-        text.rewind->checkpointed(static_cast<int32_t>(text.memory.size()));
+    if (!text.rewind) {
+        return true;
+    }
+    if (!can_checkpoint()) {
+        return false;
+    }
+    act(text);
+    const int32_t n = static_cast<int32_t>(text.memory.size());
+    Checkpoints & all = text.rewind->checkpoints();
+    if (is_kept) {
+        all.keep(n);
+    }
+    if (!all.has(n)) {
+        const auto state = all.take_buffer();
+        state->resize(text.memory.size() * sizeof(int32_t));
+        std::copy_n(text.memory.data(), text.memory.size(), reinterpret_cast<int32_t *>(state->data()));
+        all.add(n, state, is_kept);
     }
     return true;
 }
 
-void ScriptedModel::forget_checkpoint(int32_t sequence) {
-    if (at(sequence).rewind) {
-        at(sequence).rewind->forget_checkpoint();
-    }
+Checkpoints * ScriptedModel::checkpoints(int32_t sequence) {
+    return at(sequence).rewind ? &at(sequence).rewind->checkpoints() : nullptr;
 }
 
 void ScriptedModel::settle(int32_t sequence) {
@@ -129,11 +146,16 @@ void ScriptedModel::settle(int32_t sequence) {
 }
 
 bool ScriptedModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (!can_copy()) {
+    if (!can_copy() || n != n_copyable(from, n)) {
         return false;
     }
     const std::vector<int32_t> & memory = at(from).memory;
     at(to).memory.assign(memory.begin(), memory.begin() + n);
+    if (at(to).rewind) {
+        const Checkpoints::State state = at(from).rewind->checkpoints().longest(n)->state;
+        restore(*state, at(to).memory);
+        at(to).rewind->checkpoints().add(n, state, true);
+    }
     return true;
 }
 

@@ -24,18 +24,17 @@ class ScriptedModel : public Model {
     const float * row(size_t span, size_t i) override;
     int32_t truncate(int32_t sequence, int32_t n) override;
     int32_t rewind_depth() const override { return is_recurrent() ? config_.n_snapshots : unlimited; }
-    bool checkpoint(int32_t sequence) override;
-    void forget_checkpoint(int32_t sequence) override;
+    bool checkpoint(int32_t sequence, bool is_kept) override;
+    Checkpoints * checkpoints(int32_t sequence) override;
     bool can_checkpoint() const override { return config_.has_checkpoints != 0; }
     void settle(int32_t sequence) override;
-    bool can_copy() const override { return !is_recurrent(); }
+    bool can_copy() const override { return !is_recurrent() || can_checkpoint(); }
     bool copy(int32_t from, int32_t to, int32_t n) override;
 
   private:
     struct Text {
         std::vector<int32_t> memory;
-        std::optional<Rewind> rewind;    // of a recurrent memory
-        std::vector<int32_t> checkpoint; // the memory at the checkpoint
+        std::optional<Rewind> rewind; // of a recurrent memory; a state is the first positions of `memory`
     };
 
     bool is_recurrent() const { return config_.n_snapshots >= 0; }

@@ -9,6 +9,16 @@
 
 namespace pyfly {
 
+namespace {
+
+// Of what a limited target keeps of a prompt (a copy of its state, 20 to 150 MB, takes as long as a few tokens).
+constexpr size_t worth_keeping = 64;     // tokens that need not be evaluated again thanks to it, at least
+constexpr size_t n_between_kept = 512;   // tokens without one, at most about so many
+constexpr size_t n_searched = 64;        // tokens at the prompt's end in which the last message ends
+constexpr size_t n_behind_messages = 32; // else: tokens that may begin an answer in the template
+
+} // namespace
+
 // Throws unless the target can go on from these tokens.
 void Sequence::require_text(const std::vector<int32_t> & history) const {
     if (history.size() > static_cast<size_t>(target_->n_ctx())) {
@@ -41,7 +51,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
                                          history, std::move(sampler), random); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
-    memory_.forget_other_checkpoint(history.data(), n_held);
+    memory_.forget_other_checkpoints(history.data(), n_held);
     if (n_evaluated) {
         memory_.assume({history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n_held)});
     } else {
@@ -52,6 +62,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     config_ = std::move(config);
     transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
                       {config_.keep_rows, config_.resumable});
+    choose_kept(n_held);
     planned_ = Planned::nothing;
     prompt_row_begin_ = prompt_row_end_ = 0;
     round_ = 0;
@@ -118,8 +129,45 @@ void Sequence::catch_up(size_t n) {
     }
 }
 
-void Sequence::checkpoint() {
-    stats_.checkpoints += memory_.checkpoint() ? 1 : 0;
+void Sequence::checkpoint(bool is_kept) {
+    stats_.checkpoints += memory_.checkpoint(is_kept) ? 1 : 0;
+}
+
+// Where the next text of whoever asks may part from this one: where this one has parted from the last, of which
+// n_alike tokens were held (what is common to many requests), and where its last message ends. What stands behind that
+// begins the answer, and a template that leaves out earlier thoughts writes it differently in the next turn.
+void Sequence::choose_kept(size_t n_alike) {
+    kept_.clear();
+    if (!is_limited()) {
+        return;
+    }
+    const std::vector<int32_t> & history = transcript_.history();
+    const size_t n = history.size() - 1; // where the prompt ends a state is kept anyway
+    size_t end = n - std::min(n, n_behind_messages);
+    for (size_t i = n; i > n - std::min(n, n_searched); i--) {
+        if (vocabulary_->is_eog(history[i - 1])) {
+            end = i;
+            break;
+        }
+    }
+    for (const size_t place : {std::min(n_alike, end), std::max(n_alike, end)}) {
+        keep_at(place);
+    }
+}
+
+void Sequence::keep_at(size_t n) {
+    const auto at = std::lower_bound(kept_.begin(), kept_.end(), n);
+    const size_t before = at == kept_.begin() ? memory_.n_kept() : *(at - 1);
+    if (is_limited() && n > memory_.n() && n < transcript_.n() && n >= before + worth_keeping &&
+        (at == kept_.end() || *at != n)) {
+        kept_.insert(at, n);
+    }
+}
+
+// The next place at which a state is to be kept.
+size_t Sequence::next_kept() const {
+    const auto next = std::upper_bound(kept_.begin(), kept_.end(), memory_.n());
+    return next == kept_.end() ? everything : *next;
 }
 
 size_t Sequence::n_left(size_t n_with_round) const {
@@ -140,7 +188,8 @@ void Sequence::begin_step() {
 
 const Span & Sequence::plan_prompt(size_t n_most) {
     const size_t begin = memory_.n();
-    const size_t n = std::min({n_most, transcript_.n() - 1 - begin, static_cast<size_t>(target_->n_batch())});
+    const size_t n =
+        std::min({n_most, transcript_.n() - 1 - begin, static_cast<size_t>(target_->n_batch()), next_kept() - begin});
     const auto first = transcript_.history().begin() + static_cast<std::ptrdiff_t>(begin);
     tokens_.assign(first, first + static_cast<std::ptrdiff_t>(n));
     planned_ = Planned::prompt;
@@ -179,12 +228,12 @@ const Span & Sequence::plan_round(Draft draft) {
     draft_ = std::move(draft);
     n_before_ = history.size();
     planned_ = Planned::round;
-    if (round_ == 0 && is_limited() && memory_.n() > 0 && !memory_.is_checkpointed()) {
-        checkpoint();
+    if (round_ == 0 && is_limited() && memory_.n() > 0) {
+        checkpoint(true); // another answer starts from here
     }
     if (static_cast<int64_t>(draft_.tokens.size()) > target_->rewind_depth() && !judge_->oldest_open()) {
         catch_up(n_before_ - 1);
-        checkpoint(); // an open window has one, further back
+        checkpoint(false); // an open window has one, further back
     }
     tokens_.assign(history.begin() + static_cast<std::ptrdiff_t>(memory_.n()), history.end());
     const size_t first_row = tokens_.size() - 1;
@@ -198,6 +247,10 @@ void Sequence::take(size_t span, int64_t us) {
     if (planned_ == Planned::prompt) {
         stats_.us_prefill += us;
         count_evaluated(span_.n);
+        const bool is_place = std::binary_search(kept_.begin(), kept_.end(), memory_.n());
+        if (is_limited() && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
+            checkpoint(true);
+        }
         if (config_.all_rows) {
             prompt_span_ = span;
             prompt_row_begin_ = static_cast<int32_t>(span_.n_past);
@@ -230,7 +283,7 @@ void Sequence::take_round(size_t span, int64_t us) {
         // Later rounds may come back to this mismatch from further than the target can rewind. The tokens behind it go
         // with the next round's batch.
         memory_.truncate(static_cast<size_t>(*open));
-        checkpoint();
+        checkpoint(false);
     } else {
         memory_.truncate(transcript_.n() - 1);
     }

@@ -76,6 +76,10 @@ class Sequence {
     // were taken back; there may be a draft behind the target's own choice, and tokens to evaluate before it.
     bool be_silent();
 
+    // Of a text whose prompt is being evaluated: another one has its first n tokens, too. Where the target is limited,
+    // the state behind them is kept for it.
+    void keep_at(size_t n);
+
     // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
     // ends.
     DrawDraft draw_draft();
@@ -113,7 +117,9 @@ class Sequence {
     void count_evaluated(size_t n) { (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
     void uncount(size_t n);
     void catch_up(size_t n);
-    void checkpoint();
+    void checkpoint(bool is_kept);
+    void choose_kept(size_t n_alike);
+    size_t next_kept() const;
     void take_round(size_t span, int64_t us);
     void fall_back();
     void keep(size_t n);
@@ -130,6 +136,7 @@ class Sequence {
     bool is_broken_ = false; // evaluating failed
     int32_t round_ = 0;
 
+    std::vector<size_t> kept_; // places in the prompt where a limited target's state is to be kept, ascending
     Planned planned_ = Planned::nothing;
     std::vector<int32_t> tokens_; // of the plan
     Span span_ = {};

@@ -169,9 +169,11 @@ def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
             assert seen[slot.number] == list(range(39)), "each of them once"
 
 
-def test_owners_share_nothing():
+@pytest.mark.parametrize("recurrent", [None, (4, True)])
+def test_owners_share_nothing(recurrent):
     """Neither with a text that runs nor with what one has left; each finds its own again."""
-    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3) as target, Batch(target) as batch:
+    options = {"n_sequences": 3, "recurrent": recurrent}
+    with ScriptedTarget(likes_five, N_VOCAB, 100, 64, **options) as target, Batch(target) as batch:
         batch.configure()
         prompt = [6] * 40
 

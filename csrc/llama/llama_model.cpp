@@ -7,6 +7,14 @@
 
 namespace pyfly {
 
+namespace {
+
+// Of kept checkpoints: at most so many of a sequence, and of all together at most this part of the weights' size. A
+// state of Qwen3.5-4B has 50 MB, its weights in Q4_K_M 2.5 GB: twelve.
+constexpr size_t n_checkpoints = 16, share_of_checkpoints = 4;
+
+} // namespace
+
 bool is_recurrent(const llama_model * model) {
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 }
@@ -282,10 +290,16 @@ int32_t LlamaModel::truncate(int32_t sequence, int32_t n) {
     return n;
 }
 
+// The recurrent part is replaced; what the attention part of a hybrid memory holds behind it is cut off.
+bool LlamaModel::restore(int32_t sequence, int32_t n, const std::vector<uint8_t> & state) {
+    return llama_state_seq_set_data_ext(context_, state.data(), state.size(), sequence,
+                                        LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == state.size() &&
+           llama_memory_seq_rm(memory(), sequence, n, -1);
+}
+
 // Carries out what truncate() planned. Where that fails the sequence is empty.
 bool LlamaModel::act(int32_t sequence) {
     const Rewind::Plan plan = at(sequence).rewind->take();
-    const std::vector<uint8_t> & checkpoint = at(sequence).checkpoint;
     bool is_done = true;
     switch (plan.way) {
         case Rewind::Way::stay:
@@ -294,10 +308,7 @@ bool LlamaModel::act(int32_t sequence) {
             is_done = llama_memory_seq_rm(memory(), sequence, plan.n, -1);
             break;
         case Rewind::Way::checkpoint:
-            // The recurrent part is replaced; what the attention part of a hybrid memory holds behind it is cut off.
-            is_done = llama_state_seq_set_data_ext(context_, checkpoint.data(), checkpoint.size(), sequence,
-                                                   LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == checkpoint.size() &&
-                      llama_memory_seq_rm(memory(), sequence, plan.n, -1);
+            is_done = restore(sequence, plan.n, *plan.state);
             break;
         case Rewind::Way::clear:
             clear(sequence);
@@ -321,30 +332,44 @@ void LlamaModel::require_act(int32_t sequence) {
     }
 }
 
-bool LlamaModel::checkpoint(int32_t sequence) {
-    if (!is_recurrent_ || at(sequence).rewind->will_restore_checkpoint()) {
+bool LlamaModel::checkpoint(int32_t sequence, bool is_kept) {
+    if (!is_recurrent_) {
         return true;
     }
-    if (!has_checkpoints_) {
+    Rewind & rewind = *at(sequence).rewind;
+    const int32_t n = rewind.n_left(n_held(sequence));
+    if (rewind.checkpoints().has(n)) {
+        if (!is_kept) {
+            return true;
+        }
+        rewind.checkpoints().keep(n);
+    } else if (!has_checkpoints_) {
         return false;
+    } else {
+        require_act(sequence);
+        const auto state = rewind.checkpoints().take_buffer();
+        state->resize(llama_state_seq_get_size_ext(context_, sequence, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+        const size_t n_written = llama_state_seq_get_data_ext(context_, state->data(), state->size(), sequence,
+                                                              LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        has_checkpoints_ = n_written > 0 && n_written == state->size();
+        if (!has_checkpoints_) {
+            return false;
+        }
+        rewind.checkpoints().add(n, state, is_kept);
     }
-    require_act(sequence);
-    Sequence & own = at(sequence);
-    own.rewind->forget_checkpoint();
-    own.checkpoint.resize(llama_state_seq_get_size_ext(context_, sequence, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
-    const size_t n_written = llama_state_seq_get_data_ext(context_, own.checkpoint.data(), own.checkpoint.size(),
-                                                          sequence, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    has_checkpoints_ = n_written > 0 && n_written == own.checkpoint.size();
-    if (has_checkpoints_) {
-        own.rewind->checkpointed(n_held(sequence));
+    if (is_kept) {
+        std::vector<Checkpoints *> all;
+        for (int32_t s = 0; s < n_sequences(); s++) {
+            all.push_back(checkpoints(s));
+        }
+        bound(all, static_cast<size_t>(sequence), n, n_checkpoints,
+              llama_model_size(llama_get_model(context_)) / share_of_checkpoints);
     }
-    return has_checkpoints_;
+    return true;
 }
 
-void LlamaModel::forget_checkpoint(int32_t sequence) {
-    if (is_recurrent_) {
-        at(sequence).rewind->forget_checkpoint();
-    }
+Checkpoints * LlamaModel::checkpoints(int32_t sequence) {
+    return is_recurrent_ ? &at(sequence).rewind->checkpoints() : nullptr;
 }
 
 void LlamaModel::settle(int32_t sequence) {
@@ -355,12 +380,20 @@ void LlamaModel::settle(int32_t sequence) {
 }
 
 bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (!can_copy()) {
+    if (!can_copy() || n < 1 || n != n_copyable(from, n)) {
         return false;
     }
     // The whole, then a cut: caches with a stream for each sequence can do no other.
     llama_memory_seq_cp(memory(), from, to, -1, -1);
-    if (n < n_held(to) && !llama_memory_seq_rm(memory(), to, n, -1)) {
+    if (is_recurrent_) {
+        const Checkpoints::State state = checkpoints(from)->longest(n)->state;
+        if (!restore(to, n, *state)) {
+            clear(to);
+            return false;
+        }
+        checkpoints(to)->add(n, state, true);
+        at(to).rewind->forget_batch();
+    } else if (n < n_held(to) && !llama_memory_seq_rm(memory(), to, n, -1)) {
         clear(to);
         return false;
     }

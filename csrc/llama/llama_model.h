@@ -33,15 +33,14 @@ class LlamaModel : public Model {
     const float * row(size_t span, size_t i) override;
     int32_t truncate(int32_t sequence, int32_t n) override;
     int32_t rewind_depth() const override { return is_recurrent_ ? n_snapshots_ : unlimited; }
-    bool checkpoint(int32_t sequence) override;
-    void forget_checkpoint(int32_t sequence) override;
+    bool checkpoint(int32_t sequence, bool is_kept) override;
+    Checkpoints * checkpoints(int32_t sequence) override;
     bool can_checkpoint() const override { return has_checkpoints_; }
     bool can_return(int32_t sequence, int32_t n, int32_t n_more) const override;
     void settle(int32_t sequence) override;
 
-    // Plain caches only: a recurrent state is of one position, and cells of a sliding window that sequences share are
-    // never dropped.
-    bool can_copy() const override { return !is_recurrent_ && n_swa_ == 0; }
+    // Cells of a sliding window that sequences share are never dropped.
+    bool can_copy() const override { return (!is_recurrent_ || has_checkpoints_) && n_swa_ == 0; }
     bool copy(int32_t from, int32_t to, int32_t n) override;
     bool shift(int32_t sequence, int32_t n) override;
 
@@ -80,9 +79,8 @@ class LlamaModel : public Model {
   private:
     struct Sequence {
         std::optional<Rewind> rewind; // for recurrent states
-        std::vector<uint8_t> checkpoint;
-        bool is_lost = false;   // its recurrent state could not be taken back while others were evaluated
-        bool is_shared = false; // it may have cells in common with another one
+        bool is_lost = false;         // its recurrent state could not be taken back while others were evaluated
+        bool is_shared = false;       // it may have cells in common with another one
     };
 
     Sequence & at(int32_t sequence) { return sequences_[static_cast<size_t>(sequence)]; }
@@ -92,6 +90,7 @@ class LlamaModel : public Model {
     bool needs(int32_t n, int32_t n_pruned) const;
     void clear(int32_t sequence);
     bool act(int32_t sequence);
+    bool restore(int32_t sequence, int32_t n, const std::vector<uint8_t> & state);
     void require_act(int32_t sequence);
     void decode(const std::vector<Span> & spans, const SpanGroup & group);
     void resize_batch(size_t n);

@@ -1,0 +1,109 @@
+"""Conversations and requests that begin alike: of each prompt only what is new is read, also by a model with a recurrent
+state, which can go back to states that were kept alone. Answers are those of a model that has seen nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
+
+OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
+SYSTEM = "You solve sums, and explain each step. " * 30
+BEGIN = "<|im_start|>assistant\n<think>\n"
+NEAR = 100
+"""Tokens that may be read again: the beginning of an answer, and those behind the nearest state that was kept."""
+
+
+@pytest.fixture(params=["attention", "hybrid"])
+def model(request, tiny_target, tiny_qwen35):
+    return {"attention": tiny_target, "hybrid": tiny_qwen35}[request.param]
+
+
+@pytest.fixture
+def fresh(model):
+    """The greedy answer behind tokens, of an object that has seen nothing else."""
+
+    def ask(tokens, n):
+        with FlyLlama(model, n_ctx=4096, **OPTIONS) as llm:
+            return llm(tokens, max_tokens=n, temperature=0)["choices"][0]["text"]
+
+    return ask
+
+
+class Session:
+    """A conversation, message by message, and what was read for each answer."""
+
+    def __init__(self, llm):
+        self.llm = llm
+        self.text = ""
+        self.say("system", SYSTEM)
+
+    def say(self, role, content):
+        self.text += f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+    def tokens(self, text):
+        return self.llm.tokenize(text.encode(), add_bos=False, special=True)
+
+    def answer(self, n=12):
+        """Its tokens before, how many of them were read, and the answer."""
+        prompt = self.tokens(self.text + BEGIN)
+        self.llm.reset_stats()
+        text = self.llm(prompt, max_tokens=n, temperature=0)["choices"][0]["text"]
+        return prompt, self.llm.stats.prefilled, text
+
+
+def drafters(draft):
+    return {"plain": None, "lookup and a draft model": [PromptLookup(), DraftModel(draft)]}
+
+
+@pytest.mark.parametrize("drafter", ["plain", "lookup and a draft model"])
+def test_a_template_leaves_out_earlier_thoughts(model, fresh, tiny_draft, drafter):
+    with FlyLlama(model, n_ctx=4096, drafter=drafters(tiny_draft)[drafter], adaptive=False, **OPTIONS) as llm:
+        session = Session(llm)
+        n_before = 0
+        for i in range(4):
+            session.say("user", f"Tom has {i + 3} apples and buys {2 * i + 1} more. How many apples has Tom?")
+            prompt, n_read, text = session.answer()
+            assert n_read <= len(prompt) - n_before + NEAR, i
+            assert text == fresh(prompt, 12), i
+            n_before = len(prompt)
+            session.say("assistant", "He has some.")  # without what it thought
+
+
+def test_thoughts_stay_until_the_user_speaks_again(model, fresh):
+    """As an agent calls its tools: each call goes behind the thoughts before it, and then all of them go."""
+    with FlyLlama(model, n_ctx=4096, **OPTIONS) as llm:
+        session = Session(llm)
+        session.say("user", "How many apples are there?")
+        before, n_first = session.text, len(session.tokens(session.text))
+        for i in range(12):
+            _, _, text = session.answer()
+            session.text += BEGIN + text + "<|im_end|>\n"
+            session.say("tool", f"There are {i} apples in basket {i}, and nothing else.")
+        session.text = before
+        session.say("assistant", "There are 66.")
+        session.say("user", "And pears?")
+        prompt, n_read, text = session.answer()
+        assert n_read <= len(prompt) - n_first + NEAR
+        assert text == fresh(prompt, 12)
+
+
+def test_a_changed_middle_is_read_from_there(model):
+    with FlyLlama(model, n_ctx=4096, **OPTIONS) as llm:
+        prompt = [(i * 37) % 1400 + 30 for i in range(2000)]
+        list(zip(range(4), llm.generate(prompt, temp=0.0)))
+        for n_alike in (1700, 1700):  # the second time there is a state of just that place
+            llm.reset_stats()
+            next(llm.generate([*prompt[:n_alike], *[77] * 40], temp=0.0))
+            n_read = llm.stats.prefilled
+        assert n_read <= 40 + NEAR
+
+
+def test_requests_that_begin_alike_read_that_once(model, fresh):
+    prefix = [(i * 37) % 1400 + 30 for i in range(800)]
+    prompts = [prefix + [50 + i] * 10 for i in range(8)]
+    with FlyBatch(model, n_parallel=4, n_ctx=1024, **OPTIONS) as batch:
+        handles = [batch.submit(prompt, max_tokens=6, temperature=0) for prompt in prompts]
+        texts = [handle.result()["choices"][0]["text"] for handle in handles]
+        assert batch.stats.prefilled <= 2 * len(prefix)
+    assert texts == [fresh(prompt, 6) for prompt in prompts]
