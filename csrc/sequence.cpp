@@ -130,7 +130,8 @@ void Sequence::catch_up(size_t n) {
 }
 
 void Sequence::checkpoint(bool is_kept) {
-    stats_.checkpoints += memory_.checkpoint(is_kept) ? 1 : 0;
+    const bool is_new = !memory_.is_checkpointed();
+    stats_.checkpoints += memory_.checkpoint(is_kept) && is_new ? 1 : 0;
 }
 
 // Where the next text of whoever asks may part from this one: where this one has parted from the last, of which
@@ -247,7 +248,8 @@ void Sequence::take(size_t span, int64_t us) {
     if (planned_ == Planned::prompt) {
         stats_.us_prefill += us;
         count_evaluated(span_.n);
-        const bool is_place = std::binary_search(kept_.begin(), kept_.end(), memory_.n());
+        const bool is_place =
+            memory_.n() + 1 == transcript_.n() || std::binary_search(kept_.begin(), kept_.end(), memory_.n());
         if (is_limited() && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
             checkpoint(true);
         }

@@ -1,5 +1,5 @@
-"""Conversations and requests that begin alike: of each prompt only what is new is read, also by a model with a recurrent
-state, which can go back to states that were kept alone. Answers are those of a model that has seen nothing else."""
+"""Conversations and requests that begin alike: of each prompt only what is new is read, also by a model with a
+recurrent state, which can go back to kept states alone. Answers are those of a model that has seen nothing else."""
 
 from __future__ import annotations
 

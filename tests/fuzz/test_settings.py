@@ -34,7 +34,7 @@ def test_every_order_of_settings_ends(cases, tiny_target, tiny_draft, tiny_qwen3
         try:
             while not said or said[-1] != "done\n":
                 said.append(lines.get(timeout=LIMIT))
-                assert not said[-1].startswith("Traceback"), said[-2:] + [*iter(lambda: lines.get(timeout=5), "")]
+                assert not said[-1].startswith("Traceback"), [*said[-2:], *iter(lambda: lines.get(timeout=5), "")]
         except queue.Empty:
             pytest.fail(f"no word for {LIMIT} s behind {''.join(said[-5:])}")
         finally:
