@@ -28,12 +28,12 @@ _MOST = 8
 """The largest automatic number of requests: more gain little on most processors."""
 
 _SHARE = 0.25
-"""The share of the free memory that their caches may take then."""
+"""The share of that memory that their caches may take then."""
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
-    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the free memory, 1..8.
-    Raises ValueError if the model is no usable GGUF file."""
+    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the memory that is free beside
+    the weights, 1..8. Raises ValueError if the model is no usable GGUF file."""
     require_gguf(model)
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -43,6 +43,8 @@ def choose_parallel(model: str, n_ctx: int) -> int:
     free = memory.available()
     if one is None or two is None or free is None:
         return 1
+    if not llama_cpp.llama_supports_gpu_offload():
+        free -= memory.bytes_of_model(model)  # a copy of them by our kernels, or pages of the file that are to stay
     return max(1, min(_MOST, int(_SHARE * free) // max(1, two - one)))
 
 

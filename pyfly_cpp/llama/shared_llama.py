@@ -8,6 +8,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp.errors import counted
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
@@ -110,9 +111,9 @@ class SharedLlama(FlyLlama):
         self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
             raise ValueError(
-                f"{self.n_parallel} requests of {self._n_ctx_of_text} tokens need {memory.in_words(n_needed)}, and "
-                f"{memory.in_words(n_free)} are free: each takes {memory.in_words(self._bytes_of_text)}; lower "
-                "n_parallel, n_ctx or n_cells."
+                f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_text} tokens would need "
+                f"{memory.in_words(n_needed)}, and {memory.in_words(n_free)} are free: each takes "
+                f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
             )
 
     def _simulated(self, params: Any) -> int | None:

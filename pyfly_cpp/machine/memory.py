@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.machine import log
+from pyfly_cpp.machine import groups, log
 from pyfly_cpp.machine.files import files_of_model
 
 _MOST_SIMULATED = 2**18
@@ -73,8 +73,9 @@ def bytes_of_model(path: str | os.PathLike[str]) -> int:
 
 
 def available() -> int | None:
-    """Bytes of memory that this process can still have, at most; None if the system does not report it."""
-    limits = [_free_of_system(), _free_of_group(Path("/sys/fs/cgroup"))]
+    """Bytes of memory that this process can still have, at most: what the machine has free, or less if a container or
+    service has a limit. None if the system does not report it."""
+    limits = [_free_of_system(), groups.free_memory()]
     return min((n for n in limits if n is not None), default=None)
 
 
@@ -86,18 +87,6 @@ def _free_of_system() -> int | None:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def _free_of_group(folder: Path) -> int | None:
-    """Free bytes of a container. Files that were read count as used there, but make room when it is needed."""
-    try:
-        limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        stat = dict(line.split() for line in lines)
-        files = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
-        return max(0, int(limit) - int(used) + files)
-    except (OSError, ValueError):  # "max" is no limit
-        return None
 
 
 def in_words(n_bytes: int) -> str:

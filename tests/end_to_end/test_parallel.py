@@ -672,7 +672,7 @@ def test_bad_arguments(tiny_target, options, message):
 
 def test_more_than_fits_in_memory(tiny_target, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2 * 10**7)
-    with pytest.raises(ValueError, match=r"64 requests of 4096 tokens need .* and 20.0 MB are free: each .* lower"):
+    with pytest.raises(ValueError, match=r"64 requests of 4096 tokens .* and 20.0 MB are free: each .* lower"):
         FlyBatch(tiny_target, 64, **{**OPTIONS, "n_ctx": 4096})
 
 

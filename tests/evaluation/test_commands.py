@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import llama_cpp
 import pytest
 
 pytest.importorskip("click")
@@ -23,6 +24,7 @@ from pyfly_cpp.cli import cli, loading, progress
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.evaluation import sandbox
 from pyfly_cpp.evaluation.files import DataError
+from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import OutputError
 
@@ -110,6 +112,15 @@ def test_eval_chooses_how_many_at_once(run, data, tmp_path, monkeypatch):
     assert "parallel" not in json.loads((tmp_path / "little" / "run.json").read_text())["identity"]
 
 
+def test_automatic_requests_leave_room_for_the_weights(tiny_target, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
+    monkeypatch.setattr(memory, "simulated_context", lambda path, model, context, n, n_ctx: n * 10**8)
+    weights = memory.bytes_of_model(tiny_target)
+    for n_free, n in ((weights, 1), (weights + 12 * 10**8, 3), (10**11, 8), (0, 1)):
+        monkeypatch.setattr(memory, "available", lambda n_free=n_free: n_free)
+        assert choose_parallel(tiny_target, 1024) == n
+
+
 @pytest.mark.parametrize("command", [evaluate, bench])
 def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
     arguments = ["--limit", 1]
@@ -123,7 +134,7 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
         refused(run(command, *arguments, "--parallel", wrong), "number of requests from 1 on")
     refused(run(command, *arguments, "--parallel", 1000), "--parallel must be an integer in 1..256")
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    refused(run(command, *arguments, "--parallel", 64), "64 requests of 1024 tokens need", "lower --parallel")
+    refused(run(command, *arguments, "--parallel", 64), "64 requests of 1024 tokens", "lower --parallel")
     assert not (tmp_path / "run").exists()
 
 
