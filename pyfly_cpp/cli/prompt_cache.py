@@ -10,13 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.machine.files import file_identity, is_stream, write_atomically
+from pyfly_cpp.machine.files import is_stream, write_atomically
 
 _FORMAT = "pyfly-cpp prompt cache"
 _MAX_HEADER = 64 << 20
@@ -55,18 +54,8 @@ def save(path: Path, llm: FlyLlama) -> None:
 
 
 def _identity(llm: FlyLlama) -> dict[str, Any]:
-    """The conditions of the state, without reading the model's file."""
-    status = Path(llm.model_path).stat()
-    params = llm.context_params
-    return {
-        "llama_cpp_python": llama_cpp.__version__,  # states have no version of their own
-        "size": status.st_size,
-        "changed": status.st_mtime_ns,
-        "n_ctx": llm.n_ctx(),
-        "flash_attn": int(params.flash_attn_type),
-        "caches": [int(params.type_k), int(params.type_v)],
-        "lora": None if llm.lora_path is None else file_identity(llm.lora_path),
-    }
+    """The conditions of the state."""
+    return {**llm.kv_key, "n_ctx": llm.n_ctx()}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -15,6 +15,7 @@ from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.decoding.drafters import Drafter, Host, open_drafter
 from pyfly_cpp.decoding.gates import REGIONS
 from pyfly_cpp.engine.access import CLOSED
+from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.engine.stats import Governor, Stats, Threads
 
@@ -46,6 +47,8 @@ class Decoder:
         self._settings: dict[str, int] = {}
         self._context: Any = None
         self._tap: _native.LayerTap | None = None
+        self.computed_with = Applied()
+        """The adapters that the context's memory was computed with."""
         self._target: _native.LlamaTarget | None = None
         self._batch: _native.Batch | None = None
         self._drafters: list[_native.Drafter] = []
@@ -63,6 +66,7 @@ class Decoder:
         self._context = context
         self._tap = tap
         self._settings = settings
+        self.computed_with = applied(context)
 
     @property
     def target(self) -> _native.LlamaTarget:
@@ -162,6 +166,15 @@ class Decoder:
                 "this model's memory cannot be rolled back, so it is decoded without speculation.",
                 stacklevel=stacklevel + 1,
             )
+
+    @property
+    def has_new_adapters(self) -> bool:
+        """Whether the context applies other adapters than those that its memory was computed with."""
+        return applied(self._context) != self.computed_with
+
+    def take_adapters(self) -> None:
+        """What is evaluated from now on is computed with the adapters of now; what was before must not be used."""
+        self.computed_with = applied(self._context)
 
     def forget(self) -> None:
         """No request to come is served by what is evaluated of earlier ones. While none runs."""

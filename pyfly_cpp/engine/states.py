@@ -15,7 +15,7 @@ from pyfly_cpp.machine.interrupts import interrupts_deferred
 
 
 def save_state(llm: Any) -> LlamaState:
-    """The state of a llama_cpp.Llama, which a plain one can also load."""
+    """The state of a GuardedLlama, which a plain llama_cpp.Llama can also load."""
     context = llm._ctx.ctx
     buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
     n = llama_cpp.llama_state_get_data(context, buffer, len(buffer))

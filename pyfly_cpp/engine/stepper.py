@@ -236,6 +236,11 @@ class Stepper:
         while self._joining:
             step = self._joining[0]
             request = step.request
+            if self._decoder.has_new_adapters:
+                if self._running:
+                    return  # what they hold serves nobody, and is not all computed in one way
+                self._decoder.forget()
+                self._decoder.take_adapters()
             try:
                 request.require_fitting(self._n_ctx)
                 slot = self._batch.find_slot(request.history, request.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -49,7 +50,7 @@ class LlamaArguments(TypedDict, total=False):
     last_n_tokens_size: int
     lora_base: str | None
     lora_scale: float
-    lora_path: str | None
+    lora_path: str | os.PathLike[str] | None
     numa: bool | int
     draft_model: Any
     tokenizer: Any

@@ -122,6 +122,8 @@ class CompletingLlama(GuardedLlama):
         if self.cache:
             with contextlib.suppress(KeyError):
                 state = self.cache[prompt]
+                if self.why_not_usable(state) is not None:
+                    return
                 evaluated = (state.input_ids[: state.n_tokens], self._input_ids)
                 lengths = [self.longest_token_prefix(ids.tolist(), prompt) for ids in evaluated]
                 if lengths[0] > lengths[1]:

@@ -101,6 +101,7 @@ class Generation:
             request.history[:0] = llm._input_ids.tolist()
         request.require_fitting(llm._n_ctx)
         llm._supersede()
+        llm._follow_adapters()
         self._number = self._access.generation
         self._step = self._access.step(self._number)
         self._n_vocab: int = llm.n_vocab()

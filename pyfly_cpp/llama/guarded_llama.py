@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,15 +22,18 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import Drafter
 from pyfly_cpp.engine import states
 from pyfly_cpp.engine.access import CLOSED, Access
+from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute
 from pyfly_cpp.engine.costs import expect_costs, setup_of
 from pyfly_cpp.engine.decoder import Decoder
+from pyfly_cpp.engine.kv_key import difference, kv_key, may_rotate
 from pyfly_cpp.engine.markers import markers_of
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine.files import files_of_model, fingerprint
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
 from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
@@ -120,11 +125,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_failure: BaseException | None = None
         info = _native.inspect_model(model_path, has_own_head)  # refuses what would end the process
         self._tap = _native.LayerTap() if info.layer_inputs == 2 else None
+        self._n_ctx_short, self._may_rotate = info.n_ctx_short, may_rotate()
         n_positions = info.n_positions
         if n_positions:
             given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
+        if kwargs.get("lora_path") is not None:
+            kwargs["lora_path"] = os.fspath(kwargs["lora_path"])
         self._kernel_choice = kernel_choice
         self._where = {"rpc_servers": rpc_servers, "devices": devices}
         self._placement = Placement(rpc_servers, devices)
@@ -369,6 +377,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"{self._n_ctx}; reset() it or raise n_ctx."
                 )
             self._require_weights()
+            if self.n_tokens == 0:
+                self.decoder.take_adapters()
             super().eval(tokens)
             self.has_row = True
 
@@ -408,18 +418,54 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             slot = self.decoder.running
             if slot is not None:
                 slot.park(self.n_tokens)  # what it holds beyond is not part of the state
-            return super().save_state() if self._logits_all else states.save_state(self)
+            state = super().save_state() if self._logits_all else states.save_state(self)
+            state.kv_key = self.kv_key
+            return state
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.
 
         Raises:
-            ValueError: it does not fit in the context; nothing was changed.
+            ValueError: it does not fit in the context, or was computed with another model, other adapters or other
+                settings (a plain Llama's state does not tell); nothing was changed.
             NativeError: llama.cpp refuses it; the sequence is reset.
         """
         with self._access.exclusive():
+            why = self.why_not_usable(state)
+            if why is not None:
+                raise ValueError(
+                    f"the saved state was computed with {why}; load it where they are the same, or let the prompt be "
+                    "read again."
+                )
             states.load_state(self, state, self._logits_all, before=self._supersede)
+            self.decoder.take_adapters()
             self.has_row = False
+
+    def why_not_usable(self, state: LlamaState) -> str | None:
+        """By what this object computes differently than the one that saved a state; None: by nothing that is known."""
+        key = getattr(state, "kv_key", None)
+        return None if key is None else difference(key, self._kv_key(applied(self._ctx.ctx)))
+
+    @property
+    def kv_key(self) -> dict[str, Any]:
+        """What the context's memory depends on besides its tokens, see `engine.kv_key`."""
+        return self._kv_key(self.decoder.computed_with)
+
+    def _kv_key(self, adapters: Applied) -> dict[str, Any]:
+        has_long_rope = 0 < self._n_ctx_short < self._n_ctx
+        return kv_key(
+            self._fingerprint, self.kv_overrides, self.context_params, adapters, self._may_rotate, has_long_rope
+        )
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return hashlib.sha256("".join(map(fingerprint, files_of_model(self.model_path))).encode()).hexdigest()
+
+    def _follow_adapters(self) -> None:
+        """Drops what the context holds if it was computed with other adapters than those that it applies now."""
+        if self.decoder.has_new_adapters:
+            self.n_tokens = 0
+            self.decoder.take_adapters()
 
 
 class _Missing:

@@ -187,6 +187,23 @@ def test_a_prompt_cache(run, tmp_path, monkeypatch):
     assert other.read_text() == "mine"
 
 
+def test_a_prompt_cache_of_a_rotated_cache(run, tmp_path, monkeypatch):
+    q8 = [
+        "--cache-type-k",
+        "q8_0",
+        "--cache-type-v",
+        "q8_0",
+        "--flash-attn",
+        "Natalia sold clips to 48 of her friends.",
+    ]
+    file = tmp_path / "prompt.cache"
+    complete(run, "--prompt-cache", file, *q8)
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    other = complete(run, "--prompt-cache", file, *q8)
+    assert "written anew" in other.err and other.out == complete(run, *q8).out
+    assert "written anew" not in complete(run, "--prompt-cache", file, *q8).err
+
+
 def test_utf8_that_was_read_as_ascii_is_right():
     read = "caf\u00e9 \U0001f600".encode().decode("ascii", "surrogateescape")
     assert repaired(read, "the message") == "caf\u00e9 \U0001f600"
