@@ -55,7 +55,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 4;
+    return 5;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
@@ -356,6 +356,30 @@ const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot) {
 
 const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i) {
     return batch->impl.at(slot).transcript().row(i);
+}
+
+size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot) {
+    return batch->impl.memory(slot).kept().size();
+}
+
+const uint8_t * pyfly_batch_kept(pyfly_batch * batch, int32_t slot, size_t i, int32_t * n, size_t * n_bytes) {
+    const pyfly::Checkpoints::Checkpoint kept = batch->impl.memory(slot).kept()[i];
+    *n = kept.n;
+    *n_bytes = kept.state->size();
+    return kept.state->data();
+}
+
+pyfly_status pyfly_batch_restore_kept(pyfly_batch * batch, int32_t slot, const int32_t * tokens, size_t n,
+                                      const uint8_t * state, size_t n_bytes, pyfly_error * error) {
+    return guard(error, [&] {
+        require_slot(batch, slot);
+        batch->impl.require_idle();
+        if (n < 1 || n_bytes < 1) {
+            throw Error(PYFLY_STATUS_INVALID, "a state that was kept has at least one token and one byte");
+        }
+        batch->impl.memory(slot).restore_checkpoint(
+            tokens, n, std::make_shared<const std::vector<uint8_t>>(state, state + n_bytes));
+    });
 }
 
 const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, size_t * n_history) {

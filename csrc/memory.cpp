@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "common_prefix.h"
 #include "error.h"
@@ -65,6 +66,15 @@ bool Memory::checkpoint(bool is_kept) {
 bool Memory::is_checkpointed() const {
     const Checkpoints * all = model_->checkpoints(sequence_);
     return all != nullptr && all->has(static_cast<int32_t>(n()));
+}
+
+std::vector<Checkpoints::Checkpoint> Memory::kept() const {
+    std::vector<Checkpoints::Checkpoint> out;
+    if (const Checkpoints * all = model_->checkpoints(sequence_)) {
+        std::copy_if(all->all().begin(), all->all().end(), std::back_inserter(out),
+                     [this](const auto & c) { return c.is_kept && static_cast<size_t>(c.n) <= n(); });
+    }
+    return out;
 }
 
 size_t Memory::n_kept() const {

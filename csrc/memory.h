@@ -45,7 +45,10 @@ class Memory {
     // Whether there is a checkpoint of exactly what is held now.
     bool is_checkpointed() const;
 
-    // Positions of the longest kept checkpoint of what is held; 0: there is none.
+    // The kept checkpoints of what is held, the shortest first.
+    std::vector<Checkpoints::Checkpoint> kept() const;
+
+    // Positions of the longest of them; 0: there is none.
     size_t n_kept() const;
 
     // Forgets checkpoints that are not of a prefix of text[n_text].

@@ -685,6 +685,19 @@ const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot);
 /* Raw logits row [n_vocab] behind record i of the last step; NULL unless keep_rows. Valid until the next step. */
 const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i);
 
+/* States that are kept of a slot with a recurrent memory, to come back to (csrc/checkpoints.h): how many, the shortest
+ * first; 0 for other memories. */
+size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot);
+
+/* The i-th, i < pyfly_batch_n_kept: its bytes, borrowed until the batch is used again, and *n, the first positions of
+ * the slot that it is the state behind. */
+const uint8_t * pyfly_batch_kept(pyfly_batch * batch, int32_t slot, size_t i, int32_t * n, size_t * n_bytes);
+
+/* Gives one back, copied, while no text runs: the state behind tokens[n], n >= 1. The context was restored, by the
+ * caller, to what begins with these tokens. Nothing happens to other memories. */
+pyfly_status pyfly_batch_restore_kept(pyfly_batch * batch, int32_t slot, const int32_t * tokens, size_t n,
+                                      const uint8_t * state, size_t n_bytes, pyfly_error * error);
+
 /* Every token of the text: committed, then provisional ones. While a callback of its sampler runs: the tokens before
  * the row that is being sampled. Valid until the next call. */
 const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, size_t * n_history);

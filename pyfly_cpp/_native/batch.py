@@ -305,6 +305,25 @@ class Slot:
         """Positions of the slot that the target's memory holds."""
         return int(lib.pyfly_batch_n_evaluated(self._pointer, self.number))
 
+    def kept(self) -> list[tuple[int, bytes]]:
+        """(n, copy of the state behind the first n positions) of what is kept of a recurrent memory, the shortest
+        first; empty for other memories."""
+        out = []
+        n, n_bytes = ffi.new("int32_t *"), ffi.new("size_t *")
+        for i in range(lib.pyfly_batch_n_kept(self._pointer, self.number)):
+            state = lib.pyfly_batch_kept(self._pointer, self.number, i, n, n_bytes)
+            out.append((int(n[0]), bytes(ffi.buffer(state, n_bytes[0]))))
+        return out
+
+    def restore_kept(self, tokens: Any, state: bytes) -> None:
+        """Gives back the state behind these tokens, which the context was restored to begin with; while no text runs.
+        Nothing happens to other memories."""
+        array = boundary.tokens("the tokens of a kept state", tokens)
+        check(
+            lib.pyfly_batch_restore_kept, self._pointer, self.number, token_pointer(array), len(array),
+            ffi.from_buffer("uint8_t[]", state), len(state),
+        )  # fmt: skip
+
     def park(self, n_keep: int) -> None:
         """Makes the target's memory hold exactly n_keep positions, for others to look at between two steps."""
         check(lib.pyfly_batch_park, self._pointer, self.number, n_keep)

@@ -1,6 +1,7 @@
 """A file that keeps what a model has read, so that a later command with the same beginning need not read it again.
 
-One line of JSON (what the state belongs to, its tokens, its digest), then llama.cpp's state as it is in memory.
+One line of JSON (what the state belongs to, its tokens, its digest), then llama.cpp's state as it is in memory, and
+behind it what was kept of a recurrent memory (engine/states.py).
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ def load(path: Path, llm: FlyLlama) -> None:
     """
     if not path.exists():
         return
-    header, state = _read(path)
+    header, content = _read(path)
     if header.get("of") != _identity(llm):
         note(f"({path} keeps the prompt of another model, other settings or another release; it will be written anew)")
         return
     tokens = np.array(header["tokens"], dtype=np.intc)
-    llm.load_state(
-        LlamaState(tokens, np.zeros((1, llm.n_vocab()), np.single), len(tokens), state, len(state), llm._seed)
-    )
+    n_bytes = len(content) - sum(size for _, size in header["kept"])
+    state = content[:n_bytes]
+    loaded = LlamaState(tokens, np.zeros((1, llm.n_vocab()), np.single), len(tokens), state, n_bytes, llm._seed)
+    loaded.kept = []
+    for n, size in header["kept"]:
+        loaded.kept.append((n, content[n_bytes : n_bytes + size]))
+        n_bytes += size
+    llm.load_state(loaded)
 
 
 def save(path: Path, llm: FlyLlama) -> None:
@@ -44,18 +50,26 @@ def save(path: Path, llm: FlyLlama) -> None:
     if path.exists():
         _read(path)
     state = llm.save_state()
+    content = b"".join([state.llama_state, *(part for _, part in state.kept)])
     header = {
         "format": _FORMAT,
         "of": _identity(llm),
         "tokens": state.input_ids[: state.n_tokens].tolist(),
-        "sha256": hashlib.sha256(state.llama_state).hexdigest(),
+        "kept": [[n, len(part)] for n, part in state.kept],
+        "sha256": hashlib.sha256(content).hexdigest(),
     }
-    write_atomically(path, json.dumps(header).encode() + b"\n" + state.llama_state)
+    write_atomically(path, json.dumps(header).encode() + b"\n" + content)
 
 
 def _identity(llm: FlyLlama) -> dict[str, Any]:
     """The conditions of the state."""
     return {**llm.kv_key, "n_ctx": llm.n_ctx()}
+
+
+def _is_kept(entry: Any, n_tokens: int) -> bool:
+    """Whether this is [tokens, bytes] of a kept state."""
+    is_pair = isinstance(entry, list) and len(entry) == 2 and all(type(n) is int for n in entry)
+    return is_pair and 1 <= entry[0] <= n_tokens and entry[1] >= 1
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -65,15 +79,17 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
             with open(path, "rb") as file:
                 line = file.readline(_MAX_HEADER)
                 header = json.loads(line) if line.startswith(b"{") else None
-                state = file.read() if isinstance(header, dict) and header.get("format") == _FORMAT else b""
+                content = file.read() if isinstance(header, dict) and header.get("format") == _FORMAT else b""
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise ValueError(f"{str(path)!r} is not a prompt cache of pyfly-cpp; choose another name.")
-    tokens = header.get("tokens")
+    tokens, kept = header.get("tokens"), header.setdefault("kept", [])
     fits = isinstance(tokens, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens)
-    if not fits or header.get("sha256") != hashlib.sha256(state).hexdigest():
+    fits = fits and isinstance(kept, list) and all(_is_kept(one, len(tokens)) for one in kept)
+    fits = fits and sum(size for _, size in kept) <= len(content)
+    if not fits or header.get("sha256") != hashlib.sha256(content).hexdigest():
         raise ValueError(f"the prompt cache {str(path)!r} is damaged; delete it.")
-    return header, state
+    return header, content

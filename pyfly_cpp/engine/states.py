@@ -29,6 +29,22 @@ def save_state(llm: Any) -> LlamaState:
     )
 
 
+_MOST_KEPT = 2
+"""States of a recurrent memory that go with a saved one: where the last message ends, and where the prompt does."""
+
+
+def kept_states(llm: Any) -> list[tuple[int, bytes]]:
+    """Of a recurrent memory, (n, state behind the first n tokens): places that a longer or another prompt can begin at.
+    Empty for other memories, which can be cut anywhere."""
+    return [kept for kept in llm.decoder.slot.kept() if kept[0] <= llm.n_tokens][-_MOST_KEPT:]
+
+
+def restore_kept(llm: Any, states: list[tuple[int, bytes]]) -> None:
+    """Gives back the result of `kept_states` with the state that it was saved with."""
+    for n, state in states:
+        llm.decoder.slot.restore_kept(llm.input_ids[:n], state)
+
+
 def load_state(llm: Any, state: LlamaState, with_scores: bool, before: Callable[[], None]) -> None:
     """Restores a state; `before` is called once it was found to fit. See `FlyLlama.load_state` for what is raised."""
     n, n_bytes = state.n_tokens, len(state.llama_state)

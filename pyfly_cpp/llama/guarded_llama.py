@@ -420,6 +420,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 slot.park(self.n_tokens)  # what it holds beyond is not part of the state
             state = super().save_state() if self._logits_all else states.save_state(self)
             state.kv_key = self.kv_key
+            state.kept = states.kept_states(self)
             return state
 
     def load_state(self, state: LlamaState) -> None:
@@ -438,6 +439,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     "read again."
                 )
             states.load_state(self, state, self._logits_all, before=self._supersede)
+            states.restore_kept(self, getattr(state, "kept", []))
             self.decoder.take_adapters()
             self.has_row = False
 

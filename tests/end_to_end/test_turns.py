@@ -3,7 +3,10 @@ recurrent state, which can go back to kept states alone. Answers are those of a 
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
+from llama_cpp import LlamaRAMCache
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 
@@ -107,3 +110,35 @@ def test_requests_that_begin_alike_read_that_once(model, fresh):
         texts = [handle.result()["choices"][0]["text"] for handle in handles]
         assert batch.stats.prefilled <= 2 * len(prefix)
     assert texts == [fresh(prompt, 6) for prompt in prompts]
+
+
+def read_for(llm, prompt):
+    """Tokens that a request reads, and its answer."""
+    llm.reset_stats()
+    text = llm(prompt, max_tokens=8, temperature=0)["choices"][0]["text"]
+    return llm.stats.prefilled, text
+
+
+def test_a_saved_state_serves_the_same_prompt_and_others(model, fresh):
+    prompt = [(i * 37) % 1400 + 30 for i in range(600)]
+    turned = [*prompt[:580], *[90] * 30]
+    with FlyLlama(model, n_ctx=1024, **OPTIONS) as llm:
+        _, answer = read_for(llm, prompt)
+        state = pickle.loads(pickle.dumps(llm.save_state()))
+    for asked, answer_of in ((prompt, answer), (turned, fresh(turned, 8))):
+        with FlyLlama(model, n_ctx=1024, **OPTIONS) as llm:
+            llm.load_state(state)
+            n_read, text = read_for(llm, asked)
+            assert n_read <= 60
+            assert text == answer_of
+
+
+def test_a_cache_of_prompts_brings_an_earlier_one_back(model):
+    first, second = ([(i * step) % 1400 + 30 for i in range(500)] for step in (37, 41))
+    with FlyLlama(model, n_ctx=1024, **OPTIONS) as llm:
+        llm.set_cache(LlamaRAMCache(1 << 30))
+        _, answer = read_for(llm, first)
+        read_for(llm, second)
+        n_read, again = read_for(llm, first)
+        assert n_read <= 1
+        assert again == answer
