@@ -87,9 +87,13 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise ValueError(f"{str(path)!r} is not a prompt cache of pyfly-cpp; choose another name.")
     tokens, kept = header.get("tokens"), header.setdefault("kept", [])
-    fits = isinstance(tokens, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens)
-    fits = fits and isinstance(kept, list) and all(_is_kept(one, len(tokens)) for one in kept)
-    fits = fits and sum(size for _, size in kept) <= len(content)
+    fits = (
+        isinstance(tokens, list)
+        and all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens)
+        and isinstance(kept, list)
+        and all(_is_kept(one, len(tokens)) for one in kept)
+        and sum(size for _, size in kept) <= len(content)
+    )
     if not fits or header.get("sha256") != hashlib.sha256(content).hexdigest():
         raise ValueError(f"the prompt cache {str(path)!r} is damaged; delete it.")
     return header, content
