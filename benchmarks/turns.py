@@ -2,9 +2,9 @@
 
     python benchmarks/turns.py attention.gguf hybrid.gguf [-o record.json]
 
-Counts, not times: they are the same on every machine. Three sessions with greedy answers of 24 tokens: a chat whose template leaves
-out earlier thoughts; an agent that calls twelve tools, whose thoughts stay until the user speaks again; and eight
-requests with a common beginning, four at a time.
+Counts, not times: they are the same on every machine. Three sessions with greedy answers of 24 tokens: a chat whose
+template leaves out earlier thoughts; an agent that calls twelve tools, whose thoughts stay until the user speaks again;
+and eight requests with a common beginning, four at a time.
 """
 
 from __future__ import annotations
