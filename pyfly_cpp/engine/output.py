@@ -9,7 +9,8 @@ An answer ends by the first of these, which `Output.cause` names:
 - `"stop"`: the text contains a stop string. The text ends where the first one begins: of several that a token
   completes, the earliest in the text counts, wherever it stands in the list. The tokens of the stop string are counted,
   but not told.
-- `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts.
+- `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts. Or a line has ended,
+  `line_seconds` or more after the first token.
 - `"context"`, or any of them: the caller ends it (`Output.end`).
 
 A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
@@ -18,8 +19,10 @@ its tokens. What was held back is given out at the end, so that the pieces toget
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +63,8 @@ class Piece(NamedTuple):
     """`"stop"` or `"length"` in the last piece, None before."""
     cause: str | None = None
     """Why the answer has ended, in the last piece: a key of `FINISH`."""
+    stop_string: str = ""
+    """The stop string that has ended it, in the last piece."""
     prompt: tuple[Logprobs, ...] | None = None
     """Log-probabilities of the prompt's tokens from the second on, for the first piece."""
     stats: Stats | None = None
@@ -98,6 +103,7 @@ class Output:
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         n_logprobs: int | None = None,
+        line_seconds: float | None = None,
     ) -> None:
         """
         Args:
@@ -106,10 +112,13 @@ class Output:
             stop: Strings that the text ends before. Empty ones are ignored.
             max_tokens: Most tokens, 0: the answer ends before its first one; None: no limit.
             n_logprobs: Most probable tokens to name for each token, >= 0; None: no log-probabilities.
+            line_seconds: Seconds after the first token, from which on the end of a line ends the answer; None: no limit.
         """
         self._characters = Characters(piece_of)
         self._is_end = is_end
-        self._stop = tuple(string for string in stop if string)
+        self._stop = tuple(sorted({string for string in stop if string}))
+        self._line_seconds = line_seconds
+        self._begun: float | None = None
         self.max_tokens = max_tokens
         self.n_logprobs = n_logprobs
         self._held: list[Token] = []
@@ -132,16 +141,22 @@ class Output:
         if self._is_end(token):
             return self.end("eog")
         self.n_tokens += 1
+        self._begun = time.monotonic() if self._begun is None else self._begun
         text = self._characters(token)
         logprobs = None if self.n_logprobs is None or row is None else logprobs_of(row, token, self.n_logprobs)
         self._held.append(Token(token, text, logprobs, record))
         self._text += text
-        places = [place for place in map(self._text.find, self._stop) if place >= 0] if text else []
-        if places:
-            return self._end("stop", self._before(min(places)))
-        if self.n_tokens == self.max_tokens:
+        found = [(place, stop) for stop in self._stop if (place := self._text.find(stop)) >= 0] if text else []
+        if found:
+            place, stop = min(found)
+            return self._end("stop", self._before(place))._replace(stop_string=stop)
+        if self.n_tokens == self.max_tokens or ("\n" in text and self._is_late()):
             return self.end("length")
         return self._give(self._certain(len(self._text) - self._n_doubtful())) if text else Piece("", (), self.n_tokens)
+
+    def _is_late(self) -> bool:
+        limit, begun = self._line_seconds, self._begun
+        return limit is not None and begun is not None and time.monotonic() - begun >= limit
 
     def end(self, cause: str) -> Piece:
         """Ends the answer where it stands: the last piece, with all that was held back. `cause`: a key of `FINISH`."""
@@ -160,14 +175,14 @@ class Output:
         return Piece(text, tuple(tokens), self.n_tokens)
 
     def _n_doubtful(self) -> int:
-        """Characters at the end that may be the beginning of a stop string."""
-        most = 0
-        for stop in self._stop:
-            for n in range(min(len(stop) - 1, len(self._text)), most, -1):
-                if self._text.endswith(stop[:n]):
-                    most = n
-                    break
-        return most
+        """Characters at the end that may be the beginning of a stop string. Takes no longer if there are many: all
+        requests wait for it at each token."""
+        for n in range(min(max(map(len, self._stop), default=0), len(self._text)), 0, -1):
+            tail = self._text[-n:]
+            place = bisect.bisect_left(self._stop, tail)
+            if place < len(self._stop) and self._stop[place].startswith(tail):
+                return n
+        return 0
 
     def _certain(self, n: int) -> list[Token]:
         """The held tokens that end within the first n characters."""

@@ -49,12 +49,21 @@ class CompletingLlama(GuardedLlama):
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         n_logprobs: int | None = None,
+        line_seconds: float | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> Output:
-        """What makes the text of an answer to a prompt of these tokens; the other arguments are those of `Output`."""
+        """The maker of the text of an answer.
+
+        Args:
+            prompt: The tokens that it answers.
+            shown: Control tokens whose texts belong to the answer.
+            stop, max_tokens, n_logprobs, line_seconds: As of `Output`.
+        """
         pieces = self.pieces(prompt)
         if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
             pieces = _without_space(pieces)
-        return Output(pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs)
+        own = (lambda token: self.vocabulary.piece(token, True) if token in shown else pieces(token)) if shown else pieces
+        return Output(own, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds)
 
     def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
         """What tells the bytes of each token of a text behind these."""

@@ -120,6 +120,31 @@ def test_tokens_of_a_stop_string_are_counted_and_not_told():
     assert given[-1].n_tokens == 2
 
 
+@pytest.mark.parametrize(
+    "pieces, stop, found",
+    [
+        ([b"one t", b"wo"], ["o th", "two"], "two"),
+        ([b"a one b two c"], ["two", "one"], "one"),
+        ([b"a", b"b", END], ["b!"], ""),
+        ([b"x12x"], [f"{i}x" for i in range(300)], "12x"),
+    ],
+)
+def test_the_last_piece_names_the_stop_string(pieces, stop, found):
+    _, given = written(pieces, stop)
+    assert [piece.stop_string for piece in given] == [*[""] * (len(given) - 1), found]
+
+
+@pytest.mark.parametrize("seconds, text", [(0.0, "a\n"), (3600.0, "a\nb\nc"), (None, "a\nb\nc")])
+def test_the_end_of_a_line_ends_an_answer_that_is_late(seconds, text):
+    pieces = [b"a", b"\n", b"b\n", b"c", END]
+    output = Output(pieces.__getitem__, lambda token: pieces[token] is END, line_seconds=seconds)
+    given = []
+    while output.cause is None:
+        given.append(output.add(len(given)).text)
+    assert "".join(given) == text
+    assert output.cause == ("length" if seconds == 0 else "eog")
+
+
 def test_log_probabilities_and_records_stay_with_their_tokens():
     pieces = [b"a ", b"##", b"b", END]
     rows = np.log(np.array([[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 1, 7]], dtype=np.float32) / 10)
