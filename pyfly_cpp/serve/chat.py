@@ -123,9 +123,15 @@ class _Choice:
         for n in range(len(self._n_told), len(calls)):
             yield from self._tell_call(calls, n)
         if piece.finish is not None:
-            called = "function_call" if self._is_older else "tool_calls"
-            self._finish = called if calls and piece.finish == "stop" else piece.finish
+            self._finish = self._finish_of(piece.finish, calls)
             yield _event(self._i, {}, self._finish)
+
+    def _finish_of(self, finish: str, calls: Sequence[Call]) -> str:
+        """The reason of the end, as clients read it: with any other word than `length`, they take calls for whole."""
+        if not all(call.is_whole for call in calls):
+            return "length"
+        called = "function_call" if self._is_older else "tool_calls"
+        return called if calls and finish == "stop" else finish
 
     def _tell_call(self, calls: Sequence[Call], n: int) -> Iterable[dict[str, Any]]:
         """What is new of a call."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,6 +16,7 @@ from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
+from pyfly_cpp.serve.tools import read_arguments
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -46,6 +45,8 @@ class Message:
         self._is_open = False  # the last block
         self._arguments = ""  # of the last call
         self._finish: str | None = None
+        self._stop_sequences = body.get("stop_sequences") or ()
+        self._stop_sequence: str | None = None
 
     def begin(self) -> Iterable[Event]:
         """That it begins."""
@@ -62,6 +63,8 @@ class Message:
             for call in delta.get("tool_calls", ()):
                 yield from self._tell_call(call)
             self._finish = choice["finish_reason"] or self._finish
+        if isinstance(piece, Piece) and piece.stop_string in self._stop_sequences and self._finish != "tool_calls":
+            self._stop_sequence = piece.stop_string
 
     def end(self) -> Iterable[Event]:
         """That it has ended."""
@@ -82,11 +85,20 @@ class Message:
         return self._message()
 
     def _message(self) -> dict[str, Any]:
-        usage = self._chat.usage()
+        reason = None if self._finish is None else _STOP_REASONS[self._finish]
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._name, "content": self._content,
-            "stop_reason": None if self._finish is None else _STOP_REASONS[self._finish], "stop_sequence": None,
-            "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
+            "stop_reason": reason if self._stop_sequence is None else "stop_sequence",
+            "stop_sequence": self._stop_sequence, "usage": self._usage(),
+        }  # fmt: skip
+
+    def _usage(self) -> dict[str, int]:
+        """The tokens; this protocol counts those of the prompt that were cached by themselves."""
+        usage = self._chat.usage()
+        n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - n_cached, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": n_cached, "output_tokens": usage["completion_tokens"],
         }  # fmt: skip
 
     def _write(self, kind: str, text: str) -> Iterable[Event]:
@@ -114,8 +126,7 @@ class Message:
         if self._is_open:
             self._is_open = False
             if self._content[-1]["type"] == "tool_use":
-                with contextlib.suppress(ValueError):  # the answer ended within it
-                    self._content[-1]["input"] = json.loads(self._arguments)
+                self._content[-1]["input"] = read_arguments(self._arguments)
             yield self._event("stop")
 
     def _event(self, what: str, **fields: Any) -> Event:
@@ -162,7 +173,7 @@ def _messages_of(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
         elif kind == "tool_use":
             if block.get("name") is None:
                 raise bad_request(f"{path} has a tool_use without a name.", path)
-            function = {"name": block["name"], "arguments": block.get("input") or {}}
+            function = {"name": block["name"], "arguments": block.get("input")}
             calls.append({"id": block.get("id") or "", "type": "function", "function": function})
         elif kind == "thinking":
             thoughts.append(block.get("thinking") or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by
-from pyfly_cpp.serve.tools import Tools
+from pyfly_cpp.serve.tools import Tools, read_arguments
 
 
 class ChatPrompt:
@@ -143,19 +142,12 @@ def _read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         if own.get("tool_calls"):
             own["tool_calls"] = [
                 {**call, "type": "function",
-                 "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"), i)}}
+                 "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}}
                 for call in own["tool_calls"]
             ]  # fmt: skip
         out.append(own)
     return out
 
 
-def _arguments(text: str | dict[str, Any] | None, i: int) -> Any:
-    if not isinstance(text, str):
-        return text or {}
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        raise bad_request(f"messages[{i}] has a call whose arguments are not JSON.", f"messages[{i}].tool_calls") \
-            from None  # fmt: skip
-    return value
+def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any]:
+    return read_arguments(given) if isinstance(given, str) else given or {}

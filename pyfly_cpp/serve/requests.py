@@ -277,7 +277,7 @@ class _Block(Request):
     thinking: Optional[str] = None
     id: Optional[str] = None
     name: Optional[str] = None
-    input: Optional[dict[str, Any]] = None
+    input: Union[dict[str, Any], str, None] = None
     tool_use_id: Optional[str] = None
     content: _Content = None
 

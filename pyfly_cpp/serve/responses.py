@@ -17,6 +17,7 @@ from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
+from pyfly_cpp.serve.tools import Call
 
 _KINDS = {"message": ("msg", "output_text"), "reasoning": ("rs", "reasoning_text")}
 """Items with text: the beginning of their ids, and the type of their texts."""
@@ -47,6 +48,7 @@ class Response:
         self._output: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None  # what is being written
         self._finish: str | None = None
+        self._cause: str | None = None
 
     def begin(self) -> Iterable[Event]:
         """That it begins."""
@@ -68,6 +70,7 @@ class Response:
             for call in delta.get("tool_calls", ()):
                 yield from self._tell_call(call)
             self._finish = choice["finish_reason"] or self._finish
+        self._cause = piece.cause if isinstance(piece, Piece) else None
 
     def end(self) -> Iterable[Event]:
         """That it has ended."""
@@ -122,6 +125,9 @@ class Response:
             yield self._of_item(f"response.{_KINDS[kind][1]}.done", content_index=0, text=part["text"], **_more(kind))
             yield self._of_item("response.content_part.done", content_index=0, part=part)
         item["status"] = self._status
+        if kind == "function_call":
+            is_whole = Call(item["call_id"], item["name"], item["arguments"]).is_whole
+            item["status"] = "completed" if is_whole else "incomplete"
         yield self._event("response.output_item.done", item=item, output_index=self._place)
         self._item = None
 
@@ -149,10 +155,12 @@ class Response:
         usage = self._chat.usage()
         is_over = status != "in_progress"
         body = self._body
+        # The protocol has no word for a stop string, or the model, that ended the answer within a call.
+        reason = "max_output_tokens" if self._cause in ("length", "context") else None
         return {
             "id": self._id, "object": "response", "created_at": self._created, "status": status, "model": self._name,
             "error": None, "output": [dict(item) for item in self._output], "store": False,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": reason} if status == "incomplete" else None,
             "instructions": body.get("instructions"), "max_output_tokens": body.get("max_output_tokens"),
             "metadata": {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None, "temperature": body.get("temperature"), "top_p": body.get("top_p"),
@@ -160,7 +168,8 @@ class Response:
             "tools": body.get("tools") or [], "truncation": "disabled",
             "system_fingerprint": self._chat.system_fingerprint,
             "usage": {
-                "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": usage["completion_tokens_details"],
                 "total_tokens": usage["total_tokens"],

@@ -14,6 +14,8 @@ from pyfly_cpp.llama.schemas import Framed, as_json
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 
+NO_OBJECT = "INVALID_JSON"
+"""The key under which Anthropic's documentation has clients keep arguments that are no object."""
 _DECODER = json.JSONDecoder(strict=False)  # line ends in strings as they may come
 _KEYS = ("name", "arguments", "parameters", "type", "id")
 _BEFORE = r"\s*(?:```json\s*)?(?:\[\s*)?"
@@ -30,7 +32,15 @@ class Call(NamedTuple):
     id: str
     name: str
     arguments: str
-    """JSON."""
+    """JSON; the beginning of it if the call breaks off."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are an object."""
+        try:
+            return isinstance(_json(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 class Tools:
@@ -164,6 +174,17 @@ def _json(text: str) -> Any:
         raise ValueError("there is something behind it")
     json.dumps(value, allow_nan=False)
     return value
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; what is none, such as those of a call that was cut off, as a text in one.
+    Templates take objects alone, and a history with a broken call is to be served."""
+    try:
+        value = _json(text.strip()) if text.strip() else {}
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        return {NO_OBJECT: text}
+    return {} if value is None else value if isinstance(value, dict) else {NO_OBJECT: text}
 
 
 def _named(value: Any) -> tuple[Any, Any]:

@@ -77,7 +77,6 @@ OF_CHAT = {
                  [{"role": "user"}], [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
                  [{"role": "user", "content": [{"text": "x"}]}], [{"role": "user", "content": "\udfff"}],
                  [{"role": "assistant", "tool_calls": [{}]}], [{"role": "assistant", "tool_calls": "x"}],
-                 [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
                  [{"role": "user", "content": "x" * 10**5}]],
     "n": OF_TEXT["n"],
     "max_tokens": [-2, "x"],

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyfly_cpp.engine.markers import CLOSE, OPEN
-from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.engine.output import FINISH, Piece, Token
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.messages import Message
 from pyfly_cpp.serve.responses import Response
-from pyfly_cpp.serve.tools import Tools
+from pyfly_cpp.serve.tools import Tools, read_arguments
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 FUNCTIONS = [
@@ -192,11 +192,15 @@ OF_PROTOCOL = {
 }
 
 
-def told(kind, server, *pieces):
-    """The events of an answer that comes in these pieces, and that has all its tokens."""
-    answer = kind(server.service.model, server.service.settings, OF_PROTOCOL[kind], server.service.model.decoding)
-    finishes = [*[None] * (len(pieces) - 1), "length"]
-    events = [event for text, end in zip(pieces, finishes) for event in answer.add(0, Piece(text, (), 5, end, end))]
+def told(kind, server, *pieces, cause="length", stopped_by="", **fields):
+    """The events of an answer that comes in these pieces, and the whole of it."""
+    body = {**OF_PROTOCOL[kind], **fields}
+    answer = kind(server.service.model, server.service.settings, body, server.service.model.decoding)
+    events = []
+    for n, text in enumerate(pieces, 1):
+        piece = Piece(text, (Token(0, text),), n)
+        last = piece._replace(finish=FINISH[cause], cause=cause, stop_string=stopped_by)
+        events += answer.add(0, last if n == len(pieces) else piece)
     return [*events, *(answer.end() if kind is not Chat else ())], answer.whole()
 
 
@@ -213,9 +217,115 @@ def test_text_behind_a_call_comes_behind_its_arguments(kind, server):
     assert "Done" in json.dumps(whole)
 
 
-def test_a_call_that_breaks_off_is_incomplete(server):
-    _, whole = told(Response, server, f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1')
-    assert [item["status"] for item in whole["output"]] == ["incomplete"]
+TORN = f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1'
+WHOLE = f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1}}'
+
+
+def reason_of(kind, whole):
+    """The reason of the end, and why it is incomplete."""
+    if kind is Chat:
+        return whole["choices"][0]["finish_reason"]
+    if kind is Message:
+        return whole["stop_reason"], whole["stop_sequence"]
+    return whole["status"], [item["status"] for item in whole["output"]], whole["incomplete_details"]
+
+
+def input_of(kind, whole):
+    if kind is Chat:
+        return whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+    return whole["output"][0]["arguments"] if kind is Response else whole["content"][0]["input"]
+
+
+@pytest.mark.parametrize(
+    "kind, cause, reason",
+    [
+        (Chat, "length", "length"), (Chat, "stop", "length"), (Chat, "eog", "length"), (Chat, "context", "length"),
+        (Message, "length", ("max_tokens", None)), (Message, "stop", ("stop_sequence", "b")),
+        (Message, "eog", ("max_tokens", None)),
+        (Response, "length", ("incomplete", ["incomplete"], {"reason": "max_output_tokens"})),
+        (Response, "stop", ("incomplete", ["incomplete"], {"reason": None})),
+        (Response, "eog", ("incomplete", ["incomplete"], {"reason": None})),
+    ],
+)  # fmt: skip
+def test_a_call_that_breaks_off_is_not_told_as_a_whole_one(server, kind, cause, reason):
+    fields = {"stop_sequences" if kind is Message else "stop": ["b"]}
+    events, whole = told(kind, server, TORN, cause=cause, stopped_by="b" if cause == "stop" else "", **fields)
+    assert reason_of(kind, whole) == reason
+    assert input_of(kind, whole) == ({"INVALID_JSON": '{"a": 1'} if kind is Message else '{"a": 1')
+    if kind is Chat:
+        assert events[-1]["choices"][0]["finish_reason"] == reason
+    elif kind is Message:
+        assert events[-2]["delta"] == {"stop_reason": reason[0], "stop_sequence": reason[1]}
+    else:
+        assert events[-1]["type"] == "response.incomplete" and events[-1]["response"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        (Chat, "tool_calls"), (Message, ("tool_use", None)), (Response, ("completed", ["completed"], None)),
+    ],
+)  # fmt: skip
+def test_a_call_whose_arguments_are_there_is_whole(server, kind, reason):
+    for cause in ("stop", "eog"):
+        assert reason_of(kind, told(kind, server, WHOLE, cause=cause, stopped_by="}")[1]) == reason
+
+
+def test_a_broken_call_before_another_is_not_told_as_a_whole_one(server):
+    _, whole = told(Response, server, TORN.replace("1", "NaN") + CLOSE, call(a=2), cause="eog")
+    assert [item["status"] for item in whole["output"]] == ["incomplete", "completed"]
+    assert whole["status"] == "incomplete"
+
+
+CITY = {"type": "object", "properties": {"a": {"enum": ["Oslo", "Rome"]}, "b": {"const": 1}}, "required": ["a", "b"]}
+
+
+def test_a_stop_string_within_a_call(server):
+    """On all routes that tell of calls; the text before its name is no call."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": CITY}}
+    body = {"messages": MESSAGES, "max_tokens": 100, "stop": ['b"']}
+    chat = server.post("/v1/chat/completions", tools=[tool], tool_choice="required", **body).json()["choices"][0]
+    assert chat["finish_reason"] == "length" and chat["message"]["tool_calls"]
+    older = {"functions": [tool["function"]], "function_call": {"name": "add"}}
+    old = server.post("/v1/chat/completions", **older, **body).json()["choices"][0]
+    assert old["finish_reason"] == "length" and old["message"]["function_call"]
+    response = {"input": "Hi", "tools": [{"type": "function", **tool["function"]}], "tool_choice": "required"}
+    events = server.events("/v1/responses", max_output_tokens=100, stop=['b"'], **response)
+    assert events[-1]["type"] == "response.incomplete"
+    messages = {"messages": MESSAGES, "tools": [{"name": "add", "input_schema": CITY}], "tool_choice": {"type": "any"}}
+    message = server.post("/v1/messages", max_tokens=100, stop_sequences=['b"'], **messages).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", 'b"')
+    assert message["content"][0]["input"].keys() == {"INVALID_JSON"}
+    chat = server.post("/v1/chat/completions", tools=[tool], tool_choice="required", **{**body, "stop": "name"})
+    (choice,) = chat.json()["choices"]
+    assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
+
+
+BROKEN = ['{"a": "Os', "", "null", "[1]", "3", "{", '{"a": NaN}', '{"a": "\\ud83d"}', "[" * 99]
+
+
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_a_history_with_a_broken_call_is_served(server, arguments):
+    called = {"name": "add", "arguments": arguments}
+    tool = {"type": "function", "function": {"name": "add", "parameters": CITY}}
+    for own in ({"tool_calls": [{"id": "1", "type": "function", "function": called}]}, {"function_call": called}):
+        messages = [*MESSAGES, {"role": "assistant", "content": None, **own},
+                    {"role": "tool", "tool_call_id": "1", "content": "error"}, *MESSAGES]  # fmt: skip
+        got = server.post("/v1/chat/completions", messages=messages, tools=[tool], max_tokens=1)
+        assert got.status_code == 200, got.text
+    items = [*MESSAGES, {"type": "function_call", "call_id": "1", **called},
+             {"type": "function_call_output", "call_id": "1", "output": "error"}]  # fmt: skip
+    assert server.post("/v1/responses", input=items, max_output_tokens=1).status_code == 200
+    blocks = [{"type": "tool_use", "id": "1", "name": "add", "input": arguments}]
+    result = [{"type": "tool_result", "tool_use_id": "1", "content": "error"}]
+    history = [*MESSAGES, {"role": "assistant", "content": blocks}, {"role": "user", "content": result}]
+    assert server.post("/v1/messages", messages=history, max_tokens=1).status_code == 200
+
+
+def test_arguments_as_templates_take_them():
+    assert [read_arguments(text) for text in ('{"a": 1}', " ", "null", "[1]", '{"a": "Os')] == [
+        {"a": 1}, {}, {}, {"INVALID_JSON": "[1]"}, {"INVALID_JSON": '{"a": "Os'},
+    ]  # fmt: skip
 
 
 def test_the_first_alone():

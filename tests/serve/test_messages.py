@@ -17,6 +17,11 @@ TOOL = {
 }  # fmt: skip
 
 
+def n_read(message):
+    """The tokens of the prompt: this protocol counts those that were cached by themselves."""
+    return message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
+
+
 def assembled(events):
     """The message that the events of a stream tell."""
     message = events[0]["message"]
@@ -48,12 +53,14 @@ def test_a_message_is_the_chat_completion(server):
     (block,) = got["content"]
     assert block == {"type": "text", "text": same["choices"][0]["message"]["content"]}
     assert got["stop_reason"] == {"stop": "end_turn", "length": "max_tokens"}[same["choices"][0]["finish_reason"]]
-    assert list(got["usage"].values()) == list(same["usage"].values())[:2]
+    assert (n_read(got), got["usage"]["output_tokens"]) == tuple(same["usage"].values())[:2]
     events = server.events(PATH, **body)
-    assert {**assembled(events), "id": got["id"]} == got
+    streamed = assembled(events)
+    assert n_read(streamed) == n_read(got) and streamed["usage"]["cache_read_input_tokens"] > 1
+    assert {**streamed, "id": got["id"], "usage": got["usage"]} == got
     assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
     counted = server.post(f"{PATH}/count_tokens", messages=MESSAGES, system="Be short.").json()
-    assert counted == {"input_tokens": got["usage"]["input_tokens"]}
+    assert counted == {"input_tokens": n_read(got)}
 
 
 def test_calls_and_their_results(server):
@@ -80,7 +87,7 @@ def test_calls_and_their_results(server):
     for tool in tools:
         del tool["function"]["input_schema"]
     same = server.post("/v1/chat/completions", messages=chat, tools=tools, max_tokens=4).json()
-    assert follow["usage"]["input_tokens"] == same["usage"]["prompt_tokens"]
+    assert n_read(follow) == same["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +121,15 @@ def test_a_format(server):
     (block,) = server.post(PATH, **body).json()["content"]
     assert json.loads(block["text"])["a"] in (1, 2)
     assert server.post(f"{PATH}/count_tokens", messages=MESSAGES, output_config=config).status_code == 200
+
+
+def test_a_stop_sequence_is_named(server):
+    text = server.post(PATH, messages=MESSAGES, max_tokens=12).json()["content"][0]["text"]
+    body = {"messages": MESSAGES, "max_tokens": 12, "stop_sequences": ["zzz", text[2:5]]}
+    got = server.post(PATH, **body).json()
+    assert (got["stop_reason"], got["stop_sequence"]) == ("stop_sequence", text[2:5])
+    delta = server.events(PATH, **body)[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": text[2:5]}
 
 
 def test_threads_are_refused_in_the_words_that_clients_know(server):
