@@ -21,6 +21,8 @@ THOUGHTS = (
     ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
 )  # fmt: skip
 """What opens and closes thoughts; those of the region `think` (csrc/regions.cpp)."""
+READ = (OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER, *(text for pair in THOUGHTS for text in pair))
+"""The markers that are looked for in the text of an answer."""
 
 _MARKER = re.compile(r"</?\|?[A-Za-z_][\w|.-]*[>=]|\[/?[A-Z][A-Z_]+\]|#{2,} ?[A-Z][A-Za-z ]*:")
 

@@ -9,8 +9,8 @@ An answer ends by the first of these, which `Output.cause` names:
 - `"stop"`: the text contains a stop string. The text ends where the first one begins: of several that a token
   completes, the earliest in the text counts, wherever it stands in the list. The tokens of the stop string are counted,
   but not told.
-- `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts. Or a line has ended,
-  `line_seconds` or more after the first token.
+- `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts. Or a line has
+  ended, `line_seconds` or more after the first token.
 - `"context"`, or any of them: the caller ends it (`Output.end`).
 
 A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
@@ -112,7 +112,8 @@ class Output:
             stop: Strings that the text ends before. Empty ones are ignored.
             max_tokens: Most tokens, 0: the answer ends before its first one; None: no limit.
             n_logprobs: Most probable tokens to name for each token, >= 0; None: no log-probabilities.
-            line_seconds: Seconds after the first token, from which on the end of a line ends the answer; None: no limit.
+            line_seconds: Seconds after the first token, from which on the end of a line ends the answer; None: no
+                limit.
         """
         self._characters = Characters(piece_of)
         self._is_end = is_end

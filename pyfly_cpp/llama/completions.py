@@ -62,8 +62,13 @@ class CompletingLlama(GuardedLlama):
         pieces = self.pieces(prompt)
         if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
             pieces = _without_space(pieces)
-        own = (lambda token: self.vocabulary.piece(token, True) if token in shown else pieces(token)) if shown else pieces
-        return Output(own, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds)
+
+        def piece_of(token: int) -> bytes:
+            return self.vocabulary.piece(token, True) if token in shown else pieces(token)
+
+        return Output(
+            piece_of if shown else pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds
+        )
 
     def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
         """What tells the bytes of each token of a text behind these."""

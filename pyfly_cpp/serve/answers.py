@@ -95,7 +95,8 @@ class Shared:
 
     def order(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
-        n_logprobs: int | None, echo: bool = False, processor: Callable[[Any, Any], Any] | None = None,
+        n_logprobs: int | None, echo: bool = False, new_processor: Callable[[], Any] | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         """Orders n texts of each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
@@ -110,6 +111,8 @@ class Shared:
         forbidden = model.ends if body.get("ignore_eos") else ()
         bias = read_logit_bias(body, model.n_vocab, lambda text: model.tokenize(text, False, False), forbidden)
         seeds = read_seeds(body, self.n, self.settings.seed)
+        milliseconds = int(body.get("t_max_predict_ms") or 0)
+        line_seconds = milliseconds / 1e3 if milliseconds > 0 else None
         for prompt in prompts:
             room = _require_room(prompt, self.model)
             self.n_prompt_tokens += len(prompt)
@@ -117,7 +120,8 @@ class Shared:
             self.orders += [
                 Order(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
-                    self.with_records, self.decoding, processor=processor,
+                    self.with_records, self.decoding, new_processor=new_processor, shown=shown,
+                    line_seconds=line_seconds,
                 )
                 for seed in seeds
             ]  # fmt: skip

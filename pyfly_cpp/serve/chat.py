@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event, Shared, joined
 from pyfly_cpp.serve.calls import CallReader
@@ -14,7 +13,7 @@ from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.thoughts import ThoughtReader, budget_processor
+from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
 from pyfly_cpp.serve.tools import Call
 
 
@@ -35,21 +34,20 @@ class Chat(Shared):
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
         self.order(
             [prompt.tokens], max_tokens or None, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
-            processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
+            new_processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
+            shown=model.marker_tokens,
         )  # fmt: skip
         self._choices = [_Choice(self, i) for i in range(len(self.orders))]
 
-    def _ending(self, budget: int) -> Any:
-        """The logits processor that ends thoughts after so many tokens."""
+    def _ending(self, budget: int) -> Callable[[], Budget]:
+        """What makes the logits processor that ends the thoughts of an answer after so many tokens."""
+        model, prompt = self.model, self.prompt
+        piece_of, closings = model.chat_pieces(), model.closings
 
-        def tokens(text: str) -> list[int]:
-            return self.model.tokenize(text, add_bos=False)
+        def new() -> Budget:
+            return Budget(len(prompt.tokens), budget, ThoughtReader(prompt.closing), piece_of, closings)
 
-        begun = self.prompt.closing
-        kinds = [(opening, closing) for opening, closing in THOUGHTS if begun in (None, closing)]
-        openings = [tokens(opening) if begun is None else [] for opening, _ in kinds]
-        closings = [tokens(closing) for _, closing in kinds]
-        return budget_processor(len(self.prompt.tokens), budget, openings, closings)
+        return new
 
     def begin(self) -> Iterable[Event]:
         """Who speaks."""
@@ -83,7 +81,10 @@ class _Choice:
         self._thoughts = None
         if owner.reads_thoughts:
             self._thoughts = ThoughtReader(prompt.closing, prompt.has_ended_thoughts, prompt.continues_thoughts)
+        # As the text is wanted with its markers, the one that the prompt has written is needed, too.
+        self._before = "" if owner.reads_thoughts else prompt.opening
         self._thought: list[str] = []
+        self._n_read = 0  # tokens
         self.n_thought = 0
         """Tokens of the thoughts, with their markers."""
         self._n_told: list[int] = []  # characters of the arguments of each call
@@ -94,14 +95,8 @@ class _Choice:
 
     def add(self, piece: Piece) -> Iterable[dict[str, Any]]:
         """The choices of events."""
-        thought, text = "", piece.text
-        if self._thoughts is not None:
-            was_open = self._thoughts.is_open
-            thought, text = self._thoughts.add(text)
-            if was_open or thought or self._thoughts.is_open:
-                self.n_thought = piece.n_tokens
-            if piece.finish is not None:
-                thought, text = (x + y for x, y in zip((thought, text), self._thoughts.end()))
+        thought, text = self._read(piece)
+        text, self._before = self._before + text, ""
         if self._reader is not None:
             text = self._reader.add(text)
             text += self._reader.end() if piece.finish is not None else ""
@@ -125,6 +120,24 @@ class _Choice:
         if piece.finish is not None:
             self._finish = self._finish_of(piece.finish, calls)
             yield _event(self._i, {}, self._finish)
+
+    def _read(self, piece: Piece) -> tuple[str, str]:
+        """What a piece adds to the thoughts, and to the text. A piece may hold the end of the thoughts and more, so its
+        tokens are read one by one, and counted."""
+        reader = self._thoughts
+        if reader is None:
+            return "", piece.text
+        parts = []
+        for token in piece.tokens:
+            self._n_read += 1
+            was_open = reader.is_open
+            parts.append(reader.add(token.text))
+            if was_open or parts[-1][0] or reader.is_open:
+                self.n_thought = self._n_read
+        if piece.finish is not None:
+            self.n_thought = piece.n_tokens if reader.is_open else self.n_thought  # with those of a stop string
+            parts.append(reader.end())
+        return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)
 
     def _finish_of(self, finish: str, calls: Sequence[Call]) -> str:
         """The reason of the end, as clients read it: with any other word than `length`, they take calls for whole."""

@@ -16,6 +16,7 @@ from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.engine.markers import READ, THOUGHTS
 from pyfly_cpp.engine.processors import bias_processor
 from pyfly_cpp.engine.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.engine.stats import Stats
@@ -133,6 +134,29 @@ class Model:
         """The end-of-text tokens."""
         return tuple(filter(self.vocabulary.ends_text, range(self.n_vocab)))
 
+    @functools.cached_property
+    def marker_tokens(self) -> frozenset[int]:
+        """The control tokens that spell a marker which is looked for in the text of a chat's answer."""
+        alone = [tokens[0] for marker in READ if len(tokens := self.tokenize(marker, add_bos=False)) == 1]
+        return frozenset(token for token in alone if not self.vocabulary.piece(token))
+
+    def chat_pieces(self) -> Callable[[int], bytes]:
+        """What tells the bytes of a token in the answer of a chat, also while the batch is being closed."""
+        vocabulary, shown = self.vocabulary, self.marker_tokens
+        return lambda token: vocabulary.piece(token, token in shown)
+
+    @functools.cached_property
+    def closings(self) -> dict[str, list[int]]:
+        """The tokens of the markers that close thoughts, and of their ends, as far as tokens can spell these alone."""
+        out = {closing: self.tokenize(closing, add_bos=False) for _, closing in THOUGHTS}
+        piece_of = self.chat_pieces()
+        ends = {closing[n:] for closing in out for n in range(1, len(closing))}
+        for end in sorted(ends - out.keys()):
+            tokens = self.tokenize(end, add_bos=False)
+            if b"".join(map(piece_of, tokens)).decode("utf-8", "ignore") == end:
+                out[end] = tokens
+        return out
+
     def beginning(self) -> list[int]:
         """The token before a text that has nothing before it. Raises ApiError: the model has no such token."""
         bos = int(self._llm.token_bos())
@@ -218,10 +242,12 @@ class Model:
         if order.grammar is not None:
             sampling["grammar"] = LlamaGrammar.from_string(order.grammar.text, verbose=False)
         processors = [bias_processor(order.logit_bias)] if order.logit_bias else []
-        processors += [order.processor] if order.processor else []
+        processors += [order.new_processor()] if order.new_processor else []
         request = llm.new_request(
             order.prompt,
-            llm.new_output(order.prompt, order.stop, order.max_tokens, order.n_logprobs),
+            llm.new_output(
+                order.prompt, order.stop, order.max_tokens, order.n_logprobs, order.line_seconds, order.shown
+            ),
             n_prompt_logprobs=order.n_logprobs if order.echo else None,
             logits_processor=LogitsProcessorList(processors) if processors else None,
             sampling=sampling,

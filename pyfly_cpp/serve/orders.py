@@ -51,14 +51,18 @@ class Order:
     decoding: Decoding = EXACT
     owner: int = 0
     """Whose it is: the number of the API key."""
-    processor: Callable[[Any, Any], Any] | None = None
-    """Shapes the logits."""
+    new_processor: Callable[[], Callable[[Any, Any], Any]] | None = None
+    """Makes what shapes the logits of this text alone."""
+    shown: frozenset[int] = frozenset()
+    """Control tokens whose texts belong to the text."""
+    line_seconds: float | None = None
+    """Seconds after the first token, from which on the end of a line ends the text; None: no limit."""
 
     @property
     def shapes_rows(self) -> bool:
         """Whether it may take the last choice from the sampler."""
         penalties = (self.sampling.get(name, neutral) != neutral for name, neutral in _PENALTIES.items())
-        return self.grammar is not None or bool(self.logit_bias or self.processor) or any(penalties)
+        return self.grammar is not None or bool(self.logit_bias or self.new_processor) or any(penalties)
 
 
 def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:

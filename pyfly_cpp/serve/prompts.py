@@ -50,12 +50,17 @@ class ChatPrompt:
         """What ends the thoughts that the prompt has begun; None: it has begun none, or has ended them."""
         self.continues_thoughts = begun is not None
         """Whether the prompt ends within thoughts that a message has brought."""
+        self.opening = ""
+        """The end of the prompt that begins the answer's thoughts: their marker and the blanks after it."""
         is_unwanted = self.grammar is not None or self.budget == 0 or told.get("enable_thinking") is False
         self.has_ended_thoughts = self.closing is not None and is_unwanted
         if self.closing is not None and is_unwanted:
             ended = self.closing if self.grammar is None else f"{self.closing}\n\n"  # a grammar may allow no blanks
             self.tokens = [*self.tokens, *model.tokenize(ended, add_bos=False)]
             self.text, self.closing = self.text + ended, None
+        elif self.closing is not None and begun is None:
+            marker = next(opening for opening, closing in THOUGHTS if closing == self.closing)
+            self.opening = self.text[self.text.rindex(marker) :]
 
 
 def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, Any], int | None]:

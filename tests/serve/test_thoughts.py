@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from gguf_edit import edit_gguf
@@ -10,7 +11,9 @@ from serving import EXACT, no_end, running
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.decoding.gates import regions_of
 from pyfly_cpp.engine.markers import THOUGHTS
-from pyfly_cpp.serve.thoughts import ThoughtReader, budget_processor, opened_by
+from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.thoughts import Budget, ThoughtReader, opened_by
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -59,17 +62,76 @@ def test_prompts_that_begin_thoughts():
     assert opened_by("<think>\n\n</think>\n\n") is None is opened_by("Hi")
 
 
-def test_a_budget_ends_thoughts_and_nothing_else():
-    """Tokens: 1 opens, 2 and 3 close."""
+PIECES = ["so ", "<think>", "<thi", "nk>\n", "</", "think", ">", "</think>", "</think>\n\n", "it", "\n", ">\n\n",
+          "</th", "ink>", b"\xe2", b"\x82", b"\xac", "[THINK]", "[/THINK]"]  # fmt: skip
+PIECES = [piece if isinstance(piece, bytes) else piece.encode() for piece in PIECES]
+CLOSINGS = {"</think>": [4, 5, 6], "think>": [5, 6], "ink>": [13], ">": [6], "[/THINK]": [18]}
 
-    def forced(written, openings):
-        force = budget_processor(2, 3, openings, [[2, 3]])
-        row = force(np.array([8, 8, *written]), np.zeros(10, np.single))
-        return np.flatnonzero(np.isfinite(row)).tolist() if np.isinf(row).any() else None
 
-    assert [forced(w, [[1]]) for w in ([1, 5], [1, 5, 5], [1, 5, 5, 2], [1, 5, 5, 2, 3])] == [None, [2], [3], None]
-    assert forced([5, 5, 5], [[1]]) is None and forced([5, 5, 5], [[]]) == [2]
-    assert forced([1, 2, 3], [[1]]) is None
+def budget(n, closing=None):
+    return Budget(2, n, ThoughtReader(closing), PIECES.__getitem__, CLOSINGS)
+
+
+def forced(processor, written):
+    """The only token that may follow; None: any."""
+    row = processor(np.array([9, 9, *written], np.intc), np.zeros(len(PIECES), np.single))
+    return int(np.flatnonzero(np.isfinite(row))[0]) if np.isinf(row).any() else None
+
+
+def continued(processor, tokens, n=20):
+    """An answer of these tokens, where nothing is forced, and the text that it is."""
+    written, wanted = [], iter(tokens)
+    while len(written) < n:
+        one = forced(processor, written)
+        one = next(wanted, None) if one is None else one
+        if one is None:
+            break
+        written.append(one)
+    return b"".join(PIECES[token] for token in written).decode("utf-8", "ignore")
+
+
+@pytest.mark.parametrize(
+    "closing, n, tokens, text",
+    [
+        # The thoughts end by themselves, in whatever tokens: nothing is forced.
+        ("</think>", 3, [0, 7, 9, 9, 9], "so </think>ititit"),
+        ("</think>", 3, [0, 8, 9, 9, 9], "so </think>\n\nititit"),
+        ("</think>", 4, [0, 4, 5, 11, 9, 9], "so </think>\n\nitit"),
+        (None, 4, [1, 0, 12, 13, 9, 9, 9], "<think>so </think>ititit"),
+        # They are opened by themselves, in whatever tokens; those that open them are not counted.
+        (None, 2, [1, 0, 0, 9], "<think>so so </think>it"),
+        (None, 2, [2, 3, 0, 0, 9], "<think>\nso so </think>it"),
+        (None, 1, [10, 2, 3, 0, 0, 9], "\n<think>\nso </think>so it"),
+        (None, 2, [17, 0, 0, 9], "[THINK]so so [/THINK]it"),
+        (None, 0, [2, 3, 9], "<think>\n</think>it"),
+        # A marker that the model has begun is completed, not written again.
+        ("</think>", 2, [0, 4, 9], "so </think>it"),
+        ("</think>", 2, [0, 12, 9], "so </think>it"),
+        ("</think>", 3, [0, 4, 5, 9], "so </think>it"),
+        ("</think>", 2, [4, 0, 9], "</so </think>it"),
+        # A character is completed; bytes that are none do not hold it up.
+        ("</think>", 2, [0, 14, 15, 16, 9], "so \u20ac</think>it"),
+        ("</think>", 2, [0, 14, 14, 14, 14, 14, 9], "so </think>it"),
+        # Nothing is forced in an answer without thoughts, nor behind them.
+        (None, 1, [9, 1, 0, 0, 0], "it<think>so so so "),
+        (None, 2, [1, 7, 1, 0, 0, 0], "<think></think><think>so so so "),
+    ],
+)
+def test_a_budget_ends_thoughts_and_nothing_else(closing, n, tokens, text):
+    assert continued(budget(n, closing), tokens) == text
+
+
+def test_a_budget_follows_drafts_that_are_taken_back():
+    """Whatever histories it has seen, it is as if it had seen each alone."""
+    choose = np.random.default_rng(4)
+    processor, written = budget(3), []
+    for _ in range(3000):
+        if choose.random() < 0.4:
+            written = written[: choose.integers(len(written) + 1)]
+        if len(written) < 14:
+            one = forced(budget(3), written)
+            written = [*written, int(choose.integers(len(PIECES))) if one is None or choose.random() < 0.3 else one]
+        assert forced(processor, written) == forced(budget(3), written), written
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +161,10 @@ def test_thoughts_of_an_answer(thinking):
     for field in ("reasoning_content", "content"):
         assert "".join(delta.get(field) or "" for delta in deltas) == whole[field]
     as_it_is = message(thinking, reasoning_format="none", **body)
-    assert "</think>" in as_it_is["content"] and "reasoning_content" not in as_it_is
+    assert as_it_is["content"].startswith("<think>\n")
+    assert as_it_is["content"].count("</think>") == 1 and "reasoning_content" not in as_it_is
+    events = thinking.events(PATH, messages=MESSAGES, reasoning_format="none", **body)[:-1]
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == as_it_is["content"]
     without = message(thinking, chat_template_kwargs={"enable_thinking": False}, max_tokens=8, logit_bias=on)
     assert without["content"] and "reasoning_content" not in without
     assert message(thinking, reasoning_effort="none", max_tokens=8, logit_bias=on) == without
@@ -141,6 +206,40 @@ def test_tokens_of_thoughts_are_counted(thinking):
     assert n_of(max_tokens=9, logit_bias=on, chat_template_kwargs={"enable_thinking": False}) == (0, 9)
     usage = thinking.post("/v1/responses", input="Hi", max_output_tokens=9, logit_bias=on).json()["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 9}
+
+
+def test_tokens_that_are_held_back_are_counted_each(thinking):
+    """A stop string that may begin holds back the end of the thoughts; a token may end them and go on."""
+    body = {"messages": MESSAGES, "reasoning_budget_tokens": 12}
+    model, settings = thinking.service.model, thinking.service.settings
+    texts = ["So", " it", "</thi", "nk>\nIt", " is", "."]
+    for cuts in ([1] * 6, [2, 3, 1], [6]):
+        chat, tokens = Chat(model, settings, body, model.decoding), [Token(i, text) for i, text in enumerate(texts)]
+        for i, n in enumerate(cuts):
+            own, tokens = tokens[:n], tokens[n:]
+            finish = "stop" if i + 1 == len(cuts) else None
+            piece = Piece("".join(token.text for token in own), tuple(own), 6 - len(tokens), finish, finish)
+            list(chat.add(0, piece))
+        assert chat.usage()["completion_tokens_details"] == {"reasoning_tokens": 4}
+        assert chat.whole()["choices"][0]["message"]["reasoning_content"] == "So it"
+
+
+def test_control_tokens_that_spell_markers(tiny_target_f32, tmp_path_factory):
+    """They have no text elsewhere, but thoughts are told apart by it, and ended."""
+    tokens = gguf.GGUFReader(tiny_target_f32).fields["tokenizer.ggml.tokens"].contents()
+    closing = tokens.index("<|im_start|>")
+    tokens[closing] = "</think>"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    path = edit_gguf(
+        tiny_target_f32, tmp_path_factory.mktemp("control") / "control.gguf",
+        {"tokenizer.ggml.tokens": tokens, "tokenizer.chat_template": template},
+    )  # fmt: skip
+    with FlyBatch(str(path), 2, **EXACT) as batch, running(batch) as server:
+        assert server.service.model.marker_tokens == {closing}
+        body = {"max_tokens": 20, "reasoning_budget_tokens": 4, "logit_bias": no_end(batch)}
+        got = server.post(PATH, messages=MESSAGES, **body).json()
+        assert got["choices"][0]["message"]["reasoning_content"] and got["choices"][0]["message"]["content"]
+        assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
 
 
 def test_thoughts_in_the_other_protocols(thinking):
