@@ -57,3 +57,8 @@ class Vocabulary:
         with self._reading():
             prefix, suffix, middle = (int(get(self._vocab)) for get in of_each)
         return prefix, suffix, middle
+
+    def project_tokens(self) -> tuple[int, int]:
+        """The tokens before the name of a project and that of a file in it; negative: the model has none."""
+        with self._reading():
+            return int(llama_cpp.llama_vocab_fim_rep(self._vocab)), int(llama_cpp.llama_vocab_fim_sep(self._vocab))

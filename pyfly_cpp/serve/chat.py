@@ -28,12 +28,12 @@ class Chat(Shared):
         self.prompt = prompt = ChatPrompt(model, settings, body)
         self._verbose = {"__verbose": {"prompt": prompt.text}} if body.get("verbose") else {}
         self.reads_thoughts = body.get("reasoning_format") != "none" and prompt.grammar is None
-        max_tokens = self.most_tokens(settings.default_max_tokens)
+        max_tokens = self.most_tokens(settings.default_max_tokens or -1)
         top = int(body.get("top_logprobs") or 0)
         if top and not body.get("logprobs"):
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
         self.order(
-            [prompt.tokens], max_tokens or None, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
+            [prompt.tokens], max_tokens, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
             new_processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
             shown=model.marker_tokens,
         )  # fmt: skip

@@ -31,8 +31,6 @@ class Completion(Shared):
         self.require_few(len(self._given))  # before they are read
         prompts = [self._prompt(prompt) for prompt in self._given]
         max_tokens = self.most_tokens(_DEFAULT_TOKENS)
-        if max_tokens == 0 and not self._echo:
-            raise bad_request("max_tokens is 0, which asks for nothing; raise it, or ask for echo.", "max_tokens")
         n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
         grammar = read_format(body)
         self.order(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
@@ -42,7 +40,11 @@ class Completion(Shared):
         suffix = self.body.get("suffix")
         if suffix and not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is a string.", "suffix")
-        tokens = self.model.infill(prompt, suffix) if suffix else self.model.read(prompt, "prompt")
+        model = self.model
+        if suffix:
+            tokens = model.infill(model.plain_tokens(prompt), model.plain_tokens(suffix))
+        else:
+            tokens = model.read(prompt, "prompt")
         is_text = isinstance(prompt, str)
         self._texts.append(prompt if is_text else self.model.text(tokens, special=True) if self._echo else "")
         return tokens

@@ -168,13 +168,18 @@ class Model:
         """What `tokenize` puts before a text of its own accord."""
         return self.beginning() if self._llm._model.add_bos_token() else []
 
-    def infill(self, before: str, behind: str) -> list[int]:
-        """The prompt for what stands between two texts. Raises ApiError: the model has no tokens for that."""
+    def plain_tokens(self, text: str) -> list[int]:
+        """The tokens of a text in the middle of a prompt, in which no control token is looked for. Raises as
+        `tokenize`."""
+        return self.tokenize(text, special=False, add_bos=False) if text else []
+
+    def infill(self, before: Sequence[int], behind: Sequence[int], others: Sequence[int] = ()) -> list[int]:
+        """The prompt for the text between two others; `others`: tokens of other files. Raises ApiError: the model has
+        no tokens for that."""
         prefix, suffix, middle = self.vocabulary.infill_tokens()
         if min(prefix, suffix, middle) < 0:
             raise bad_request("this model cannot fill in: it has no tokens for a suffix; leave suffix out.", "suffix")
-        texts = [self.tokenize(text, special=False, add_bos=False) if text else [] for text in (before, behind)]
-        return [*self.own_beginning(), prefix, *texts[0], suffix, *texts[1], middle]
+        return [*self.own_beginning(), *others, prefix, *before, suffix, *behind, middle]
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer, for lm-eval."""

@@ -10,7 +10,8 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answers import Event, Shared, read_format
 from pyfly_cpp.serve.contents import listed
-from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.errors import ApiError
+from pyfly_cpp.serve.infill import infill_prompt
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order, settings_of
 from pyfly_cpp.serve.settings import Settings
@@ -28,11 +29,9 @@ class Native(Shared):
 
     def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
-        max_tokens = self.most_tokens(settings.default_max_tokens or -1)
-        if max_tokens == 0:
-            raise bad_request("n_predict is 0, which asks for nothing; raise it, or leave it out.", "n_predict")
+        self._max_tokens = self.most_tokens(settings.default_max_tokens or -1)
         grammar = read_format(body)
-        self.order(self._prompts(), max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
+        self.order(self._prompts(), self._max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
         self._texts = [_Text(self, i, order) for i, order in enumerate(self.orders)]
 
     def _prompts(self) -> list[list[int]]:
@@ -76,10 +75,8 @@ class Infill(Native):
     """A completion between two texts."""
 
     def _prompts(self) -> list[list[int]]:
-        body = self.body
-        extra = "".join(f"{one.get('filename') or ''}\n{one['text']}\n" for one in body.get("input_extra") or [])
         try:
-            return [self.model.infill(f"{extra}{body['input_prefix']}{body.get('prompt') or ''}", body["input_suffix"])]
+            return [infill_prompt(self.model, self.body, self._max_tokens)]
         except ApiError as error:
             raise ApiError(501, error.message, code="not_supported") if error.param == "suffix" else error from None
 
@@ -103,7 +100,7 @@ class _Text:
         tokens = [token for piece in self._pieces for token in piece.tokens]
         out = self.final("".join(piece.text for piece in self._pieces), tokens)
         wanted = self._owner.body.get("response_fields")
-        return {path: _at(out, path) for path in wanted} if wanted else out
+        return out if wanted is None else {path: value for path in wanted if (value := _at(out, path)) is not None}
 
     def told(self, piece: Piece) -> dict[str, Any]:
         """Common fields of an event and a response."""
@@ -126,7 +123,7 @@ class _Text:
             "prompt": owner.model.text(order.prompt, True),
             "generation_settings": self._settings(), "has_new_line": "\n" in all_text,
             "truncated": last.finish == "length" and n_all >= owner.model.batch.n_ctx,
-            "stop_type": _STOP_TYPES[last.cause or "eog"], "stopping_word": "", "tokens_cached": n_all,
+            "stop_type": _STOP_TYPES[last.cause or "eog"], "stopping_word": last.stop_string, "tokens_cached": n_all,
             "timings": owner.timings[self._i].as_dict(),
         }  # fmt: skip
 

@@ -35,7 +35,7 @@ class Order:
 
     prompt: tuple[int, ...]
     max_tokens: int
-    """0 only with echo."""
+    """0: the prompt is read, and nothing is written."""
     sampling: Mapping[str, Any]
     """Arguments of `generate`."""
     seed: int

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 _MOST_BIASES = 1024
+_MOST_STOPS = 1024
 
 
 def _whole(value: Any) -> Any:
@@ -69,12 +70,17 @@ class _Shared(Request):
     seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
     stream: Optional[bool] = None
     stop: Union[
-        Annotated[str, _STOP], Annotated[list[Annotated[str, _STOP]], Field(max_length=16, fail_fast=True)], None
+        Annotated[str, _STOP],
+        Annotated[list[Annotated[str, _STOP]], Field(max_length=_MOST_STOPS, fail_fast=True)],
+        None,
     ] = None
-    logit_bias: Annotated[Union[dict[str, _Bias], list[_BiasedToken], None], BeforeValidator(_few_biases)] = None
+    logit_bias: Annotated[
+        Union[dict[str, Union[_Bias, Literal[False]]], list[_BiasedToken], None], BeforeValidator(_few_biases)
+    ] = None
     ignore_eos: Optional[bool] = None
     grammar: Optional[str] = None
     json_schema: Optional[dict[str, Any]] = None
+    t_max_predict_ms: Optional[int] = Field(None, ge=-1, le=_INT64)
     timings_per_token: Optional[bool] = None
     return_progress: Optional[bool] = None
     user: Optional[str] = None
@@ -334,7 +340,7 @@ class MessageRequest(CountRequest):
     top_p: Optional[float] = Field(None, ge=0, le=1)
     top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
     seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
-    stop_sequences: Optional[list[Annotated[str, _STOP]]] = Field(None, max_length=16, fail_fast=True)
+    stop_sequences: Optional[list[Annotated[str, _STOP]]] = Field(None, max_length=_MOST_STOPS, fail_fast=True)
     thread: Optional[dict[str, Any]] = None
     metadata: Optional[dict[str, Any]] = None
     gate: Optional[str] = Field(None, max_length=256)

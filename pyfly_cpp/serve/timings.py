@@ -41,6 +41,8 @@ class Timings:
             if not self._begun:
                 self._begun, self._n_cached = self._last, piece.n
             self._progress = piece
+            if piece.n == piece.n_all:  # with the first token; its text may be held back for long
+                self._first = self._last
             return
         self._first = self._first or self._last
         self._n_tokens = piece.n_tokens

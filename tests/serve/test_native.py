@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from serving import running
+from gguf_edit import edit_gguf
+from serving import EXACT, no_end, running
 
+from pyfly_cpp import FlyBatch
+from pyfly_cpp.decoding import EXACT as EXACT_DECODING
+from pyfly_cpp.serve.native import Infill
 from pyfly_cpp.serve.templates import built_in
 
 PROMPT = "Tom has 3 apples."
@@ -55,9 +59,122 @@ def test_prompts_of_texts_and_tokens(server):
 def test_logit_bias_in_its_forms(server):
     (token, *_) = server.post("/completion", prompt=PROMPT, n_predict=1, return_tokens=True).json()["tokens"]
     piece = server.post("/detokenize", tokens=[token]).json()["content"]
-    for bias in ({str(token): -100}, [[token, False]], [[token, -100]], {piece: -100}):
+    forms = {str(token): -100}, [[token, False]], [[token, -100]], {piece: -100}, {piece: False}, {str(token): False}
+    for bias in forms:
         got = server.post("/completion", prompt=PROMPT, n_predict=1, logit_bias=bias, return_tokens=True).json()
         assert got["tokens"] != [token]
+
+
+def test_a_prompt_is_read_and_nothing_written(server):
+    """As an editor warms the memory up."""
+    text = "Anna reads 31 pages on Friday and 12 on Sunday. "
+    got = server.post("/completion", prompt=text, n_predict=0).json()
+    assert (got["content"], got["tokens_predicted"], got["stop_type"]) == ("", 0, "limit")
+    (event,) = server.events("/completion", prompt=text, n_predict=0)
+    assert event["stop"] and event["content"] == ""
+    again = server.post("/v1/completions", prompt=text, max_tokens=0).json()
+    assert again["timings"]["cache_n"] > 8 and again["usage"]["completion_tokens"] == 0
+    chat = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=0).json()
+    assert chat["usage"]["completion_tokens"] == 0 and chat["choices"][0]["finish_reason"] == "length"
+    assert not chat["choices"][0]["message"]["content"]
+
+
+def test_fields_that_an_answer_lacks_are_left_out(server):
+    fields = ["", "x", "timings/x", "content", "generation_settings/n_predict"]
+    got = server.post("/completion", prompt=PROMPT, n_predict=1, response_fields=fields).json()
+    assert got.keys() == {"content", "generation_settings/n_predict"}
+
+
+def test_the_stop_string_and_the_time_of_a_text_that_is_held_back(server, batch):
+    text = server.post("/completion", prompt=PROMPT, n_predict=24, logit_bias=no_end(batch)).json()["content"]
+    stop = text[: len(text) // 2]
+    got = server.post("/completion", prompt=PROMPT, n_predict=24, logit_bias=no_end(batch), stop=[stop, "zz"]).json()
+    assert (got["stop_type"], got["stopping_word"], got["content"]) == ("word", stop, "")
+    held = {"stop": [text + "x"], "n_predict": 24, "logit_bias": no_end(batch)}
+    for timings in (got["timings"], server.post("/completion", prompt=PROMPT, **held).json()["timings"]):
+        assert timings["predicted_ms"] > 0.1  # more than between two events of the same end
+
+
+def test_many_stop_strings(server):
+    text = server.post("/v1/completions", prompt=PROMPT, max_tokens=12).json()["choices"][0]["text"]
+    stop = [*(f"{i}zz" for i in range(500)), text[4:7]]
+    assert (
+        server.post("/v1/completions", prompt=PROMPT, max_tokens=12, stop=stop).json()["choices"][0]["text"] == text[:4]
+    )
+
+
+def test_a_limit_of_the_time_ends_an_answer_with_its_line(server, batch):
+    lines = {**no_end(batch), "\n": 6}
+    body = {"prompt": PROMPT, "n_predict": 60, "logit_bias": lines}
+    text = server.post("/completion", **body).json()["content"]
+    assert "\n" in text.strip("\n")
+    got = server.post("/completion", **body, t_max_predict_ms=3600000).json()
+    assert got["content"] == text
+    got = server.post("/completion", **body, t_max_predict_ms=1).json()
+    assert text.startswith(got["content"]) and (got["content"] == text or got["content"][-1] == "\n")
+    assert got["stop_type"] == "limit"
+
+
+@pytest.fixture(scope="module")
+def filling(tiny_target_f32, tmp_path_factory):
+    """A model with tokens around a gap, and before the names of files."""
+    names = ("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep")
+    ids = dict(zip(names, range(1525, 1530)))
+    fields = {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
+    path = edit_gguf(tiny_target_f32, tmp_path_factory.mktemp("fill") / "fill.gguf", fields)
+    with FlyBatch(str(path), 1, **EXACT) as batch, running(batch) as server:
+        yield server, ids
+
+
+def prompt_of(server, **body):
+    """The tokens before, between and behind the three that stand around a gap."""
+    answer = Infill(server.service.model, server.service.settings, {"n_predict": 8, **body}, EXACT_DECODING)
+    return list(answer.orders[0].prompt)
+
+
+@pytest.mark.parametrize(
+    "n_extra, n_prefix, n_suffix", [(0, 3, 3), (2, 3, 3), (16, 900, 900), (900, 900, 0), (1, 0, 900)]
+)
+def test_what_is_around_a_gap_is_cut(filling, n_extra, n_prefix, n_suffix):
+    """In llama.cpp's proportions: three quarters for the end of the prefix, one for the beginning of the suffix."""
+    server, ids = filling
+    model = server.service.model
+    prefix, suffix = (" ".join(f"{c}{i}" for i in range(n)) for c, n in (("a", n_prefix), ("b", n_suffix)))
+    extra = [{"filename": f"{i}.py", "text": f"z = {i}\n" * 30} for i in range(n_extra)]
+    body = {"input_prefix": prefix, "input_suffix": suffix, "prompt": "x =", "input_extra": extra}
+    prompt = prompt_of(server, **body)
+    rest = prompt[prompt.index(ids["fim_pre"]) + 1 :]
+    place = rest.index(ids["fim_suf"])
+    begun, behind = rest[:place], rest[place + 1 : -1]
+    assert rest[-1] == ids["fim_mid"] and len(prompt) + 8 <= model.batch.n_ctx
+    assert f"{prefix}x =".endswith(model.text(begun)) and suffix.startswith(model.text(behind))
+    n = model.batch.n_ctx - 8 - 2
+    assert len(begun) <= 3 * (n // 4) + 4 and len(behind) <= n // 4
+    if n_prefix < 9:
+        assert model.text(begun) == f"{prefix}x ="
+    if n_prefix > 99:
+        assert len(begun) >= 3 * (n // 4)
+    if n_suffix > 99:
+        assert len(behind) >= n // 4 - 8
+    assert server.post("/infill", n_predict=2, **body).status_code == 200
+
+
+def test_the_ends_of_other_files_fill_the_context(filling, monkeypatch):
+    server, ids = filling
+    model = server.service.model
+    monkeypatch.setattr("pyfly_cpp.serve.infill._NEAR", 100)
+    extra = [{"filename": f"{i}.py", "text": f"z = {i}\n" * 20} for i in range(16)]
+    prompt = prompt_of(server, input_prefix="a", input_suffix="b", input_extra=extra)
+    others = prompt[: prompt.index(ids["fim_pre"])]
+    assert (
+        512 - 100 - 2 * 8 >= len(others) > 350
+        and others[-1] != ids["fim_sep"]
+        and "15.py\nz = 15" in model.text(others)
+    )
+    (only,) = ({"filename": "c.py", "text": "z = 3"},)
+    prompt = prompt_of(server, input_prefix="a", input_suffix="b", input_extra=[only])
+    shown = model.text(prompt[: prompt.index(ids["fim_pre"])])
+    assert [prompt.count(ids[name]) for name in ("fim_rep", "fim_sep")] == [1, 2] and "c.py\nz = 3\n" in shown
 
 
 def test_an_answer_is_continued(server):
