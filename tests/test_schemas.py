@@ -285,6 +285,59 @@ def test_a_grammar_names_what_it_does_not_enforce():
     assert set(gbnf_of(schema).loose) == named
 
 
+@pytest.mark.parametrize(
+    "schema, values, loose",
+    [
+        ({"type": "string", "enum": ["x", 1]}, ["x"], ()),
+        ({"type": "integer", "enum": [1.0, 1.5, True, "1"]}, [1.0], ()),
+        ({"type": ["null", "boolean"], "enum": [None, 0, True]}, [None, True], ()),
+        ({"enum": [1, 2], "not": {"const": 1}}, [2], ()),
+        ({"enum": ["a", "bbb", ""], "maxLength": 1, "minLength": 1}, ["a"], ()),
+        ({"enum": [1, 50, "c"], "maximum": 9, "exclusiveMinimum": 0}, [1, "c"], ()),
+        ({"enum": [3, 5, 6], "minimum": 3, "exclusiveMinimum": True, "multipleOf": 3}, [6], ()),
+        ({"enum": ["ab", "b"], "pattern": "^a.*$"}, ["ab"], ()),
+        ({"enum": ["ab", "b"], "pattern": "^(?=a)"}, ["ab", "b"], ("pattern",)),
+        ({"enum": ["a", 1], "format": "x", "unheardOf": 5}, ["a", 1], ("format", "unheardOf")),
+        ({"const": "a", "enum": ["a", "b"]}, ["a"], ()),
+        ({"anyOf": [{"type": "integer"}, {"maxLength": 1}], "enum": ["x", "yy", 1]}, ["x", 1], ()),
+        ({"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}, {"not": {"enum": [3]}}]}, [2], ()),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, [1, 3], ()),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}]}, ["a", "b"], ()),
+        ({"$defs": {"A": {"type": "integer"}}, "$ref": "#/$defs/A", "enum": [1, "x"]}, [1], ()),
+        ({"enum": [{"a": 1}, {"a": "x"}, {}], "required": ["a"], "properties": {"a": {"type": "string"}}},
+         [{"a": "x"}], ()),
+        ({"enum": [[1, 1], [1, 2], [3]], "uniqueItems": True, "minItems": 2, "items": {"maximum": 2}}, [[1, 2]], ()),
+        ({"enum": [1, 2], "not": {"unheardOf": 1}}, [1, 2], ("not",)),
+        ({"enum": [1, 2], "title": "T", "default": 1, "description": "d"}, [1, 2], ()),
+    ],
+)  # fmt: skip
+def test_listed_values_keep_to_the_other_keywords(writer, schema, values, loose):
+    grammar = gbnf_of(schema)
+    assert grammar.loose == loose
+    found = [json.loads(writer.write(grammar.text, seed)) for seed in range(24)]
+    assert {json.dumps(value) for value in found} == {json.dumps(value) for value in values}
+
+
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "n": {"type": "integer"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}, "n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "parts, loose",
+    [
+        ([{"type": "string"}, {"type": ["integer", "null"]}], ()),
+        ([CAT, DOG], ()),
+        ([{"$ref": "#/$defs/cat"}, DOG, {"type": "null"}], ()),
+        ([{"type": "integer"}, {"type": "number"}], ("oneOf",)),
+        ([DOG, DOG], ("oneOf",)),
+        ([{"type": "string"}, {"maxLength": 3}], ("oneOf",)),
+        ([{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}], ("oneOf",)),
+    ],
+)
+def test_one_of_schemas_that_a_value_may_follow_together_is_named(parts, loose):
+    assert gbnf_of({"$defs": {"cat": CAT}, "oneOf": parts}).loose == loose
+
+
 def test_a_reference_that_recurs_with_something_beside_it(writer):
     following = {"anyOf": [{"$ref": "#/$defs/N", "nullable": True}, {"type": "null"}]}
     node = {"type": "object", "properties": {"next": following}, "required": ["next"]}
@@ -296,7 +349,8 @@ def test_a_reference_that_recurs_with_something_beside_it(writer):
 
 @pytest.mark.parametrize(
     "schema", [5, False, {"type": "x"}, {"$ref": "#/$defs/x"}, {"$ref": "http://x"}, {"properties": 5}, {"enum": []},
-               {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
+               {"enum": ["a"], "type": "integer"}, {"enum": 5}, {"enum": [1], "$ref": "#"},
+               {"const": 1, "minimum": "x"}, {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
                {"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1},
                {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1},
                {"$ref": "#"}, {"$ref": "#", "nullable": True}, {"anyOf": [{"$ref": "#"}, {"type": "null"}]},

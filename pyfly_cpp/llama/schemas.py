@@ -19,6 +19,7 @@ from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_t
 
 from pyfly_cpp.llama.numbers import decimals, integers
 from pyfly_cpp.llama.patterns import MOST_TIMES, escaped, pattern_rule
+from pyfly_cpp.llama.values import ANNOTATIONS, are_same, keeps, kind_of
 
 _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
@@ -36,10 +37,6 @@ object ::= "{{" space (string space ":" space value space ("," space string spac
 array ::= "[" space (value space ("," space value space)*)? "]"
 value ::= object | array | string | number | boolean | null"""
 
-_ANNOTATIONS = frozenset((
-    "$schema", "$id", "$defs", "$comment", "$anchor", "definitions", "title", "description", "default", "examples",
-    "example", "deprecated", "readOnly", "writeOnly", "discriminator",
-))  # fmt: skip
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _KEYWORDS = {
     "object": frozenset(("properties", "required", "additionalProperties")),
@@ -183,7 +180,9 @@ class _Converter:
             self._n_nested -= 1
 
     def _visit(self, schema: dict[str, Any], path: str) -> str:
-        own = _with_numeric_bounds({word: value for word, value in schema.items() if word not in _ANNOTATIONS})
+        own = _with_numeric_bounds({word: value for word, value in schema.items() if word not in ANNOTATIONS})
+        if "const" in own or "enum" in own:
+            return self._listed(own, path)
         reference, parts = own.pop("$ref", None), own.pop("allOf", [])
         if reference is not None:
             return self._reference(reference, own, parts, path)
@@ -194,11 +193,11 @@ class _Converter:
         for word in ("anyOf", "oneOf"):
             if word in own:
                 rest = {other: value for other, value in own.items() if other != word}
+                if word == "oneOf" and not self._exclude_each_other(own[word]):
+                    if (values := _listed_by(own[word])) is not None:
+                        return self._listed({"enum": values, **own}, path)
+                    self._tell(path, [word])
                 return self._union(self.visit(self._both(part, rest, path), path) for part in own[word])
-        if "const" in own:
-            return self._rule(_literal(as_json(own["const"])))
-        if "enum" in own:
-            return self._union(_literal(as_json(value)) for value in own["enum"])
         kind = own.pop("type", None)
         if isinstance(kind, list):
             return self._union(self.visit({**_of_type(own, one), "type": one}, path) for one in kind)
@@ -224,6 +223,48 @@ class _Converter:
         if not among:
             raise ValueError("has a choice of nothing")
         return self._rule(" | ".join(among))
+
+    def _listed(self, own: dict[str, Any], path: str) -> str:
+        """The rule for values that are listed, those that keep to the other keywords."""
+        values = [own["const"]] if "const" in own else own["enum"]
+        words = [word for word in own if word != ("const" if "const" in own else "enum")]
+        kept, unknown = list[Any](), set[str]()
+        for value in values:
+            known = {word: keeps(value, word, own, self._target) for word in words}
+            if False not in known.values():
+                kept.append(value)
+                unknown |= {word for word, keeps_to in known.items() if keeps_to is None}
+        self._tell(path, unknown)
+        return self._union(_literal(as_json(value)) for value in kept)
+
+    def _exclude_each_other(self, parts: Sequence[Any]) -> bool:
+        """Whether no value certainly follows two of some schemas: by their types, or by a property that one of them
+        requires and both list the values of."""
+        known = [self._resolved(part) for part in parts]
+        return all(self._exclude(one, other) for i, one in enumerate(known) for other in known[:i])
+
+    def _exclude(self, first: Any, second: Any) -> bool:
+        if not isinstance(first, dict) or not isinstance(second, dict):
+            return False
+        kinds = [_kinds_of(schema) for schema in (first, second)]
+        if all(kinds) and kinds[0].isdisjoint(kinds[1]):
+            return True
+        if kinds != [{"object"}] * 2:
+            return False
+        own, others = first.get("properties") or {}, second.get("properties") or {}
+        for name in {*(first.get("required") or ()), *(second.get("required") or ())} & own.keys() & others.keys():
+            values = [_listed_by([self._resolved(properties[name])]) for properties in (own, others)]
+            if values[0] is not None and values[1] is not None:
+                return not any(are_same(one, other) for one in values[0] for other in values[1])
+        return False
+
+    def _resolved(self, schema: Any) -> Any:
+        """What a schema that is nothing but references leads to."""
+        for _ in range(_MOST_NESTED):
+            if not isinstance(schema, dict) or schema.keys() - ANNOTATIONS != {"$ref"}:
+                break
+            schema = self._target(schema["$ref"])
+        return schema
 
     # ---- References and parts ----------------------------------------------------------------------------------------
 
@@ -265,7 +306,7 @@ class _Converter:
         out = _with_numeric_bounds(dict(first))
         for word, value in _with_numeric_bounds(dict(second)).items():
             given: Any = out.setdefault(word, value)
-            if word in _ANNOTATIONS or given == value:
+            if word in ANNOTATIONS or given == value:
                 continue
             if word == "properties":
                 shared = {name: {"allOf": [given[name], value[name]]} for name in given.keys() & value.keys()}
@@ -280,7 +321,7 @@ class _Converter:
                 out[word] = min(given, value)
             elif word == "allOf":
                 out[word] = [*given, *value]
-            elif word in ("$ref", "anyOf", "oneOf"):
+            elif word in ("$ref", "anyOf", "oneOf", "enum", "const"):
                 out["allOf"] = [*out.get("allOf", []), {word: value}]
             elif word == "type":
                 kinds = given if isinstance(given, list) else [given]
@@ -387,6 +428,26 @@ class _Converter:
         least = dict.fromkeys(("minimum", "exclusiveMinimum"), math.floor)
         most = dict.fromkeys(("maximum", "exclusiveMaximum"), math.ceil)
         return self._rule(decimals(*_bounds(schema, least, most)))
+
+
+def _listed_by(parts: Sequence[Any]) -> list[Any] | None:
+    """The values of schemas that each list theirs; None if one does not."""
+    out: list[Any] = []
+    for part in parts:
+        if not isinstance(part, dict) or not part.keys() & {"const", "enum"}:
+            return None
+        values = [part["const"]] if "const" in part else part["enum"]
+        out += [value for value in values if not any(are_same(value, one) for one in out)]
+    return out
+
+
+def _kinds_of(schema: Mapping[str, Any]) -> set[str]:
+    """The types of the values of a schema; none: any."""
+    values = _listed_by([schema])
+    if values is not None:
+        return set(map(kind_of, values))
+    kinds = schema.get("type") or []
+    return {"number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])}
 
 
 def _bounds(schema: Mapping[str, Any], *readers: Mapping[str, Callable[[float], int]]) -> tuple[int | None, int | None]:
