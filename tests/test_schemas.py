@@ -350,7 +350,8 @@ def test_a_reference_that_recurs_with_something_beside_it(writer):
 @pytest.mark.parametrize(
     "schema", [5, False, {"type": "x"}, {"$ref": "#/$defs/x"}, {"$ref": "http://x"}, {"properties": 5}, {"enum": []},
                {"enum": ["a"], "type": "integer"}, {"enum": 5}, {"enum": [1], "$ref": "#"},
-               {"const": 1, "minimum": "x"}, {"type": "integer", "minimum": "x"}, {"type": "array", "minItems": 3, "maxItems": 1},
+               {"const": 1, "minimum": "x"}, {"type": "integer", "minimum": "x"},
+               {"type": "array", "minItems": 3, "maxItems": 1},
                {"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1},
                {"type": "array", "maxItems": 1.5}, {"type": "string", "minLength": -1},
                {"$ref": "#"}, {"$ref": "#", "nullable": True}, {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
