@@ -77,7 +77,7 @@ def make_app(service: Service) -> App:
             Route("/slots", routes.slots),
             *(Route(f"{root}/models", routes.models) for root in ("/v1", "")),
             Route("/v1/models/{name:path}", routes.model),
-            Route("/health", routes.health),
+            *(Route(f"{root}/health", routes.health) for root in ("", "/v1")),
             Route("/metrics", routes.metrics),
             Route("/openapi.json", routes.openapi),
             Route("/", pages.index),

@@ -39,7 +39,7 @@ class Embeddings:
                 f"the vectors of this model have {embedder.n_embd} numbers, not fewer; leave dimensions out.",
                 "dimensions",
             )
-        given, most = listed(body["input"]), settings.limits.max_texts
+        given, most = listed(body["input"]), settings.limits.max_inputs
         if len(given) > most:
             raise bad_request(f"input has {len(given)} entries; at most {most} are allowed.", "input")
         self.texts = [model.read(one, "input", special=False) for one in given]

@@ -81,8 +81,10 @@ def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, 
 def _read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | None]:
     """none, auto or required, and the name of the only function that may be called."""
     choice, older = body.get("tool_choice"), body.get("function_call")
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and choice.get("function"):
         return "required", choice["function"]["name"]
+    if isinstance(choice, dict):
+        return choice["type"], None
     if choice is None and isinstance(older, dict):
         return "required", older["name"]
     return choice or older or ("auto" if has_tools else "none"), None

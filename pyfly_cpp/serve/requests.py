@@ -30,6 +30,18 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
+def _only(*kinds: str, what: str) -> BeforeValidator:
+    """What refuses an object of another type by the name of that type, instead of for a field that it lacks."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise ValueError(f"is of the type {kind[:40]!r}; this server takes {what}")
+        return value
+
+    return BeforeValidator(check)
+
+
 # Lists fail at the first wrong entry: there may be a million, and pydantic would tell each.
 _SOME = Field(min_length=1, max_length=2**16, fail_fast=True)
 _STOP = Field(max_length=256)
@@ -205,6 +217,14 @@ class _ToolChoice(Request):
     function: _Named
 
 
+class _ChoiceObject(Request):
+    type: _ChoiceWord
+
+
+_FUNCTIONS = _only("function", what="functions")
+_CHOICES = _only("function", "none", "auto", "required", what="none, auto, required, or a function")
+
+
 class _Thinks(Request):
     chat_template_kwargs: Optional[dict[str, Any]] = None
     reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
@@ -221,8 +241,8 @@ class ChatRequest(_Numbered, _Thinks):
     verbose: Optional[bool] = None
     logprobs: Optional[bool] = None
     top_logprobs: Optional[int] = Field(None, ge=0, le=20)
-    tools: Optional[list[_Tool]] = Field(None, max_length=128, fail_fast=True)
-    tool_choice: Union[_ChoiceWord, _ToolChoice, None] = None
+    tools: Optional[list[Annotated[_Tool, _FUNCTIONS]]] = Field(None, max_length=128, fail_fast=True)
+    tool_choice: Annotated[Union[_ChoiceWord, _ToolChoice, _ChoiceObject, None], _CHOICES] = None
     functions: Optional[list[_Function]] = Field(None, max_length=128, fail_fast=True)
     function_call: Union[Literal["none", "auto"], _Named, None] = None
     reasoning_format: Optional[Literal["none", "auto", "deepseek"]] = None
@@ -268,12 +288,12 @@ class ResponseRequest(_Shared, _Thinks):
     previous_response_id: Optional[str] = None
     reasoning: Optional[_Reasoning] = None
     background: Optional[Literal[False]] = None
-    truncation: Optional[Literal["disabled"]] = None
+    truncation: Optional[Literal["auto", "disabled"]] = None
     conversation: None = None
     prompt: None = None
     text: Optional[_TextOptions] = None
-    tools: Optional[list[_FlatTool]] = Field(None, max_length=128, fail_fast=True)
-    tool_choice: Union[_ChoiceWord, _Named, None] = None
+    tools: Optional[list[Annotated[_FlatTool, _FUNCTIONS]]] = Field(None, max_length=128, fail_fast=True)
+    tool_choice: Annotated[Union[_ChoiceWord, _Named, _ChoiceObject, None], _CHOICES] = None
     parallel_tool_calls: Optional[bool] = None
 
 
@@ -319,13 +339,16 @@ class _OutputConfig(Request):
     effort: Optional[str] = Field(None, max_length=16)
 
 
+_TOOLS_OF_CLIENTS = _only("custom", what="tools of the client's")
+
+
 class CountRequest(Request):
     """The body of /v1/messages/count_tokens."""
 
     messages: Annotated[list[_AnthropicMessage], _SOME]
     model: Optional[str] = None
     system: _Content = None
-    tools: Optional[list[_AnthropicTool]] = Field(None, max_length=128, fail_fast=True)
+    tools: Optional[list[Annotated[_AnthropicTool, _TOOLS_OF_CLIENTS]]] = Field(None, max_length=128, fail_fast=True)
     tool_choice: Optional[_AnthropicChoice] = None
     thinking: Optional[_Thinking] = None
     output_config: Optional[_OutputConfig] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -37,7 +37,7 @@ class Response:
             )
         self._body = body
         self._name = settings.name
-        self._chat = Chat(model, settings, _as_chat(body), decoding)
+        self._chat = _fitting(lambda given: Chat(model, settings, given, decoding), body)
         self.orders: list[Order] = self._chat.orders
         self.headers = self._chat.headers
         self.stream = bool(body.get("stream"))
@@ -165,7 +165,7 @@ class Response:
             "metadata": {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None, "temperature": body.get("temperature"), "top_p": body.get("top_p"),
             "text": body.get("text") or {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [], "truncation": "disabled",
+            "tools": body.get("tools") or [], "truncation": body.get("truncation") or "disabled",
             "system_fingerprint": self._chat.system_fingerprint,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
@@ -186,6 +186,34 @@ def _more(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
+def _fitting(chat_of: Callable[[Mapping[str, Any]], Chat], body: Mapping[str, Any]) -> Chat:
+    """The chat of a request. With truncation auto, the first of its turns are dropped as far as they do not fit; system
+    messages at the beginning stay. Raises ApiError."""
+    given = _as_chat(body)
+    try:
+        return chat_of(given)
+    except ApiError as error:
+        if body.get("truncation") != "auto" or error.code != "context_length_exceeded":
+            raise
+        failure = error
+    messages = given["messages"]
+    n_first = next((i for i, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
+    turns = [i for i, one in enumerate(messages) if one["role"] == "user" and i > n_first]
+    chat = None
+    while turns:
+        middle = len(turns) // 2
+        try:
+            chat = chat_of({**given, "messages": [*messages[:n_first], *messages[turns[middle] :]]})
+            del turns[middle:]
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            del turns[: middle + 1]
+    if chat is None:
+        raise failure
+    return chat
+
+
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The request as one for a chat completion."""
     out = {name: value for name, value in body.items() if name not in ("input", "tools", "text", "n", "records")}
@@ -196,8 +224,14 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         messages.append({"role": "system", "content": body["instructions"]})
     n_before = len(messages)
     for i, item in enumerate(items):
-        if item.get("type") != "reasoning":  # thoughts of earlier answers
-            messages.append(_as_message(item, f"input[{i}]"))
+        if item.get("type") == "reasoning":  # thoughts of earlier answers
+            continue
+        message = _as_message(item, f"input[{i}]")
+        if message.get("tool_calls") and len(messages) > n_before and messages[-1]["role"] == "assistant":
+            # Of the same answer: each of its items is one of the input.
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
     if len(messages) == n_before:
         raise bad_request("input has no message; give one.", "input")
     out["messages"] = messages
@@ -209,10 +243,12 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     form = (body.get("text") or {}).get("format")
     if form is not None:
         out["response_format"] = form
-    if isinstance(body.get("tool_choice"), dict):
-        out["tool_choice"] = {"function": body["tool_choice"]}
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        out["tool_choice"] = {"function": choice} if "name" in choice else choice["type"]
     if body.get("tools"):
-        out["tools"] = [{"type": "function", "function": tool} for tool in body["tools"]]
+        bare = ({name: value for name, value in tool.items() if name != "type"} for tool in body["tools"])
+        out["tools"] = [{"type": "function", "function": function} for function in bare]
     return out
 
 

@@ -25,7 +25,7 @@ _HOST = re.compile(r"(?:\[([^][]*)\]|([^][:]*))(?::[0-9]*)?")
 OWNER = "pyfly.owner"
 """In a request's scope: the number of its key, from 0."""
 
-OPEN_PATHS = ("/", "/health")
+OPEN_PATHS = ("/", "/health", "/v1/health")
 """Paths that need no key, like all below `/page/`."""
 
 

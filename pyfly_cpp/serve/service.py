@@ -50,7 +50,7 @@ class Service:
         self.metrics = Metrics(model.stats, self.turns)
         self.grammars = Grammars(model.path, settings.limits.max_grammar, settings.limits.grammar_seconds)
         self.embedder = Embedder(model.batch, settings.pooling) if settings.embeddings else None
-        self.embedding = Turns(1, settings.limits.max_waiting)
+        self.embedding = Turns(1, settings.limits.max_waiting + settings.limits.max_inputs)
         """The turns of texts that want a vector: one at a time."""
         self.reading = Reading()
         self._running: set[Handle] = set()

@@ -15,6 +15,8 @@ class Limits:
     """For one text, its turn included: what it has by then is its answer. As long may it wait for its turn."""
     max_texts: int = 128
     """Texts of one request: prompts times n."""
+    max_inputs: int = 2048
+    """Texts of one request for vectors, as many as OpenAI takes."""
     max_waiting: int = 256
     """Texts that wait for their turn; more are turned away with 429."""
     max_body: int = 4 * 2**20

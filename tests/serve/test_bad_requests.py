@@ -148,6 +148,36 @@ def test_hostile_bodies(server):
     assert server.post(TEXT, **GOOD[TEXT]).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path, fields, named",
+    [
+        ("/v1/responses", {"tools": [{"type": "web_search"}]}, "web_search"),
+        ("/v1/responses", {"tools": [{"type": "mcp", "server_label": "a", "server_url": "b"}]}, "mcp"),
+        ("/v1/responses", {"tool_choice": {"type": "file_search"}}, "file_search"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "custom"),
+        (CHAT, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "allowed_tools"),
+        ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ("/v1/messages/count_tokens", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
+    ],
+)
+def test_what_is_not_served_is_named(server, path, fields, named):
+    body = {**GOOD.get(path, {"messages": MESSAGES, "max_tokens": 1}), **fields}
+    error = server.post(path, **body)
+    assert error.status_code == 400 and repr(named) in error.json()["error"]["message"], error.text
+
+
+def test_a_choice_of_tools_that_is_an_object(server):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    counts = [
+        server.post(f"{CHAT}/input_tokens", messages=MESSAGES, tools=tools, tool_choice=choice).json()["input_tokens"]
+        for choice in ("auto", {"type": "auto"}, "none", {"type": "none"})
+    ]
+    assert counts[0] == counts[1] > counts[2] == counts[3]
+    flat = [{"type": "function", "name": "f"}]
+    got = server.post("/v1/responses", input="Hi", max_output_tokens=1, tools=flat, tool_choice={"type": "none"})
+    assert got.json()["usage"]["input_tokens"] == counts[2]
+
+
 def test_too_many_prompts_are_not_read(server, monkeypatch):
     monkeypatch.setattr(server.service.model, "tokenize", None)
     error = server.post(TEXT, prompt=["a"] * 100, n=2)

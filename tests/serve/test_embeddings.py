@@ -25,7 +25,7 @@ TEXTS = ["Tom has 3 apples and 4 pears.", LONG, "def add(a, b):", "ä€😀"]
 
 @pytest.fixture(scope="module")
 def embedding(batch):
-    with running(batch, embeddings=True, limits=Limits(max_texts=6, max_waiting=8)) as one:
+    with running(batch, embeddings=True, limits=Limits(max_inputs=6, max_waiting=2)) as one:
         yield one
 
 
@@ -164,6 +164,14 @@ def test_turns_and_clients_that_leave(embedding, monkeypatch):
     before = counted()
     assert embedding.post(PATH, input="b").status_code == 200
     assert counted() > before
+
+
+def test_many_inputs(batch):
+    """More than may wait to be written: clients send a thousand."""
+    with running(batch, embeddings=True) as one:
+        got = one.post(PATH, input=["a"] * 300)
+        assert got.status_code == 200 and len(got.json()["data"]) == 300
+        assert one.post(PATH, input=["a"] * 2049).status_code == 400
 
 
 def test_a_text_that_takes_too_long(batch, monkeypatch):

@@ -70,7 +70,7 @@ def test_lists_of_token_ids():
         ({"temperature": 101}, "temperature"),
         ({"stop": 5}, "stop"),
         ({"stop": ["x", 5]}, "stop[1]"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x"] * 1025}, "stop"),
         ({"tool_choice": "x"}, "tool_choice"),
         ({"tool_choice": {"function": {}}}, "tool_choice.function.name"),
         ({"logit_bias": {"1": "x"}}, "logit_bias.1"),

@@ -37,7 +37,8 @@ def test_no_key(guarded, key):
 
 
 def test_what_needs_no_key(guarded):
-    assert guarded.http.get("/health").json()["status"] == "ok"
+    for path in ("/health", "/v1/health"):
+        assert guarded.http.get(path).json()["status"] == "ok"
     assert guarded.http.get("/").status_code == 200
 
 
